@@ -1,0 +1,48 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# bf16 matrix products can die with SIGILL where AMX is advertised and refused; tests need no network.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(STAMP) ## create .venv and install lemonx with its tools (once, and when the requirements change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "lemonx needs Python 3.10 or newer: make PYTHON=/path/to/python3 setup"; exit 1; }
+	@echo "setup 1/3: a virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setup 2/3: torch and transformers (the large part)"
+	@$(BIN)/python -m pip install --quiet --quiet torch transformers
+	@echo "setup 3/3: lemonx and its tools"
+	@$(BIN)/python -m pip install --quiet --quiet --editable '.[dev,demo]'
+	@touch $@
+	@echo "setup done"
+
+demo: setup ## expand a small trained model and watch it stay the same function
+	@$(BIN)/python examples/digits.py
+
+test: setup ## run the tests and the examples in docstrings
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+
+check: setup ## lint, format, types, direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: setup ## measure the speed and memory of an expansion
+	$(BIN)/python benchmarks/expand.py
+
+clean: ## remove .venv, caches and build products
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,209 @@
+"""The Python interface: plan, expand, verify. The command line calls these and nothing else."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
+from lemonx.free import Free
+from lemonx.modules import Norm
+from lemonx.planning import ROUNDED, Plan, make_plan
+from lemonx.runner import Progress, run_plan
+from lemonx.target import Target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lemonx.verification.outputs import Comparison
+    from lemonx.verification.symmetry import Symmetry
+
+SHARD = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a verification measured."""
+
+    outputs: Comparison
+    symmetry: Symmetry | None
+
+    @property
+    def passed(self) -> bool:
+        return self.outputs.passed
+
+
+def wanted(
+    *,
+    width: int | None = None,
+    depth: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    ffn: int | None = None,
+    width_factor: float | str | Fraction | None = None,
+    fields: Mapping[str, Any] | None = None,
+    like: str | Path | Mapping[str, Any] | None = None,
+) -> Target:
+    """The target sizes as given: see `lemonx expand --help`."""
+    target = Target(width, depth, heads, kv_heads, ffn, _factor(width_factor), dict(fields or {}), _like(like))
+    if target == Target():
+        raise BadTarget("no size was asked for: give --width, --depth, --ffn, --width-factor, --set or --like")
+    return target
+
+
+def _factor(value: float | str | Fraction | None) -> Fraction | None:
+    if value is None:
+        return None
+    try:
+        factor = Fraction(str(value)).limit_denominator(4096)
+    except (ValueError, ZeroDivisionError):
+        raise BadTarget(f"--width-factor {value}: want a ratio such as 2, 1.5 or 3/2") from None
+    if factor < 1:
+        raise BadTarget(f"--width-factor {value}: only growth is possible, so at least 1")
+    return factor
+
+
+def _like(value: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    if value is None or isinstance(value, Mapping):
+        return value
+    path = Path(value)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadTarget(f"--like {value}: cannot read a config from {path} ({error})") from None
+    if not isinstance(content, dict):
+        raise BadTarget(f"--like {value}: {path} is not a config")
+    return content
+
+
+def plan(
+    source: str | Path,
+    *,
+    free: str | Free | None = None,
+    depth_type: int | None = None,
+    seed: int = 0,
+    dtype: str | None = None,
+    **sizes: Any,
+) -> Plan:
+    """What `expand` with the same arguments would write; reads headers only."""
+    with Checkpoint.open(source) as checkpoint:
+        return make_plan(checkpoint, wanted(**sizes), free=free, depth_type=depth_type, seed=seed, dtype=dtype)
+
+
+@overload
+def expand(source: str | Path, output: str | Path, **options: Any) -> Path: ...
+@overload
+def expand(source: PreTrainedModel, **options: Any) -> PreTrainedModel: ...
+def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any:
+    """A larger checkpoint (or model) that computes the same function.
+
+    `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
+    model. Options: the sizes of `wanted`, free, depth_type, seed, dtype, verify, threads, max_shard_size,
+    force, progress.
+    """
+    if not isinstance(source, (str, Path)):
+        if output is not None:
+            raise TypeError("a model in memory is expanded in memory: leave output out, then save_pretrained")
+        return _expand_model(source, options)
+    if output is None:
+        raise TypeError("expand(source, output): say where to write")
+    return _expand_folder(Path(source), Path(output), **options)
+
+
+def _expand_model(model: PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder) / "source", Path(folder) / "target"
+        model.save_pretrained(source)
+        _expand_folder(source, output, **options)
+        result = type(model).from_pretrained(output, dtype=model.dtype)
+    result.to(model.device)  # pyright: ignore[reportArgumentType]
+    return result.train(model.training)
+
+
+def _expand_folder(
+    source: Path,
+    output: Path,
+    *,
+    free: str | Free | None = None,
+    depth_type: int | None = None,
+    seed: int = 0,
+    dtype: str | None = None,
+    verify: bool = True,
+    threads: int | None = None,
+    max_shard_size: int = SHARD,
+    force: bool = False,
+    progress: Progress | None = None,
+    **sizes: Any,
+) -> Path:
+    with Checkpoint.open(source) as checkpoint:
+        made = make_plan(checkpoint, wanted(**sizes), free=free, depth_type=depth_type, seed=seed, dtype=dtype)
+        entries = [(step.name, step.dtype, step.shape) for step in made.steps]
+        with CheckpointWriter(
+            output, entries, max_shard_size=max_shard_size, force=force, source=checkpoint.path
+        ) as writer:
+            run_plan(made, checkpoint, writer, threads=threads, progress=progress)
+            writer.add_text("config.json", json.dumps(dict(made.target_config), indent=2, sort_keys=True) + "\n")
+            for name, path in checkpoint.companions.items():
+                writer.add_file(path, name)
+            _certify(made, checkpoint, writer, verify)
+    return output
+
+
+def _certify(made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool) -> None:
+    """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
+    from lemonx import certificate as paper
+
+    outputs = symmetry = None
+    if verify:
+        with Checkpoint.open(writer.folder) as written:
+            measured = _measure(made, checkpoint, written)
+        if not measured.passed:
+            raise NotVerified(f"nothing was written: {measured.outputs.reason()}")
+        outputs, symmetry = measured.outputs, measured.symmetry
+    content = paper.certificate(made, checkpoint, outputs, symmetry, None if verify else "--no-verify")
+    writer.add_text(paper.FILE, paper.certificate_text(content))
+    writer.add_text("README.md", paper.model_card(made, content))
+
+
+def _measure(made: Plan, source: Checkpoint, target: Checkpoint) -> Verified:
+    from lemonx.verification.outputs import compare
+    from lemonx.verification.symmetry import find_twins
+
+    exact = made.exactness != ROUNDED
+    return Verified(compare(source, target, exact=exact, slack=eps_slack(made)), find_twins(made, target))
+
+
+def eps_slack(made: Plan) -> float:
+    """What Post-LN depth loses: each norm that became an identity shrinks the stream by eps/2 of itself."""
+    norms = [
+        row
+        for step in made.steps
+        if isinstance(row := made.source_spec.rows[step.row], Norm) and getattr(step.recipe, "constant", None) == 1.0
+    ]
+    if not norms:
+        return 0.0
+    field = norms[0].eps or made.source_spec.eps
+    eps = made.family.config(made.target_config)[field] if isinstance(field, str) else field
+    return 10.0 * len(norms) * float(eps or 0.0)
+
+
+def verify(source: str | Path, target: str | Path) -> Verified:
+    """Compare two checkpoints on a sample; `passed` says whether they compute the same function."""
+    from lemonx.verification.outputs import compare
+
+    with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
+        try:
+            made = make_plan(small, Target(like=large.config))
+        except BadCheckpoint:
+            raise
+        except LemonxError:
+            # Not something this package would write: outputs can be compared all the same.
+            return Verified(compare(small, large, exact=False), None)
+        return _measure(made, small, large)

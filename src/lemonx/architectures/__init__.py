@@ -1,0 +1,32 @@
+"""The families, one file each; a file registers itself where it is defined."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from lemonx.errors import BadCheckpoint, UnknownArchitecture
+from lemonx.spec import REGISTRY, Architecture
+
+
+def families() -> Mapping[str, Architecture]:
+    """Every registered family by model type."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return REGISTRY
+
+
+def find(config: Mapping[str, Any]) -> Architecture:
+    """The family of a config.json."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise BadCheckpoint("config.json does not say its model_type")
+    known = families()
+    if model_type not in known:
+        near = difflib.get_close_matches(model_type, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "`lemonx architectures` lists what is supported"
+        raise UnknownArchitecture(f"no spec for model_type {model_type!r}: {hint}")
+    return known[model_type]

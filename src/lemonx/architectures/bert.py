@@ -1,0 +1,78 @@
+"""BERT (Post-LN) and MegatronBert (the same with Pre-LN)."""
+
+from lemonx.modules import Row, dropped, embedding, layer_norm, linear, parameter
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, zero
+
+SIZES = {
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+}
+DEFAULTS = {"layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2}
+
+
+@architecture("bert", **SIZES, free="language", defaults=DEFAULTS)
+def bert(c: Config) -> Spec:
+    """BERT: Post-LN, masked-LM and classification heads."""
+    return _bert(c, final="residual", norms={
+        "bert.embeddings.LayerNorm": layer_norm("residual -> residual"),
+        "bert.encoder.layer.*.attention.output.LayerNorm": layer_norm("residual -> residual"),
+        "bert.encoder.layer.*.output.LayerNorm": layer_norm("residual -> residual"),
+    })  # fmt: skip
+
+
+@architecture("megatron-bert", **SIZES, free="language", defaults=DEFAULTS)
+def megatron_bert(c: Config) -> Spec:
+    """MegatronBert: BERT with Pre-LN and a final LayerNorm."""
+    return _bert(c, final="final", norms={
+        "bert.encoder.layer.*.attention.ln": layer_norm("residual -> normed"),
+        "bert.encoder.layer.*.ln": layer_norm("residual -> normed"),
+        "bert.encoder.ln": layer_norm("residual -> final"),
+    })  # fmt: skip
+
+
+def _bert(c: Config, final: str, norms: dict[str, Row]) -> Spec:
+    width, heads, layer = c["hidden_size"], c["num_attention_heads"], "bert.encoder.layer.*"
+    normed = "residual" if final == "residual" else "normed"
+    embedded = "bert.embeddings.word_embeddings"
+    tied = embedded if c["tie_word_embeddings"] else None
+    return Spec(
+        stacks={"bert.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
+        eps="layer_norm_eps",
+        prefix="bert.",
+        acts=("transform",),
+        spaces={
+            "residual": avg(width),
+            "normed": zero(width),
+            "final": zero(width),
+            "heads": circ(heads),
+            "hidden": circ(c["intermediate_size"]),
+            "pooled": circ(width),
+            "transform": avg(width),
+            "decoded": zero(width),
+        },
+        fixed={"vocab": c["vocab_size"], "positions": c["max_position_embeddings"],
+               "types": c["type_vocab_size"], "head_dim": width // heads},
+        rows={
+            embedded: embedding("vocab -> residual"),
+            "bert.embeddings.position_embeddings": embedding("positions -> residual"),
+            "bert.embeddings.token_type_embeddings": embedding("types -> residual"),
+            "bert.embeddings.position_ids": dropped(),
+            f"{layer}.attention.self.query": linear(f"{normed} -> (heads head_dim)"),
+            f"{layer}.attention.self.key": linear(f"{normed} -> (heads head_dim)"),
+            f"{layer}.attention.self.value": linear(f"{normed} -> (heads head_dim)"),
+            f"{layer}.attention.output.dense": linear("(heads head_dim) -> residual"),
+            f"{layer}.intermediate.dense": linear(f"{normed} -> hidden"),
+            f"{layer}.output.dense": linear("hidden -> residual"),
+            **norms,
+            "bert.pooler.dense": linear(f"{final} -> pooled", optional=True),
+            "classifier": linear("pooled -> _", optional=True),
+            "cls.seq_relationship": linear("pooled -> 2", optional=True),
+            "cls.predictions.transform.dense": linear(f"{final} -> transform", optional=True),
+            "cls.predictions.transform.LayerNorm": layer_norm("transform -> decoded", optional=True),
+            "cls.predictions.decoder": linear("decoded -> vocab", tied=tied, optional=True),
+            "cls.predictions.bias": parameter("vocab", optional=True),
+        },
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""ResNet, in transformers' names and in torchvision's."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from lemonx.modules import Row, batch_norm, conv, linear
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import Space, circ
+
+# FLOPs are counted for images of this side: a ResNet's config does not say.
+IMAGE = 224
+
+
+@architecture(
+    "resnet",
+    width=("embedding_size", "hidden_sizes"),
+    depth="depths",
+    free="vision",
+    defaults={"num_channels": 3, "layer_type": "bottleneck", "downsample_in_first_stage": False},
+)
+def resnet(c: Config) -> Spec:
+    """ResNet: BatchNorm, basic or bottleneck blocks."""
+    widths, last = [c["embedding_size"], *c["hidden_sizes"]], len(c["hidden_sizes"])
+    three, strided = c["layer_type"] == "bottleneck", c["downsample_in_first_stage"]
+    side = IMAGE // 4
+    spaces: dict[str, Space] = {"stem": circ(widths[0], (2 * side) ** 2), "stage0": circ(widths[0], side**2)}
+    rows: dict[str, Row] = {
+        "resnet.embedder.embedder.convolution": conv("channels -> stem"),
+        "resnet.embedder.embedder.normalization": batch_norm("stem -> stage0"),
+        "classifier.1": linear(f"stage{last} -> _", optional=True),
+    }
+    stacks = {}
+    for i, width in enumerate(widths[1:], start=1):
+        name = f"resnet.encoder.stages.{i - 1}.layers"
+        changes = widths[i - 1] != width or i > 1 or strided
+        side //= 2 if i > 1 or strided else 1
+        stacks[name] = Stack(c["depths"][i - 1], f"stage{i}", pinned=int(changes))
+        spaces |= _stage(i, width, width // 4 if three else width, side**2)
+        for block, n, reads, writes, out in _convolutions(i, three, changes):
+            rows[f"{name}.{block}.layer.{n}.convolution"] = conv(f"{reads} -> {writes}")
+            rows[f"{name}.{block}.layer.{n}.normalization"] = batch_norm(f"{writes} -> {out}")
+        if changes:
+            rows[f"{name}.0.shortcut.convolution"] = conv(f"stage{i - 1} -> sum{i}")
+            rows[f"{name}.0.shortcut.normalization"] = batch_norm(f"sum{i} -> stage{i}")
+    return Spec(rows, spaces, stacks, fixed={"channels": c["num_channels"]}, prefix="resnet.")
+
+
+@architecture(
+    "torchvision_resnet",
+    width=("width", "stage_width", "inner_width"),
+    depth="layers",
+    free="vision",
+    defaults={"num_channels": 3, "stem": "imagenet", "shortcut": "B", "classifier": "fc"},
+)
+def torchvision_resnet(c: Config) -> Spec:
+    """ResNet in torchvision's names: WideResNet and the CIFAR ResNets too."""
+    widths, last = [c["width"], *c["stage_width"]], len(c["layers"])
+    three, cifar = c["block"] == "bottleneck", c["stem"] == "cifar"
+    side = 32 if cifar else IMAGE // 4
+    stem = side if cifar else 2 * side
+    spaces: dict[str, Space] = {"stem": circ(widths[0], stem**2), "stage0": circ(widths[0], side**2)}
+    rows: dict[str, Row] = {
+        "conv1": conv("channels -> stem"),
+        "bn1": batch_norm("stem -> stage0"),
+        c["classifier"]: linear(f"stage{last} -> _"),
+    }
+    stacks, fixed = {}, {"channels": c["num_channels"]}
+    for i, (before, width) in enumerate(pairwise(widths), start=1):
+        name, changes = f"layer{i}", before != width or i > 1
+        side //= 2 if i > 1 else 1
+        stacks[name] = Stack(c["layers"][i - 1], f"stage{i}", pinned=int(changes))
+        spaces |= _stage(i, width, c["inner_width"][i - 1], side**2)
+        for block, n, reads, writes, out in _convolutions(i, three, changes):
+            rows[f"{name}.{block}.conv{n + 1}"] = conv(f"{reads} -> {writes}")
+            rows[f"{name}.{block}.bn{n + 1}"] = batch_norm(f"{writes} -> {out}")
+        if changes and c["shortcut"] == "B":
+            rows[f"{name}.0.downsample.0"] = conv(f"stage{i - 1} -> sum{i}")
+            rows[f"{name}.0.downsample.1"] = batch_norm(f"sum{i} -> stage{i}")
+    if c["shortcut"] == "A":
+        # A shortcut without parameters pads channels with zeros: the padded ones must keep their places.
+        streams = [name for name in spaces if name.startswith(("stem", "stage", "sum"))]
+        fixed |= {name: spaces.pop(name).size for name in streams}
+    return Spec(rows, spaces, stacks, fixed)
+
+
+def _stage(i: int, width: int, inner: int, at: int) -> dict[str, Space]:
+    return {f"{name}{i}": circ(size, at) for name, size in
+            (("stage", width), ("sum", width), ("inner", inner), ("middle", inner))}  # fmt: skip
+
+
+def _convolutions(i: int, three: bool, changes: bool) -> Iterator[tuple[str, int, str, str, str]]:
+    """(block, number, reads, writes, norm writes): a block of its own where the first one changes the shape."""
+    for block, reads in (("0", f"stage{i - 1}"), ("*", f"stage{i}"))[not changes :]:
+        path = [reads, f"inner{i}", *([f"middle{i}"] if three else []), f"sum{i}"]
+        for n, (a, b) in enumerate(pairwise(path)):
+            yield block, n, a, b, f"stage{i}" if b == f"sum{i}" else b

@@ -1,0 +1,67 @@
+"""Swin Transformer V2."""
+
+from lemonx.modules import Row, conv, dropped, layer_norm, linear, parameter
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import Space, avg, circ, zero
+
+
+@architecture(
+    "swinv2",
+    width="embed_dim",
+    depth="depths",
+    heads="num_heads",
+    free="vision",
+    defaults={"layer_norm_eps": 1e-5, "mlp_ratio": 4.0, "num_channels": 3},
+)
+def swinv2(c: Config) -> Spec:
+    """Swin V2: Res-Post-Norm, shifted windows, patch merging."""
+    stages = len(c["depths"])
+    spaces: dict[str, Space] = {"final": zero(c["embed_dim"] << stages - 1)}
+    rows: dict[str, Row] = {
+        "swinv2.embeddings.patch_embeddings.projection": conv("channels -> merged0"),
+        "swinv2.embeddings.norm": layer_norm("merged0 -> stage0", eps=1e-5),
+        "swinv2.embeddings.position_embeddings": parameter("1 _ stage0", optional=True),
+        "swinv2.embeddings.mask_token": parameter("1 1 stage0", optional=True),
+        "swinv2.layernorm": layer_norm(f"stage{stages - 1} -> final"),
+        "classifier": linear("final -> _", optional=True),
+    }
+    stacks, fixed = {}, {"channels": c["num_channels"]}
+    for i, depth in enumerate(c["depths"]):
+        width, side = c["embed_dim"] << i, c["image_size"] // c["patch_size"] >> i
+        name, at = f"swinv2.encoder.layers.{i}", side * side
+        # Every second block shifts its windows, if there is more than one window.
+        stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2 if side > c["window_size"] else 1)
+        fixed[f"head_dim{i}"] = width // c["num_heads"][i]
+        spaces |= {
+            f"merged{i}": avg(width, at),
+            f"stage{i}": zero(width, at),
+            f"branch{i}": avg(width, at),
+            f"heads{i}": circ(c["num_heads"][i], at),
+            f"hidden{i}": circ(int(c["mlp_ratio"] * width), at),
+        }
+        rows |= _block(f"{name}.blocks.*", i)
+        if i + 1 < stages:
+            rows[f"{name}.downsample.reduction"] = linear(f"(4 stage{i}) -> merged{i + 1}")
+            rows[f"{name}.downsample.norm"] = layer_norm(f"merged{i + 1} -> stage{i + 1}", eps=1e-5)
+    # The width behind the last stage is written in config.json as well.
+    config = {"hidden_size": c["embed_dim"] << stages - 1}
+    return Spec(rows, spaces, stacks, fixed, eps="layer_norm_eps", prefix="swinv2.", config=config)
+
+
+def _block(name: str, i: int) -> dict[str, Row]:
+    heads = f"(heads{i} head_dim{i})"
+    return {
+        f"{name}.attention.self.query": linear(f"stage{i} -> {heads}"),
+        f"{name}.attention.self.key": linear(f"stage{i} -> {heads}"),
+        f"{name}.attention.self.value": linear(f"stage{i} -> {heads}"),
+        f"{name}.attention.self.logit_scale": parameter(f"heads{i} 1 1"),
+        f"{name}.attention.self.continuous_position_bias_mlp.0": linear("2 -> 512"),
+        f"{name}.attention.self.continuous_position_bias_mlp.2": linear(f"512 -> heads{i}"),
+        f"{name}.attention.self.relative_coords_table": dropped(),
+        f"{name}.attention.self.relative_position_index": dropped(),
+        f"{name}.attention.output.dense": linear(f"{heads} -> branch{i}"),
+        f"{name}.layernorm_before": layer_norm(f"branch{i} -> stage{i}"),
+        f"{name}.intermediate.dense": linear(f"stage{i} -> hidden{i}"),
+        f"{name}.output.dense": linear(f"hidden{i} -> branch{i}"),
+        f"{name}.layernorm_after": layer_norm(f"branch{i} -> stage{i}"),
+    }

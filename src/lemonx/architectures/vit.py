@@ -1,0 +1,56 @@
+"""ViT and DeiT."""
+
+from lemonx.modules import conv, layer_norm, linear, parameter
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, zero
+
+
+@architecture(
+    "vit",
+    "deit",
+    width="hidden_size",
+    depth="num_hidden_layers",
+    heads="num_attention_heads",
+    ffn="intermediate_size",
+    free="vision",
+    defaults={"layer_norm_eps": 1e-12, "pooler_output_size": None, "num_channels": 3},
+)
+def vit(c: Config) -> Spec:
+    """ViT, DeiT: Pre-LN, class token (and distillation token), learned positions."""
+    name, width, heads = c["model_type"], c["hidden_size"], c["num_attention_heads"]
+    tokens = (c["image_size"] // c["patch_size"]) ** 2 + (2 if name == "deit" else 1)
+    layer = f"{name}.encoder.layer.*"
+    return Spec(
+        stacks={f"{name}.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
+        eps="layer_norm_eps",
+        prefix=f"{name}.",
+        spaces={
+            "residual": avg(width, tokens),
+            "normed": zero(width, tokens),
+            "final": zero(width, tokens),
+            "heads": circ(heads, tokens),
+            "hidden": circ(c["intermediate_size"], tokens),
+            "pooled": circ(c["pooler_output_size"] or width),
+        },
+        fixed={"channels": c["num_channels"], "head_dim": width // heads, "patch": c["patch_size"]},
+        rows={
+            f"{name}.embeddings.cls_token": parameter("1 1 residual"),
+            f"{name}.embeddings.distillation_token": parameter("1 1 residual", optional=name == "vit"),
+            f"{name}.embeddings.mask_token": parameter("1 1 residual", optional=True),
+            f"{name}.embeddings.position_embeddings": parameter("1 _ residual"),
+            f"{name}.embeddings.patch_embeddings.projection": conv("channels -> residual"),
+            f"{layer}.layernorm_before": layer_norm("residual -> normed"),
+            f"{layer}.attention.attention.query": linear("normed -> (heads head_dim)"),
+            f"{layer}.attention.attention.key": linear("normed -> (heads head_dim)"),
+            f"{layer}.attention.attention.value": linear("normed -> (heads head_dim)"),
+            f"{layer}.attention.output.dense": linear("(heads head_dim) -> residual"),
+            f"{layer}.layernorm_after": layer_norm("residual -> normed"),
+            f"{layer}.intermediate.dense": linear("normed -> hidden"),
+            f"{layer}.output.dense": linear("hidden -> residual"),
+            f"{name}.layernorm": layer_norm("residual -> final"),
+            f"{name}.pooler.dense": linear("final -> pooled", optional=True),
+            "classifier": linear("final -> _", optional=True),
+            "cls_classifier": linear("final -> _", optional=True),
+            "distillation_classifier": linear("final -> _", optional=True),
+        },
+    )

@@ -1,0 +1,93 @@
+"""lemonx.json: what was expanded from what, how exactly, and what was measured; and the model card."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.planning import Plan
+from lemonx.summary import changed_fields, parameters, size_table
+from lemonx.verification.outputs import Comparison
+from lemonx.verification.symmetry import Symmetry
+
+FILE = "lemonx.json"
+
+
+def certificate(
+    plan: Plan, source: Checkpoint, outputs: Comparison | None, symmetry: Symmetry | None, skipped: str | None
+) -> dict[str, Any]:
+    """Everything a reader needs to check the claim again."""
+    before, after = parameters(plan)
+    return {
+        "method": "lemon",
+        "paper": "LEMON: Lossless Model Expansion, ICLR 2024",
+        "source": {
+            "name": plan.source.name,
+            "model_type": plan.source_config.get("model_type"),
+            "architectures": plan.source_config.get("architectures"),
+            "sha256": source.content_digest(),
+            "parameters": before,
+        },
+        "target": {"parameters": after},
+        "sizes": {name: {"source": a, "target": b} for name, a, b in size_table(plan)},
+        "config": {name: {"source": a, "target": b} for name, a, b in changed_fields(plan)},
+        "free": asdict(plan.free),
+        "seed": plan.seed,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("lemonx", "torch", "transformers", "safetensors", "numpy")},
+        },
+        "exactness": dict(Counter(step.exactness for step in plan.steps)),
+        "tensors": {
+            step.name: {"from": step.source, "rule": step.recipe.rule, "exactness": step.exactness}
+            for step in plan.steps
+        },
+        "not_written": dict(plan.dropped),
+        "verified": {
+            "outputs": outputs.as_dict() if outputs else None,
+            "symmetry": asdict(symmetry) if symmetry else None,
+            "skipped": skipped,
+        },
+    }
+
+
+def certificate_text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, sort_keys=False) + "\n"
+
+
+def model_card(plan: Plan, content: dict[str, Any]) -> str:
+    """README.md of the output: what it is, from what, and how it was checked."""
+    sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in size_table(plan))
+    outputs = content["verified"]["outputs"]
+    if outputs:
+        checked = (
+            f"Verified after a reload from disk, in float64: outputs on random inputs ({outputs['inputs']}) differ "
+            f"by at most {outputs['difference']:.1e} of the largest output; the tolerance was {outputs['tolerance']:.1e}."
+        )
+    else:
+        checked = f"Not verified: {content['verified']['skipped']}."
+    return f"""---
+library_name: transformers
+tags: [lemonx, model-expansion]
+---
+# {plan.source.name}, expanded
+
+This checkpoint computes the same function as `{plan.source.name}` and has more capacity to train on.
+It was written by lemonx {content["versions"]["lemonx"]} (lossless model expansion, seed {plan.seed},
+free parameters: {plan.free.name}).
+
+| size | source | this |
+|---|---|---|
+{sizes}
+| parameters | {content["source"]["parameters"]:,} | {content["target"]["parameters"]:,} |
+
+{checked}
+`{FILE}` holds the certificate: digest of the source, rule and exactness of every tensor, figures.
+
+Train on with the maximum learning rate of training from scratch and a faster decay.
+"""

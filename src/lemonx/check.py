@@ -1,0 +1,137 @@
+"""The type check: which expansion every space gets, and a refusal where a module cannot follow.
+
+An operator states what it reads and writes; consecutive operators are lossless together if the types agree
+(the paper's appendix B.5). It runs on specs alone, before a tensor is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lemonx.errors import BadTarget, Refused
+from lemonx.modules import Linear, Norm
+from lemonx.signature import Side
+from lemonx.spec import Spec
+from lemonx.vectors import Expansion, expansion, grouped_expansion, identity, multiples_near, product
+
+
+@dataclass(frozen=True)
+class Types:
+    """The expansion of every space, and the eps that the target's norms need (config field -> value)."""
+
+    source: Spec
+    spaces: Mapping[str, Expansion]
+    eps: Mapping[str, float]
+
+    def of(self, side: Side, size: int | None = None) -> Expansion:
+        """The expansion of a side; `size` stands in for an axis `_`."""
+        return product(*(self._axis(name, size) for name in side.axes))
+
+    def _axis(self, name: str, size: int | None) -> Expansion:
+        if name in self.spaces:
+            return self.spaces[name]
+        return identity(self.source.axis_size(name) or size or 1)
+
+
+def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any]) -> Types:
+    """The types under which every row in `rows` is lossless; raises BadTarget or Refused if there are none."""
+    _check_sizes(source, target)
+    norms = {name: row for name in rows if isinstance(row := source.rows[name], Norm)}
+    spaces = _expansions(source, target)
+    spaces, eps = _with_gains(source, norms, Types(source, spaces, {}), config)
+    for name in rows:
+        row = source.rows[name]
+        if isinstance(row, Linear) and row.tied:
+            # logits = embedding . final: the final space is paired with the one the embedding writes.
+            spaces[row.reads.axes[0]] = spaces[source.rows[row.tied].writes.axes[0]].dual()
+    types = Types(source, spaces, eps)
+    for name in rows:
+        row = source.rows[name]
+        try:
+            row.require(types.of(row.reads), types.of(row.writes))
+        except Refused as refusal:
+            raise Refused(f"{name}: {refusal}") from None
+    _check_units(source, rows, types)
+    return types
+
+
+def _check_sizes(source: Spec, target: Spec) -> None:
+    for name, size in source.fixed.items():
+        if target.fixed[name] != size:
+            raise Refused(
+                f"{name} would change from {size} to {target.fixed[name]}, and it cannot grow losslessly here: "
+                f"choose sizes that keep it at {size}"
+            )
+    for name, space in source.spaces.items():
+        if target.spaces[name].size < space.size:
+            raise BadTarget(
+                f"{name} would shrink from {space.size} to {target.spaces[name].size}: only growth is possible"
+            )
+    for name, stack in source.stacks.items():
+        if target.stacks[name].size < stack.size:
+            raise BadTarget(
+                f"{name} would lose blocks, {stack.size} to {target.stacks[name].size}: only growth is possible"
+            )
+
+
+def _expansions(source: Spec, target: Spec) -> dict[str, Expansion]:
+    result: dict[str, Expansion] = {}
+    # Grouped spaces stand on others: those first.
+    for name, space in sorted(source.spaces.items(), key=lambda item: item[1].under is not None):
+        size = target.spaces[name].size
+        if space.under:
+            result[name] = grouped_expansion(space.size, size, result[space.under], space.kind)
+        else:
+            result[name] = expansion(space.kind, space.size, size)
+    return result
+
+
+def _with_gains(
+    source: Spec, norms: Mapping[str, Norm], types: Types, config: Mapping[str, Any]
+) -> tuple[dict[str, Expansion], dict[str, float]]:
+    """Keep (variance + eps) in proportion: eps* = (gain eta)^2 eps.
+
+    Where all norms behind one config field shrink alike, the field takes eta^2 (the paper's way) and every
+    gain is 1. Where they differ, or a norm's eps is fixed in code, the space it reads takes gain 1/eta.
+    """
+    eta = {}
+    for name, row in norms.items():
+        try:
+            eta[name] = row.eta(types.of(row.reads))
+        except Refused as refusal:
+            raise Refused(f"{name}: {refusal}") from None
+    spaces, eps = dict(types.spaces), dict[str, float]()
+    fields = {name: source.eps if row.eps is None else row.eps for name, row in norms.items()}
+    fixed = {norms[name].reads for name, where in fields.items() if not isinstance(where, str)}
+    for where in sorted({f for f in fields.values() if isinstance(f, str)}):
+        behind = [name for name, other in fields.items() if other == where]
+        values = {eta[name] for name in behind}
+        if len(values) == 1 and not any(norms[name].reads in fixed for name in behind):
+            eps[where] = config[where] * values.pop() ** 2
+        else:
+            fixed |= {norms[name].reads for name in behind}
+    for name, row in norms.items():
+        if row.reads in fixed and eta[name] != 1.0:
+            axis = next(axis for axis in row.reads.axes if axis in spaces)
+            spaces[axis] = types.spaces[axis].with_gain(1.0 / eta[name])
+    return spaces, {where: value for where, value in eps.items() if value != config[where]}
+
+
+def _check_units(source: Spec, rows: Collection[str], types: Types) -> None:
+    """A nonlinearity maps copies to copies and nothing else: no means, no amplitudes, no gains."""
+    normed = {
+        axis
+        for name in rows
+        if isinstance(row := source.rows[name], Norm)
+        for axis in (*row.reads.axes, *row.writes.axes)
+    }
+    used = {axis for name in rows for s in (source.rows[name].reads, source.rows[name].writes) for axis in s.axes}
+    for name in sorted(used & set(types.spaces)):
+        units = types.spaces[name]
+        if (name not in normed or name in source.acts) and not (units.is_plain and (units.source >= 0).all()):
+            raise Refused(
+                f"{name} passes a nonlinearity, so every new unit must be a copy, and at {units.size} -> "
+                f"{units.target_size} some are not: try {multiples_near(units.size, units.target_size)}"
+            )

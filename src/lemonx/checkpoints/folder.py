@@ -1,0 +1,173 @@
+"""Which files of a Hugging Face folder are weights, which are carried along, and which links are safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from lemonx.checkpoints.safetensors_file import reject_duplicates
+from lemonx.errors import BadCheckpoint
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+_MAX_COMPANION = 200_000_000
+_MAX_JSON = 100_000_000
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
+_TOKENIZER = ("tokenizer*", "vocab*", "merges*", "*.model", "special_tokens_map*", "added_tokens*", "spiece*")
+_CARRIED = (
+    *_TOKENIZER,
+    "generation_config.json",
+    "*processor_config.json",
+    "chat_template*",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "LICENSE*",
+    "NOTICE*",
+)
+_NEVER = ("*.py", *_PICKLES, "*.safetensors", "*.index.json", "optimizer*", "training_args*", "README*")
+_MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")  # sentence-transformers: 1_Pooling, 2_Normalize
+_TEMPLATE_FOLDER = "additional_chat_templates"
+
+
+def real_file(folder: Path, name: str) -> Path:
+    """The file that `name` in the (resolved) `folder` stands for, if it lies where it may.
+
+    Links may stay inside the folder, or lead to the hub cache's own blobs; anything else could copy a
+    private file of this machine into the output.
+    """
+    path = folder / name
+    try:
+        real = path.resolve(strict=True)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise BadCheckpoint(
+                f"{str(path)!r} is a link to nothing: download the file again, or remove the link"
+            ) from None
+        raise BadCheckpoint(f"{str(path)!r} does not exist: download or save the checkpoint again") from None
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        raise BadCheckpoint(f"{str(path)!r} cannot be followed ({error}): check it and its permissions") from None
+    if not (real.is_relative_to(folder) or _is_hub_blob(folder, real)):
+        raise BadCheckpoint(f"{str(path)!r} is a link out of its folder, to {str(real)!r}: copy the file itself there")
+    if not real.is_file():
+        raise BadCheckpoint(f"{str(path)!r} is not a regular file: replace it by one")
+    return real
+
+
+def _is_hub_blob(folder: Path, real: Path) -> bool:
+    """Is `real` a blob of the hub cache that `folder` is a snapshot in?
+
+    <cache>/models--x/snapshots/<rev>/file -> <cache>/models--x/blobs/<hash>, which in newer caches may
+    itself be a link to <cache>/blobs/<two digits>/<hash>, shared between repositories.
+    """
+    if folder.parent.name != "snapshots":
+        return False
+    repository = folder.parent.parent
+    own = real.parent == repository / "blobs"
+    shared = real.parent.parent == repository.parent / "blobs" and real.parent.name == real.name[:2]
+    return (own or shared) and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", real.name) is not None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a small file."""
+    try:
+        if path.stat().st_size > _MAX_JSON:
+            raise BadCheckpoint(f"{str(path)!r} has over {_MAX_JSON} bytes, too many for a JSON file: replace it")
+        return path.read_bytes()
+    except OSError as error:
+        raise BadCheckpoint(f"{str(path)!r} cannot be read ({error.strerror}): check its permissions") from None
+
+
+def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object that `raw` spells; `path` only names it."""
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=reject_duplicates)
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadCheckpoint(f"{str(path)!r} is not valid JSON ({reason}): download or save it again") from None
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{str(path)!r} holds a {type(value).__name__}, not a JSON object: save it again")
+    return value
+
+
+def weight_map(folder: Path) -> dict[str, str]:
+    """Tensor name to shard name, as the index in `folder` says; the shard names are plain file names."""
+    path = folder / INDEX
+    index = parse_object(read_bytes(real_file(folder, INDEX)), path)
+    mapping = index.get("weight_map")
+    if not isinstance(mapping, dict) or not mapping or not all(isinstance(v, str) for v in mapping.values()):
+        raise BadCheckpoint(f"{str(path)!r} has no 'weight_map' of tensor names to file names: save it again")
+    if not isinstance(index.get("metadata"), dict):
+        raise BadCheckpoint(f"{str(path)!r} has no 'metadata' object, which loaders need: save it again")
+    for name in sorted(set(mapping.values())):
+        if not re.fullmatch(r"[^/\\\x00]+\.safetensors", name):
+            raise BadCheckpoint(
+                f"{str(path)!r} names the shard {name[:200]!r}: only .safetensors files beside it are read"
+            )
+    return mapping
+
+
+def check_no_stray_weights(folder: Path, used: set[str]) -> None:
+    """BadCheckpoint if `folder` holds weights that would be lost, or that a loader might prefer."""
+    for name in sorted(os.listdir(folder)):
+        if name in used or not name.endswith(".safetensors"):
+            continue
+        if name.startswith("adapter_"):
+            raise BadCheckpoint(f"{str(folder / name)!r} is an adapter: merge it into the model first")
+        if not name.startswith("consolidated"):  # Mistral's own format, the same weights once more
+            raise BadCheckpoint(f"{str(folder / name)!r} belongs to no index and would be ignored: move it away")
+
+
+def no_weights(folder: Path) -> BadCheckpoint:
+    """The error for a folder without safetensors weights, with the way out if there are pickles."""
+    pickles = [name for name in sorted(os.listdir(folder)) if any(fnmatch(name, p) for p in _PICKLES)]
+    if pickles:
+        return BadCheckpoint(
+            f"{str(folder)!r} holds only pickled weights ({pickles[0]}), which are never read, as that can "
+            "run code: if you trust them, convert with transformers: from_pretrained, then save_pretrained"
+        )
+    return BadCheckpoint(f"{str(folder)!r} holds neither {WEIGHTS} nor {INDEX}: give the folder of a saved model")
+
+
+def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """The files to carry along, relative name to real path, and the names of those left behind."""
+    carried: dict[str, Path] = {}
+    left: list[str] = []
+    for name in _relative_names(folder):
+        if name in used:
+            continue
+        if not _is_companion(name):
+            left.append(name)
+            continue
+        real = real_file(folder, name)
+        if real.stat().st_size > _MAX_COMPANION and not any(fnmatch(name, p) for p in _TOKENIZER):
+            left.append(name)
+        else:
+            carried[name] = real
+    return carried, tuple(left)
+
+
+def _relative_names(folder: Path) -> Iterator[str]:
+    """The files of the folder and of its direct subfolders; deeper ones are never a companion."""
+    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+        if not entry.is_dir(follow_symlinks=False):
+            yield entry.name
+        elif _MODULE_FOLDER.fullmatch(entry.name) or entry.name == _TEMPLATE_FOLDER:
+            yield from (f"{entry.name}/{name}" for name in sorted(os.listdir(entry.path)))
+        else:
+            yield f"{entry.name}/"
+
+
+def _is_companion(name: str) -> bool:
+    parent, _, base = name.rpartition("/")
+    if not base or any(fnmatch(base, pattern) for pattern in _NEVER):
+        return False
+    if parent:
+        return base.endswith((".json", ".jinja", ".txt"))
+    return any(fnmatch(base, pattern) for pattern in _CARRIED)

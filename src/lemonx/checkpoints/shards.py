@@ -1,0 +1,81 @@
+"""How tensors are laid out over safetensors files: pure arithmetic, decided before a byte is written."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lemonx.checkpoints.folder import WEIGHTS
+from lemonx.checkpoints.safetensors_file import encode_header, item_size
+
+Entry: TypeAlias = tuple[str, str, tuple[int, ...]]
+"""Name, safetensors dtype, shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file to be: its name, its opening bytes, its tensors and where each begins."""
+
+    name: str
+    header: bytes
+    entries: tuple[Entry, ...]
+    offsets: tuple[int, ...]
+    size: int
+
+
+def entry_bytes(entry: Entry) -> int:
+    """The bytes that a tensor takes.
+
+    >>> entry_bytes(("w", "BF16", (3, 4)))
+    24
+    """
+    return math.prod(entry[2]) * item_size(entry[1])
+
+
+def lay_out(entries: Iterable[Entry], max_shard_size: int) -> tuple[Shard, ...]:
+    """The shards for `entries`: in the given order, each of at most `max_shard_size` bytes of tensors.
+
+    A larger tensor has a shard of its own. Names are those that transformers gives.
+
+    >>> [s.name for s in lay_out([("a", "F32", (2,)), ("b", "F32", (2,))], max_shard_size=8)]
+    ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
+    """
+    groups: list[list[Entry]] = [[]]
+    filled = 0
+    seen: set[str] = set()
+    for entry in entries:
+        if entry[0] in seen:
+            raise ValueError(f"tensor {entry[0]!r} is listed twice")
+        seen.add(entry[0])
+        if groups[-1] and filled + entry_bytes(entry) > max_shard_size:
+            groups.append([])
+            filled = 0
+        groups[-1].append(entry)
+        filled += entry_bytes(entry)
+    count = len(groups)
+    names = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    return tuple(_shard(name, group) for name, group in zip(names, groups, strict=True))
+
+
+def _shard(name: str, group: Sequence[Entry]) -> Shard:
+    # Wider elements first: every tensor is then aligned to its own element, without which the
+    # safetensors library cannot hand out a view of a mapped file.
+    ordered = sorted(group, key=lambda entry: -item_size(entry[1]))
+    header = encode_header(ordered)
+    offsets: list[int] = []
+    position = len(header)
+    for entry in ordered:
+        offsets.append(position)
+        position += entry_bytes(entry)
+    return Shard(name, header, tuple(ordered), tuple(offsets), position)
+
+
+def index_text(shards: Sequence[Shard]) -> str:
+    """The text of model.safetensors.index.json for these shards."""
+    total = sum(entry_bytes(entry) for shard in shards for entry in shard.entries)
+    weight_map = {entry[0]: shard.name for shard in shards for entry in shard.entries}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return json.dumps(index, indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,222 @@
+"""A checkpoint written piece by piece, in any order and from any thread, that appears whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import TYPE_CHECKING, final
+
+from lemonx.checkpoints.destination import beside, check_destination, move_in, size_text, sync_folder
+from lemonx.checkpoints.folder import INDEX
+from lemonx.checkpoints.safetensors_file import dtype_name, read_header
+from lemonx.checkpoints.shards import Entry, Shard, entry_bytes, index_text, lay_out
+from lemonx.errors import BadCheckpoint, BadOutput
+
+if TYPE_CHECKING:
+    import torch
+
+
+@final
+class CheckpointWriter:
+    """A context in which tensors and files are written; leaving it cleanly makes `output` appear.
+
+    Until then everything is in `folder`, a hidden folder beside `output`; leaving by an exception removes it.
+    A killed process leaves that folder behind, and `output` as it was.
+    """
+
+    output: Path
+    folder: Path
+    total_bytes: int
+
+    def __init__(
+        self,
+        output: str | os.PathLike[str],
+        infos: Sequence[Entry],
+        *,
+        max_shard_size: int,
+        force: bool = False,
+        source: Path | None = None,
+    ) -> None:
+        self._shards = lay_out(infos, max_shard_size)
+        self.total_bytes = sum(shard.size for shard in self._shards)
+        self.output = check_destination(Path(output), source=source, needed=self.total_bytes, force=force)
+        self.folder = beside(self.output)
+        self._force = force
+        self._place = {
+            entry[0]: (shard, entry, offset)
+            for shard in self._shards
+            for entry, offset in zip(shard.entries, shard.offsets, strict=True)
+        }
+        self._written: dict[str, list[tuple[int, int]]] = {name: [] for name in self._place}
+        self._names = {shard.name for shard in self._shards}
+        self._descriptors: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> CheckpointWriter:
+        try:
+            os.mkdir(self.folder)
+            for shard in self._shards:
+                self._create(shard)
+            if len(self._shards) > 1:
+                self.add_text(INDEX, index_text(self._shards))
+        except OSError as error:
+            self._discard()
+            raise self._failed(error) from None
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def _create(self, shard: Shard) -> None:
+        fd = os.open(self.folder / shard.name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
+        self._descriptors[shard.name] = fd
+        _reserve(fd, shard.size)
+        _write_all(fd, memoryview(shard.header), 0)
+
+    def write(self, name: str, start_row: int, tensor: torch.Tensor) -> None:
+        """Write rows `start_row` onwards of tensor `name` (a scalar is row 0); no copy if contiguous."""
+        import torch
+
+        shard, (_, dtype, shape), offset = self._place[name]
+        rows, row_shape = (shape[0], shape[1:]) if shape else (1, ())
+        count = (tensor.shape[0] if tensor.ndim else 0) if shape else 1
+        if dtype_name(tensor.dtype) != dtype or tuple(tensor.shape) != ((count, *row_shape) if shape else ()):
+            found = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
+            raise ValueError(f"{found} does not fit tensor {name!r}, {dtype} {shape}")
+        if not 0 <= start_row <= start_row + count <= rows:
+            raise ValueError(f"rows {start_row} to {start_row + count} of {name!r}, which has {rows}")
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        row_bytes = entry_bytes((name, dtype, row_shape))
+        try:
+            _write_all(self._descriptors[shard.name], flat.numpy().data, offset + start_row * row_bytes)
+        except OSError as error:
+            raise self._failed(error) from None
+        with self._lock:
+            self._written[name].append((start_row, start_row + count))
+
+    def add_text(self, name: str, text: str) -> None:
+        """Add a text file, in UTF-8."""
+        path = self._new_file(name)
+        try:
+            path.write_text(text, encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def add_file(self, path: Path, relative_name: str) -> None:
+        """Add a copy of the content of `path`, never a link to it."""
+        target = self._new_file(relative_name)
+        try:
+            shutil.copyfile(path, target)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _new_file(self, name: str) -> Path:
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\\" in name:
+            raise ValueError(f"{name!r} is not a file name inside the checkpoint")
+        with self._lock:
+            if str(pure) in self._names:
+                raise ValueError(f"{name!r} was added before")
+            self._names.add(str(pure))
+        path = self.folder / pure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._discard()
+            return
+        try:
+            self._check_complete()
+            self._sync()
+            self._check_readable()
+            move_in(self.folder, self.output, force=self._force)
+        except OSError as problem:
+            self._discard()
+            raise self._failed(problem) from None
+        except BaseException:
+            self._discard()
+            raise
+
+    def _check_complete(self) -> None:
+        """Every row of every tensor was written exactly once."""
+        for name, (_, entry, _) in self._place.items():
+            position = 0
+            for start, stop in sorted(self._written[name]):
+                if start != position:
+                    raise ValueError(f"rows of tensor {name!r} are missing or written twice near row {position}")
+                position = stop
+            if position != (entry[2][0] if entry[2] else 1) and entry_bytes(entry):
+                raise ValueError(f"tensor {name!r} was written up to row {position} only")
+
+    def _sync(self) -> None:
+        """Everything is on the disk, not just in its cache, before the rename that makes it count."""
+        self._close()
+        for root, _, names in os.walk(self.folder):
+            for name in names:
+                fd = os.open(os.path.join(root, name), os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            sync_folder(Path(root))
+
+    def _check_readable(self) -> None:
+        """Our reader and the safetensors library both find exactly the tensors that were asked for."""
+        from safetensors import SafetensorError, safe_open
+
+        for shard in self._shards:
+            path = self.folder / shard.name
+            try:
+                ours = tuple((t.name, t.dtype, t.shape) for t in read_header(path).tensors if t.nbytes)
+                with safe_open(path, framework="pt") as file:
+                    theirs = set(file.keys())
+            except (BadCheckpoint, SafetensorError) as error:
+                raise BadOutput(f"what was written does not read back ({error}): check the disk") from None
+            wanted = tuple(entry for entry in shard.entries if entry_bytes(entry))
+            if ours != wanted or theirs != {entry[0] for entry in shard.entries}:
+                raise BadOutput(f"{str(path)!r} does not read back as it was written: check the disk, start again")
+
+    def _close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def _discard(self) -> None:
+        self._close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _failed(self, error: OSError) -> BadOutput:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            needed = size_text(self.total_bytes)
+            return BadOutput(f"{str(self.output)!r} needs {needed}, and the disk is full: make room, start again")
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return BadOutput(
+                f"{str(self.output)!r} appeared meanwhile: choose another output, or force its replacement"
+            )
+        return BadOutput(f"{str(self.output)!r} cannot be written ({error}): choose another output")
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Give the file its size, and where the system can, its disk blocks: a full disk then shows at once."""
+    if sys.platform == "linux":
+        try:
+            os.posix_fallocate(fd, 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+    os.ftruncate(fd, size)
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):  # one call writes at most 2 GiB
+        done += os.pwrite(fd, data[done:], offset + done)

@@ -1,0 +1,114 @@
+"""Coverage, both ways: every tensor of a file has one row, every row has its tensors, in every block."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lemonx.errors import BadCheckpoint
+from lemonx.modules import Dropped, Linear, Norm
+from lemonx.spec import Spec
+
+# Names that older files use for a norm's parameters.
+OLD_NAMES = {"gamma": "weight", "beta": "bias"}
+
+
+@dataclass(frozen=True)
+class Matched:
+    """A tensor of a file and the row it belongs to; `stack` and `index` say which block it is in.
+
+    `bare`: how many first letters of the stack's name this file leaves out, being a base model's.
+    """
+
+    name: str
+    row: str
+    suffix: str
+    stack: str | None
+    index: int
+    bare: int
+
+    def named(self, index: int) -> str:
+        """The name of the same tensor in block `index`, with an old suffix brought up to date."""
+        name = self.name
+        if self.stack is not None:
+            stack = self.stack[self.bare :]
+            name = f"{stack}.{index}.{self.name.removeprefix(f'{stack}.{self.index}.')}"
+        stem, _, last = name.rpartition(".")
+        return f"{stem}.{self.suffix}" if OLD_NAMES.get(last) == self.suffix else name
+
+
+def _patterns(spec: Spec) -> dict[str, tuple[str, str]]:
+    """Tensor name, with `*` for a block's index -> (row, suffix)."""
+    result = {}
+    for name, row in spec.rows.items():
+        for suffix in row.tensors():
+            result[f"{name}.{suffix}" if suffix else name] = (name, suffix)
+        if isinstance(row, Norm):
+            result |= {f"{name}.{old}": (name, new) for old, new in OLD_NAMES.items()}
+    return result
+
+
+def match(spec: Spec, names: Iterable[str]) -> list[Matched]:
+    """Every tensor with its row; BadCheckpoint where one has none, or a row lacks a tensor."""
+    patterns, found = _patterns(spec), list[Matched]()
+    unknown = []
+    for name in names:
+        hit = next((hit for full in (name, spec.prefix + name) if (hit := _find(spec, patterns, name, full))), None)
+        if hit is None:
+            unknown.append(name)
+        else:
+            found.append(hit)
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: this spec would lose it")
+    _check_blocks(spec, found)
+    present = {hit.row for hit in found}
+    for name, row in spec.rows.items():
+        if name not in present and not row.optional:
+            raise BadCheckpoint(f"the checkpoint has no tensor for {name!r}, which its config asks for")
+    return found
+
+
+def _find(spec: Spec, patterns: Mapping[str, tuple[str, str]], name: str, full: str) -> Matched | None:
+    stack, index = _place(spec, full)
+    starred = full if stack is None else f"{stack}.*.{full.removeprefix(f'{stack}.{index}.')}"
+    # A block's own row (`layers.0.conv`) goes before the general one (`layers.*.conv`).
+    row = patterns.get(full) or patterns.get(starred)
+    return row and Matched(name, *row, stack, index, len(full) - len(name))
+
+
+def _place(spec: Spec, full: str) -> tuple[str | None, int]:
+    """The stack and the index of the block that a tensor is in."""
+    for stack in spec.stacks:
+        index = full[len(stack) + 1 :].partition(".")[0]
+        if full.startswith(f"{stack}.") and index.isdigit():
+            return stack, int(index)
+    return None, 0
+
+
+def _check_blocks(spec: Spec, found: list[Matched]) -> None:
+    blocks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for hit in found:
+        if hit.stack is not None and "*" in hit.row and not isinstance(spec.rows[hit.row], Dropped):
+            blocks[hit.stack, hit.row, hit.suffix].add(hit.index)
+    for (stack, row, suffix), indices in blocks.items():
+        # A block with a row of its own under this name (a strided first block) does not use the general row.
+        size = spec.stacks[stack].size
+        wanted = {i for i in range(size) if row.replace(f"{stack}.*.", f"{stack}.{i}.") not in spec.rows}
+        if indices != wanted:
+            odd = min(indices ^ wanted)
+            what = "lacks" if odd in wanted else "has an extra"
+            raise BadCheckpoint(
+                f"config.json says {size} blocks in {stack!r}, but the checkpoint {what} "
+                f"{row.replace('*', str(odd))}.{suffix}: one of the two is not this model's"
+            )
+
+
+def tied_copies(spec: Spec, found: Iterable[Matched]) -> list[tuple[Matched, str]]:
+    """Tensors that a file repeats although they are tied, with the row they must equal."""
+    return [
+        (hit, row.tied)
+        for hit in found
+        if isinstance(row := spec.rows[hit.row], Linear) and row.tied and hit.suffix == "weight"
+    ]

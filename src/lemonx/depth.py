@@ -1,0 +1,71 @@
+"""Lossless depth expansion: where added blocks stand, and what is silenced in them.
+
+An added block stands right after the block it comes from. Whatever writes the stream in it writes nothing
+(type 1: zeros; type 2: copies that cancel), so the stream passes unchanged.
+
+Post-LN has norms *in* the stream. There the source block's last norm and all norms of the added blocks lose
+their affine part, and the last norm of the group takes it: Norm(Norm(x)) = Norm(x) up to eps. (The paper
+prints the group in the other order, which is not lossless: docs/errata.md.)
+
+Paper: section 4.3 and appendix E.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lemonx.errors import Refused
+from lemonx.modules import IDENTITY, Row
+from lemonx.operators import CANCEL, KEEP, SILENT
+from lemonx.spec import Stack
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of the target: the source block it comes from, and its place among that one's copies."""
+
+    source: int
+    added: bool
+    closes: bool
+
+
+def arrange(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
+    """The blocks of a stack of `target` blocks, added ones spread evenly and next to their origin.
+
+    >>> [(block.source, block.added) for block in arrange("layers", Stack(2, "residual"), 3)]
+    [(0, False), (1, False), (1, True)]
+    """
+    extra = target - stack.size
+    if extra and stack.size <= stack.pinned:
+        raise Refused(
+            f"{name} has only blocks that change the shape of their input, and none of them can be copied: "
+            f"its depth must stay {stack.size}"
+        )
+    # Whole periods are added after a period, so that what follows keeps its phase; the rest goes last.
+    period = min(stack.period, stack.size - stack.pinned) or 1
+    added, rest = divmod(extra, stack.period)
+    units = max(1, (stack.size - stack.pinned) // period)
+    order: list[tuple[int, bool]] = [(i, False) for i in range(stack.pinned)]
+    for unit in range(units):
+        first = stack.pinned + unit * period
+        members = list(range(first, first + period if unit < units - 1 else stack.size))
+        order += [(i, False) for i in members]
+        times = (unit + 1) * added // units - unit * added // units
+        copied = (members[-stack.period :] * stack.period)[: stack.period]
+        order += [(i, True) for i in copied] * times
+    order += [(stack.size - 1, True)] * rest
+    return tuple(
+        Block(source, is_added, closes=i + 1 == len(order) or order[i + 1][0] != source)
+        for i, (source, is_added) in enumerate(order)
+    )
+
+
+def mode(row: Row, last_norm: bool, stream: str, block: Block, depth_type: int) -> str:
+    """What becomes of a row in this block; `last_norm`: the last norm in the stream of a Post-LN block."""
+    reads, writes = stream in row.reads.axes, stream in row.writes.axes
+    if reads and writes and row.is_norm:
+        takes_affine = block.closes if last_norm else not block.added
+        return KEEP if takes_affine else IDENTITY
+    if block.added and writes and not reads:
+        return SILENT if depth_type == 1 else CANCEL
+    return KEEP

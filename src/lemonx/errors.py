@@ -1,0 +1,61 @@
+"""Every error that lemonx raises on purpose; each message is one line: what was found, and what to do.
+
+    LemonxError                 exit code
+    ├── BadTarget               2   the sizes asked for make no sense
+    ├── BadCheckpoint           3   the input is broken
+    ├── Refused                 4   it cannot be done losslessly; names the nearest sizes that work
+    ├── UnknownArchitecture     4   no spec covers this checkpoint
+    ├── BadOutput               5   the output exists, is the source, or cannot be written
+    └── NotVerified             1   the two models differ
+
+Anything else that escapes (a ValueError, say) is a mistake in the calling code, not in its data.
+
+>>> UnknownArchitecture("'mamba' has no spec").exit_code
+4
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LemonxError(Exception):
+    """What lemonx raises on purpose; `exit_code` is what the command line then exits with."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class BadTarget(LemonxError):
+    """The sizes asked for make no sense: smaller than the source, not an integer, unknown."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class BadCheckpoint(LemonxError):
+    """The input is broken, incomplete, or not safe to read."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class Refused(LemonxError):
+    """The expansion is impossible, or not supported, without changing the function."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class UnknownArchitecture(LemonxError):
+    """No spec covers this checkpoint."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class BadOutput(LemonxError):
+    """The output exists, is or touches the source, or cannot be written."""
+
+    exit_code: ClassVar[int] = 5
+
+
+class NotVerified(LemonxError):
+    """The source and the target do not compute the same function."""
+
+    exit_code: ClassVar[int] = 1

@@ -1,0 +1,48 @@
+"""The free parameters: what losslessness leaves open, as named presets.
+
+Paper: appendix D.4, parameter choices. There D_T <= 2 D_S; with k copies of a unit, copies 2..k take what
+the paper gives to W_2 (or W_res), and the first copy takes the rest, so that they always sum to W.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lemonx.errors import BadTarget
+
+
+@dataclass(frozen=True)
+class Free:
+    """How copies are told apart, how dead entries are filled, and how added blocks are silenced.
+
+    Fan-out of the further copies of a unit:  W_c = W/k + Phi  if `even`, else Phi;  Phi ~ N(0, phi^2).
+    Weights that read zeros (col-rand):       zeta ~ N(0, zeta^2).
+    Norm weights on coordinates that are 0:   zeta ~ U(-norm_zeta, norm_zeta).
+    Added blocks:  type 1 writes zeros; type 2 writes copies that cancel, with fan-out N(0, cancel^2).
+    `append_next`: in type 1, further heads and neurons come from the next layer instead of being copies.
+    """
+
+    name: str
+    even: bool
+    phi: float
+    depth_type: int
+    append_next: bool = False
+    zeta: float = 0.02
+    norm_zeta: float = 1.0
+    cancel: float = 0.02
+
+    def share(self, copies: int) -> float:
+        """The part of W that each further copy takes, before Phi."""
+        return 1.0 / copies if self.even else 0.0
+
+
+PRESETS = {
+    "vision": Free("vision", even=True, phi=0.02, depth_type=2),
+    "language": Free("language", even=False, phi=0.002, depth_type=1, append_next=True),
+}
+
+
+def preset(name: str) -> Free:
+    if name not in PRESETS:
+        raise BadTarget(f"no free-parameter preset is called {name!r}: choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,265 @@
+"""Row kinds: what each kind of module keeps on disk, and how its tensors expand.
+
+A row states what it reads and what it writes; the expansions of those two spaces decide everything else.
+Paper: appendix D (Pre-LN Transformers) and E (other architectures).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lemonx.errors import Refused
+from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
+from lemonx.signature import Side, parse, side
+from lemonx.vectors import AVG, ZERO, Expansion, identity, multiples_near, product
+
+# What becomes of a norm inside an added Post-LN block: its affine part is the identity.
+IDENTITY = "identity"
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Norm parameters: v*[t] = factor[t] v[source[t]], elsewhere uniform in (-fill, fill).
+
+    `constant` stands in for v where the parameters are replaced: 1 or 0.
+    """
+
+    expansion: Expansion
+    factor: np.ndarray
+    fill: float = 0.0
+    constant: float | None = None
+    rule: str = "copied"
+
+
+Recipe = Matrix | Vector
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a tensor on disk and its role: `w` written, `r` read, `.` neither."""
+
+    side: Side
+    role: str
+
+
+@dataclass(frozen=True)
+class Typed:
+    """The expansions of what a row reads and writes, and of each axis of the tensor at hand."""
+
+    reads: Expansion
+    writes: Expansion
+    axes: tuple[Expansion, ...]
+
+
+def matrix(axes: tuple[Axis, ...], expansions: tuple[Expansion, ...], mode: str) -> Matrix:
+    """A tensor as a matrix: the first axis that is written makes the rows, whatever is read the columns.
+
+    Axes before the last one of a table (tokens, positions) are rows too; those after (kernels) columns.
+    """
+    roles = [axis.role for axis in axes]
+    transposed = roles[0] == "r"
+    if transposed:
+        roles, expansions = ["w", "r", *roles[2:]], (expansions[1], expansions[0], *expansions[2:])
+    cut = 1 if roles[0] == "w" else len(roles) - 1
+    mode = SILENT if mode == CANCEL and "r" not in roles else mode
+    rows, columns = product(*expansions[:cut]), product(*expansions[cut:])
+    return Matrix(rows, columns, consumes="r" in roles, mode=mode, transposed=transposed)
+
+
+@dataclass(frozen=True)
+class Row(ABC):
+    """A module on disk. `optional`: present in some classes only (heads, poolers)."""
+
+    reads: Side
+    writes: Side
+    optional: bool = False
+
+    @abstractmethod
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        """Suffix -> axes on disk. The first tensor is required, the others may be absent."""
+
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+        """How the tensor `suffix` expands; unless a kind says otherwise, as a matrix."""
+        return matrix(self.tensors()[suffix], typed.axes, mode)
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:  # noqa: B027
+        """Raise Refused unless this kind of module maps `reads` to `writes`; a linear map always can."""
+
+    flops_per_weight = 0
+    is_norm = False
+
+
+@dataclass(frozen=True)
+class Linear(Row):
+    """A matrix and a bias. `tied` names the embedding row whose weight this is; then nothing is on disk."""
+
+    tied: str | None = None
+    transposed: bool = False
+    kernel: int = 0
+    flops_per_weight = 2
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        axes = (Axis(self.writes, "w"), Axis(self.reads, "r"))
+        kernel = (Axis(side("_"), "."),) * self.kernel
+        return {
+            "weight": (axes[::-1] if self.transposed else axes) + kernel,
+            "bias": (Axis(self.writes, "w"),),
+        }
+
+
+@dataclass(frozen=True)
+class Embedding(Row):
+    """A table of vectors: what it reads is an index, not an activation."""
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        return {"weight": (Axis(self.reads, "."), Axis(self.writes, "w"))}
+
+
+@dataclass(frozen=True)
+class Parameter(Row):
+    """A bare tensor, named in full by its row: tokens, position tables, one value per head."""
+
+    axes: tuple[Side, ...] = ()
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        return {"": tuple(Axis(axis, "w" if axis == self.writes else ".") for axis in self.axes)}
+
+
+@dataclass(frozen=True)
+class Norm(Row):
+    """A norm over the last axis with a gain and perhaps a bias. `eps`: config field, or its fixed value."""
+
+    eps: str | float | None = None
+    is_norm = True
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        return {suffix: (Axis(self.writes, "w"),) for suffix in ("weight", "bias")}
+
+    @abstractmethod
+    def eta(self, reads: Expansion) -> float:
+        """The factor by which the expanded input's scale shrinks; raises Refused if it varies by input."""
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:
+        self.eta(reads)
+        if not np.array_equal(writes.source, np.where(reads.source >= 0, reads.source, ZERO)):
+            raise Refused(
+                f"{reads.target_size} is not a multiple of {reads.size}, which a {self.name} that feeds "
+                f"{self.writes} needs: try {multiples_near(reads.size, reads.target_size)}"
+            )
+
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+        reads, writes = typed.reads, typed.writes
+        copied = writes.source >= 0
+        if suffix == "bias":
+            factor = np.where(copied, writes.amp * writes.gain, 0.0)
+            return Vector(writes, factor, constant=None if mode == KEEP else 0.0, rule=f"{self.name} bias")
+        if mode in (SILENT, CANCEL):
+            return Vector(writes, np.zeros(writes.target_size), constant=0.0, rule=f"{self.name} silenced")
+        eta = self.eta(reads)
+        factor = np.where(copied, eta * writes.amp * writes.gain / reads.amp, 0.0)
+        constant = 1.0 if mode == IDENTITY else None
+        rule = self.name if eta == 1.0 else f"{self.name} η={eta:.4g}"
+        return Vector(writes, factor, fill=1.0, constant=constant, rule=rule)
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+
+@dataclass(frozen=True)
+class LayerNorm(Norm):
+    """(avg, zero): equal copies leave mean and variance, entries at the mean shrink the variance by eta^2."""
+
+    def eta(self, reads: Expansion) -> float:
+        k = int(reads.copies[0])
+        legal = (reads.copies == k).all() and (reads.amp == 1.0).all() and (reads.source[reads.source < 0] == AVG).all()
+        if not legal:
+            raise Refused(
+                f"a LayerNorm reads {self.reads}, which must then be whole copies and entries at their mean, and at "
+                f"{reads.size} -> {reads.target_size} it is not: try {multiples_near(reads.size, reads.target_size)}"
+            )
+        return math.sqrt(k * reads.size / reads.target_size)
+
+
+@dataclass(frozen=True)
+class RMSNorm(Norm):
+    """(zero, zero): copies of equal energy, and zeros, shrink the mean square by eta^2."""
+
+    def eta(self, reads: Expansion) -> float:
+        energy = float(reads.energy[0])
+        if not np.allclose(reads.energy, energy, rtol=1e-12) or (reads.source[reads.source < 0] != ZERO).any():
+            raise Refused(
+                f"an RMSNorm reads {self.reads}, which must then be copies of equal energy and zeros, and at "
+                f"{reads.size} -> {reads.target_size} it is not: try {multiples_near(reads.size, reads.target_size)}"
+            )
+        return math.sqrt(energy * reads.size / reads.target_size)
+
+
+@dataclass(frozen=True)
+class BatchNorm(Row):
+    """Statistics per channel: any copies, the same on both sides."""
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        names = ("weight", "bias", "running_mean", "running_var")
+        return {name: (Axis(self.writes, "w"),) for name in names} | {"num_batches_tracked": ()}
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:
+        if not np.array_equal(reads.source, writes.source):
+            raise Refused(f"a BatchNorm keeps channels in place, but {self.reads} and {self.writes} expand differently")
+
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+        if suffix == "num_batches_tracked":
+            return Vector(identity(1), np.ones(1), rule="copied")
+        silenced = mode != KEEP and suffix in ("weight", "bias")
+        factor = np.ones(typed.writes.target_size)
+        return Vector(typed.writes, factor, constant=0.0 if silenced else None, rule="BatchNorm circ")
+
+
+@dataclass(frozen=True)
+class Dropped(Row):
+    """A buffer that the model computes by itself: it is not written."""
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        return {"": ()}
+
+
+def linear(signature: str, *, tied: str | None = None, optional: bool = False, transposed: bool = False) -> Linear:
+    """A fully connected layer; `transposed` where the file keeps it as (in, out)."""
+    return Linear(*parse(signature), optional=optional or tied is not None, tied=tied, transposed=transposed)
+
+
+def conv(signature: str) -> Linear:
+    """A two-dimensional convolution: a linear map at every offset of its kernel."""
+    return Linear(*parse(signature), kernel=2)
+
+
+def embedding(signature: str, *, optional: bool = False) -> Embedding:
+    return Embedding(*parse(signature), optional=optional)
+
+
+def parameter(axes: str, *, optional: bool = False) -> Parameter:
+    """A bare tensor with these axes, one of which is a space: `parameter("1 _ residual")`."""
+    sides = tuple(side(axis) for axis in axes.split())
+    space = next(s for s in sides if not s.axes[0].isdigit() and s.axes[0] != "_")
+    return Parameter(side("_"), space, optional=optional, axes=sides)
+
+
+def layer_norm(signature: str, *, eps: str | float | None = None, optional: bool = False) -> LayerNorm:
+    return LayerNorm(*parse(signature), optional=optional, eps=eps)
+
+
+def rms_norm(signature: str, *, eps: str | float | None = None) -> RMSNorm:
+    return RMSNorm(*parse(signature), eps=eps)
+
+
+def batch_norm(signature: str) -> BatchNorm:
+    return BatchNorm(*parse(signature))
+
+
+def dropped() -> Dropped:
+    return Dropped(side("_"), side("_"), optional=True)

@@ -1,0 +1,270 @@
+"""Source spec x target spec -> Plan: one step per target tensor, its shape, rule and exactness known.
+
+A plan needs config.json and the headers of the safetensors files: no tensor is read, no model is built.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lemonx import architectures, depth
+from lemonx.check import Types, check
+from lemonx.checkpoints import Checkpoint, TensorInfo
+from lemonx.coverage import Matched, match, tied_copies
+from lemonx.depth import Block
+from lemonx.errors import BadCheckpoint, BadTarget
+from lemonx.free import Free, preset
+from lemonx.modules import Dropped, Linear, Recipe, Row, Typed, Vector
+from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
+from lemonx.spec import Architecture, Spec
+from lemonx.target import Target, target_config
+from lemonx.vectors import AVG
+
+BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
+DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# Significand bits, to tell whether a cast rounds.
+_BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor of the target: where it comes from, how, and how exactly in the dtype it is stored in."""
+
+    name: str
+    source: str
+    row: str
+    shape: tuple[int, ...]
+    dtype: str
+    recipe: Recipe
+    exactness: str
+    flops: int
+    # Where the further heads and neurons of a silenced block come from, if not from `source`.
+    appended: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that expand will do. `dropped`: tensors that are not written, and why."""
+
+    source: Path
+    family: Architecture
+    source_spec: Spec
+    target_spec: Spec
+    source_config: Mapping[str, Any]
+    target_config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    types: Types
+    blocks: Mapping[str, tuple[Block, ...]]
+    steps: tuple[Step, ...]
+    dropped: Mapping[str, str]
+    tied: Mapping[str, str]
+    free: Free
+    seed: int
+
+    @property
+    def exactness(self) -> str:
+        """The weakest exactness of any step."""
+        order = (BIT_EXACT, EXACT_SUM, ROUNDED)
+        return max((step.exactness for step in self.steps), key=order.index)
+
+
+def make_plan(
+    checkpoint: Checkpoint,
+    wanted: Target,
+    *,
+    free: str | Free | None = None,
+    depth_type: int | None = None,
+    seed: int = 0,
+    dtype: str | None = None,
+) -> Plan:
+    """The plan that turns a checkpoint into the wanted sizes; refuses what cannot be lossless."""
+    family = architectures.find(checkpoint.config)
+    chosen = free if isinstance(free, Free) else preset(free or family.free)
+    if depth_type is not None:
+        if depth_type not in (1, 2):
+            raise BadTarget(f"--depth-type is 1 or 2, not {depth_type}")
+        chosen = replace(chosen, depth_type=depth_type)
+    new = target_config(family, checkpoint.config, wanted)
+    source, target = family.spec(checkpoint.config), family.spec(new)
+    found = match(source, checkpoint.tensors)
+    tied = {hit.name: row for hit, row in tied_copies(source, found)}
+    dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
+    dropped |= {name: f"tied to {row}" for name, row in tied.items()}
+    present = _present(source, found)
+    types = check(source, target, sorted(present), family.config(checkpoint.config))
+    blocks = {name: depth.arrange(name, stack, target.stacks[name].size) for name, stack in source.stacks.items()}
+    builder = _Builder(source, target, types, blocks, chosen, checkpoint.tensors, found, _dtype(dtype))
+    steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
+    return Plan(
+        source=checkpoint.path,
+        family=family,
+        source_spec=source,
+        target_spec=target,
+        source_config=checkpoint.config,
+        target_config=_finished(new, source, types, blocks, dtype),
+        tensors=checkpoint.tensors,
+        types=types,
+        blocks=blocks,
+        steps=tuple(sorted(steps, key=lambda step: _natural(step.name))),
+        dropped=dropped,
+        tied=tied,
+        free=chosen,
+        seed=seed,
+    )
+
+
+def _present(spec: Spec, found: list[Matched]) -> set[str]:
+    """The rows that this model has: those with tensors, and tied decoders of something that is written."""
+    present = {hit.row for hit in found}
+    written = {spec.rows[name].writes for name in present}
+    tied = {name for name, row in spec.rows.items() if isinstance(row, Linear) and row.tied and row.reads in written}
+    return present | tied
+
+
+def _dtype(name: str | None) -> str | None:
+    if name is not None and name not in DTYPES:
+        raise BadTarget(f"--dtype {name}: choose one of {', '.join(DTYPES)}")
+    return DTYPES[name] if name else None
+
+
+def _finished(
+    config: dict[str, Any],
+    source: Spec,
+    types: Types,
+    blocks: Mapping[str, tuple[Block, ...]],
+    dtype: str | None,
+) -> dict[str, Any]:
+    """The target's config with what follows from the types: eps, lists with an entry a block, dtype."""
+    config = {**config, **types.eps}
+    for name, stack in source.stacks.items():
+        for field in stack.lists:
+            if isinstance(old := config.get(field), list):
+                if len(old) != stack.size:
+                    raise BadCheckpoint(f"config.json: {field} has {len(old)} entries for {stack.size} blocks")
+                config[field] = [old[block.source] for block in blocks[name]]
+    if dtype:
+        config.pop("torch_dtype", None)
+        config["dtype"] = dtype
+    return config
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    """Numbers inside a name sort as numbers."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+@dataclass(frozen=True)
+class _Builder:
+    source: Spec
+    target: Spec
+    types: Types
+    blocks: Mapping[str, tuple[Block, ...]]
+    free: Free
+    tensors: Mapping[str, TensorInfo]
+    found: list[Matched]
+    dtype: str | None
+
+    def steps(self, hit: Matched) -> list[Step]:
+        """The target tensors that come from this one: one a block of the target."""
+        self._check_tensor(hit)
+        if hit.stack is None:
+            return [self._step(hit, hit.named(0), KEEP)]
+        row, stream = self.source.rows[hit.row], self.source.stacks[hit.stack].stream
+        last_norm = hit.row == self._last_norm(hit.stack, stream)
+        result = []
+        for index, block in enumerate(self.blocks[hit.stack]):
+            if block.source == hit.index:
+                mode = depth.mode(row, last_norm, stream, block, self.free.depth_type)
+                silent = block.added and mode == KEEP and self.free.depth_type == 1
+                step = self._step(hit, hit.named(index), mode)
+                result.append(self._told_apart(step, hit) if silent else step)
+        return result
+
+    def _told_apart(self, step: Step, hit: Matched) -> Step:
+        """A step inside a type 1 block: its fan-out is zero, so its further units must differ in their fan-in.
+
+        They come from the next block (the paper's choice for language models), or else are jittered copies.
+        """
+        row = self.source.rows[hit.row]
+        if not isinstance(row, Linear) or not isinstance(step.recipe, Matrix) or step.recipe.rows.is_identity:
+            return step
+        following = hit.named(hit.index + 1)
+        if self.free.append_next and following in self.tensors:
+            return replace(step, appended=following)
+        return replace(step, recipe=replace(step.recipe, jitter=True))
+
+    def _last_norm(self, stack: str, stream: str) -> str | None:
+        """The last norm that stands in the stream of this stack's blocks, if any does (Post-LN)."""
+        return next(
+            (
+                name
+                for name, row in reversed(list(self.source.rows.items()))
+                if name.startswith(f"{stack}.*.")
+                and row.is_norm
+                and stream in row.reads.axes
+                and stream in row.writes.axes
+            ),
+            None,
+        )
+
+    def _step(self, hit: Matched, name: str, mode: str) -> Step:
+        row, info = self.source.rows[hit.row], self.tensors[hit.name]
+        axes = row.tensors()[hit.suffix]
+        sizes = info.shape if axes else (1,)
+        expansions = tuple(self.types.of(axis.side, size) for axis, size in zip(axes, sizes, strict=False))
+        typed = Typed(self.types.of(row.reads), self.types.of(row.writes), expansions)
+        recipe = row.recipe(hit.suffix, typed, mode)
+        shape = tuple(e.target_size for e in expansions)
+        dtype = self.dtype if self.dtype and info.dtype in _BITS else info.dtype
+        flops = row.flops_per_weight * math.prod(shape) * self._positions(row) if hit.suffix == "weight" else 0
+        exact = exactness(recipe, info.dtype, dtype, self.free)
+        return Step(name, hit.name, hit.row, shape, dtype, recipe, exact, flops)
+
+    def _positions(self, row: Row) -> int:
+        return max((self.target.spaces[a].positions for a in row.writes.axes if a in self.target.spaces), default=1)
+
+    def _check_tensor(self, hit: Matched) -> None:
+        info, axes = self.tensors[hit.name], self.source.rows[hit.row].tensors()[hit.suffix]
+        wanted = tuple(self.source.side_size(axis.side) for axis in axes)
+        fits = len(wanted) == len(info.shape) and all(w in (None, s) for w, s in zip(wanted, info.shape, strict=True))
+        if not fits:
+            said = tuple("any" if w is None else w for w in wanted)
+            raise BadCheckpoint(f"{hit.name} has shape {list(info.shape)}, but config.json makes it {list(said)}")
+        if info.dtype not in _BITS and axes:
+            raise BadCheckpoint(
+                f"{hit.name} is stored as {info.dtype}, which is not a float that can be expanded: dequantise it first"
+            )
+
+
+def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
+    """How exact a tensor is as it is stored: every entry, the sum over copies, or to one rounding."""
+    if isinstance(recipe, Matrix) and recipe.mode == SILENT:
+        return BIT_EXACT
+    if _BITS.get(target, 64) < _BITS.get(source, 64):
+        return ROUNDED
+    if isinstance(recipe, Vector):
+        return BIT_EXACT if _powers_of_two(recipe.factor[recipe.factor != 0]) else ROUNDED
+    rows, columns = recipe.rows, recipe.columns
+    scales = np.concatenate([rows.amp * rows.gain, columns.amp * columns.gain])
+    if rows.has(AVG) or (columns.has(AVG) and not recipe.consumes) or not _powers_of_two(scales):
+        return ROUNDED
+    most = int(columns.copies.max())
+    if most == 1 or not recipe.consumes:
+        return BIT_EXACT
+    if target in ("BF16", "F16") or (recipe.mode == CANCEL and most == 2):
+        return EXACT_SUM
+    exact_share = all(
+        _powers_of_two(np.array([free.share(k)])) or free.share(k) == 0 for k in set(columns.copies.tolist())
+    )
+    return EXACT_SUM if free.phi == 0 and exact_share and most <= 2 else ROUNDED
+
+
+def _powers_of_two(values: np.ndarray) -> bool:
+    return bool((np.frexp(np.abs(values))[0] == 0.5).all())

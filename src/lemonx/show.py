@@ -1,0 +1,191 @@
+"""What a person sees: tables, progress, results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from lemonx import architectures, summary
+from lemonx.api import Verified
+from lemonx.planning import Plan
+
+_STYLE = {"bit-exact": "green", "exact-sum": "green", "rounding-limited": "yellow"}
+
+
+def _console(*, stderr: bool = False) -> Console:
+    return Console(stderr=stderr, highlight=False)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan as data, in the order of the printed tables."""
+    return {
+        "source": str(plan.source),
+        "model_type": plan.source_config["model_type"],
+        "sizes": {name: [a, b] for name, a, b in summary.size_table(plan)},
+        "parameters": summary.parameters(plan),
+        "flops": summary.flops(plan),
+        "bytes": summary.bytes_on_disk(plan),
+        "config": {name: [a, b] for name, a, b in summary.changed_fields(plan)},
+        "free": plan.free.name,
+        "depth_type": plan.free.depth_type,
+        "exactness": plan.exactness,
+        "tensors": [
+            {"name": g.row, "shape": g.shape, "count": g.count, "rule": g.rule, "exactness": g.exactness}
+            for g in summary.groups(plan)
+        ],
+        "not_written": dict(plan.dropped),
+    }
+
+
+def print_plan(plan: Plan) -> None:
+    console = _console()
+    console.print(f"[bold]{plan.family.title}[/bold]  {plan.source}")
+    sizes = Table("size", "source", "target", box=None, pad_edge=False)
+    for name, before, after in summary.size_table(plan):
+        sizes.add_row(name, str(before), f"[bold]{after}[/bold]" if before != after else str(after))
+    per = "image" if plan.family.free == "vision" else "token"
+    for label, (before, after) in (
+        ("parameters", summary.parameters(plan)),
+        (f"FLOPs per {per}", summary.flops(plan)),
+        ("bytes on disk", summary.bytes_on_disk(plan)),
+    ):
+        sizes.add_row(label, summary.human(before), summary.human(after))
+    console.print(sizes)
+    tensors = Table("tensors", "shape", "number", "rule", "exactness", box=None, pad_edge=False)
+    for group in summary.groups(plan):
+        shape = " x ".join(map(str, group.shape)) or "scalar"
+        exact = f"[{_STYLE[group.exactness]}]{group.exactness}[/]"
+        tensors.add_row(group.row, shape, str(group.count), group.rule, exact)
+    console.print(tensors)
+    fields = Table("config.json", "source", "target", box=None, pad_edge=False)
+    for name, before, after in summary.changed_fields(plan):
+        fields.add_row(name, _short(before), _short(after))
+    console.print(fields)
+    console.print(
+        f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}; "
+        f"weakest exactness in the stored dtype: {plan.exactness}"
+    )
+    for name, why in plan.dropped.items():
+        console.print(f"not written: {name} ({why})")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+@contextmanager
+def progress(plan: Plan, *, quiet: bool, verify: bool) -> Iterator[Callable[[int], None]]:
+    """A bar over the bytes written; then a word on the verification, which takes the rest of the time."""
+    total = summary.bytes_on_disk(plan)[1]
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_console(stderr=True), disable=quiet, transient=True) as bar:
+        task = bar.add_task("expanding", total=total)
+        done = 0
+
+        def tell(count: int) -> None:
+            nonlocal done
+            done += count
+            bar.update(task, completed=done, description="verifying" if verify and done >= total else "expanding")
+
+        yield tell
+
+
+@contextmanager
+def waiting(what: str, *, quiet: bool) -> Iterator[None]:
+    if quiet:
+        yield
+    else:
+        with _console(stderr=True).status(what):
+            yield
+
+
+def print_expanded(plan: Plan, output: Path) -> None:
+    console = _console()
+    content = json.loads((output / "lemonx.json").read_text())
+    before, after = content["source"]["parameters"], content["target"]["parameters"]
+    console.print(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
+    verified = content["verified"]
+    if verified["outputs"]:
+        _print_outputs(console, verified["outputs"])
+        _print_symmetry(console, verified["symmetry"])
+    else:
+        console.print(f"not verified ({verified['skipped']}): `lemonx verify {plan.source} {output}` does it later")
+
+
+def verified_json(measured: Verified) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    symmetry = asdict(measured.symmetry) if measured.symmetry else None
+    return {"passed": measured.passed, "outputs": measured.outputs.as_dict(), "symmetry": symmetry}
+
+
+def print_verified(measured: Verified) -> None:
+    console = _console()
+    content = verified_json(measured)
+    _print_outputs(console, content["outputs"])
+    if content["symmetry"]:
+        _print_symmetry(console, content["symmetry"])
+    if measured.passed:
+        console.print("[green]the same function[/green]")
+    else:
+        console.print(f"[red]not the same function[/red]: {measured.outputs.reason()}")
+
+
+def _print_outputs(console: Console, outputs: dict[str, Any]) -> None:
+    noise = f"; the source's own noise in its dtype is {outputs['noise']:.1e}" if outputs["noise"] is not None else ""
+    console.print(
+        f"{', '.join(outputs['outputs'])} on {outputs['inputs']}, in float64: largest difference "
+        f"{outputs['difference']:.1e} of the largest output (tolerance {outputs['tolerance']:.1e}{noise})"
+    )
+    if outputs["tokens_equal"] is not None:
+        console.print(
+            f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens"
+        )
+
+
+def _print_symmetry(console: Console, symmetry: dict[str, Any]) -> None:
+    where = f" (in {', '.join(symmetry['where'][:3])})" if symmetry["twins"] else ""
+    console.print(
+        f"symmetry: {symmetry['copies']} copies of units, {symmetry['twins']} of them twins of another{where}"
+    )
+
+
+def architectures_json() -> list[dict[str, Any]]:
+    return [
+        {
+            "model_type": name,
+            "title": family.title,
+            "sizes": {k: list(v) for k, v in family.sizes.items()},
+            "free": family.free,
+        }
+        for name, family in sorted(architectures.families().items())
+    ]
+
+
+def print_architectures() -> None:
+    table = Table("model_type", "family", "sizes", "free", box=None, pad_edge=False)
+    for entry in architectures_json():
+        sizes = ", ".join(field for fields in entry["sizes"].values() for field in fields)
+        table.add_row(entry["model_type"], entry["title"], sizes, entry["free"])
+    _console().print(table)

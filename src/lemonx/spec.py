@@ -1,0 +1,138 @@
+"""Specs: an architecture as a table of rows, keyed by the module's name on disk.
+
+A name may hold `*` for the index of a block in a stack. Each fact is written once: what is silenced in an
+added block, the scale of a tied decoder, eta and eps are derived (check.py, depth.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lemonx.errors import BadCheckpoint
+from lemonx.modules import Row
+from lemonx.signature import Side
+from lemonx.vectors import Space
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Blocks that repeat, adding to one stream.
+
+    `period`: original blocks keep their index modulo this (shifted windows alternate). `pinned`: so many
+    first blocks are unlike the rest and are never copied. `lists`: config fields with one entry a block.
+    """
+
+    size: int
+    stream: str
+    period: int = 1
+    pinned: int = 0
+    lists: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a checkpoint with a given config is made of.
+
+    `eps` is the config field that norms read unless their row says otherwise. `prefix` may be absent from
+    every name in a file (a base model's). `acts` names spaces under a nonlinearity although a norm reads
+    them; spaces that no norm touches are taken to be under one. `config` is what config.json must say
+    besides the sizes.
+    """
+
+    rows: Mapping[str, Row]
+    spaces: Mapping[str, Space]
+    stacks: Mapping[str, Stack]
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    eps: str | None = None
+    prefix: str = ""
+    acts: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def axis_size(self, name: str) -> int | None:
+        """The size of one axis, or None for `_`."""
+        if name == "_":
+            return None
+        if name.isdigit():
+            return int(name)
+        return self.spaces[name].size if name in self.spaces else self.fixed[name]
+
+    def side_size(self, side: Side) -> int | None:
+        sizes = [self.axis_size(name) for name in side.axes]
+        if None in sizes:
+            return None
+        result = 1
+        for size in sizes:
+            result *= size or 0
+        return result
+
+
+class Config(Mapping[str, Any]):
+    """config.json with the defaults of its class; it remembers which fields were asked for."""
+
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.values_on_disk, self.defaults, self.asked = values, defaults, set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        if name in self.values_on_disk:
+            return self.values_on_disk[name]
+        if name in self.defaults:
+            return self.defaults[name]
+        raise BadCheckpoint(f"config.json has no field {name!r}, which this architecture needs")
+
+    @property
+    def headless(self) -> bool:
+        """The class that config.json names is a bare model (LlamaModel), so its last stream is its output."""
+        names = self.values_on_disk.get("architectures") or [""]
+        return all(name.endswith("Model") and "Head" not in name for name in names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.defaults, **self.values_on_disk})
+
+    def __len__(self) -> int:
+        return len({**self.defaults, **self.values_on_disk})
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A family: its spec, the config fields behind each option, and the preset that fits it."""
+
+    model_types: tuple[str, ...]
+    build: Callable[[Config], Spec]
+    sizes: Mapping[str, tuple[str, ...]]
+    free: str
+    defaults: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """The first sentence of the spec's docstring."""
+        return (self.build.__doc__ or "").strip().split("\n")[0].rstrip(".")
+
+    def config(self, values: Mapping[str, Any]) -> Config:
+        return Config(values, self.defaults)
+
+    def spec(self, values: Mapping[str, Any]) -> Spec:
+        return self.build(self.config(values))
+
+
+REGISTRY: dict[str, Architecture] = {}
+
+
+def architecture(
+    *model_types: str, free: str, defaults: Mapping[str, Any] | None = None, **sizes: str | tuple[str, ...]
+) -> Callable[[Callable[[Config], Spec]], Callable[[Config], Spec]]:
+    """Register a spec for these model types; `width=...`, `heads=...` name the config fields that are sizes.
+
+    `defaults` are the values of fields that config.json may leave out, as transformers has them.
+    """
+
+    def register(build: Callable[[Config], Spec]) -> Callable[[Config], Spec]:
+        fields = {option: (names,) if isinstance(names, str) else names for option, names in sizes.items()}
+        family = Architecture(model_types, build, fields, free, defaults or {})
+        for model_type in model_types:
+            REGISTRY[model_type] = family
+        return build
+
+    return register

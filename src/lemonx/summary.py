@@ -1,0 +1,102 @@
+"""What a plan amounts to: sizes, parameters, FLOPs, bytes, and one line per group of tensors."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lemonx.planning import Plan, Step
+
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of one row with one rule: how many, what, how exact."""
+
+    row: str
+    shape: tuple[int, ...]
+    count: int
+    rule: str
+    exactness: str
+
+
+def size_table(plan: Plan) -> Iterator[tuple[str, int, int]]:
+    """(name, source, target) of every space and stack, as the spec names them."""
+    for name, space in plan.source_spec.spaces.items():
+        yield name, space.size, plan.target_spec.spaces[name].size
+    for name, stack in plan.source_spec.stacks.items():
+        yield f"blocks in {name}", stack.size, plan.target_spec.stacks[name].size
+
+
+def changed_fields(plan: Plan) -> Iterator[tuple[str, Any, Any]]:
+    """(field, source, target) of every field of config.json that changes."""
+    for name, value in plan.target_config.items():
+        before = plan.source_config.get(name)
+        if before != value:
+            yield name, before, value
+
+
+def parameters(plan: Plan) -> tuple[int, int]:
+    """The number of parameters on disk, source and target."""
+    written = [info for name, info in plan.tensors.items() if name not in plan.dropped]
+    return sum(info.numel for info in written), sum(math.prod(step.shape) for step in plan.steps)
+
+
+def bytes_on_disk(plan: Plan) -> tuple[int, int]:
+    source = sum(info.nbytes for info in plan.tensors.values())
+    return source, sum(math.prod(step.shape) * _BYTES[step.dtype] for step in plan.steps)
+
+
+def flops(plan: Plan) -> tuple[int, int]:
+    """Multiplications and additions by weights, per token or image; attention scores are not counted."""
+    rows = plan.source_spec.rows
+    tied = [name for name, row in rows.items() if getattr(row, "tied", None)]
+    source = target = 0
+    seen = set()
+    for step in plan.steps:
+        target += step.flops
+        if step.source not in seen and step.flops:
+            seen.add(step.source)
+            source += step.flops * plan.tensors[step.source].numel // math.prod(step.shape)
+    for name in tied:
+        table = next(step for step in plan.steps if step.row == getattr(rows[name], "tied", None))
+        source += 2 * plan.tensors[table.source].numel
+        target += 2 * math.prod(table.shape)
+    return source, target
+
+
+def groups(plan: Plan) -> list[Group]:
+    """Steps that differ only in their block's index, in the order of the spec."""
+    counted: dict[tuple[str, tuple[int, ...], str, str], int] = {}
+    for step in plan.steps:
+        key = (_pattern(step), step.shape, _rule(step), step.exactness)
+        counted[key] = counted.get(key, 0) + 1
+    order = {name: i for i, name in enumerate(plan.source_spec.rows)}
+    rows = {_pattern(step): order[step.row] for step in plan.steps}
+    return [
+        Group(row, shape, count, rule, exact)
+        for (row, shape, rule, exact), count in sorted(counted.items(), key=lambda item: rows[item[0][0]])
+    ]
+
+
+def _pattern(step: Step) -> str:
+    return re.sub(r"\.\d+\.", ".*.", step.name, count=1) if "*" in step.row else step.name
+
+
+def _rule(step: Step) -> str:
+    if step.appended:
+        return f"{step.recipe.rule}, units of the next block appended"
+    return f"{step.recipe.rule}, jittered" if getattr(step.recipe, "jitter", False) else step.recipe.rule
+
+
+def human(count: float) -> str:
+    """1234567 -> 1.23M."""
+    for unit in ("", "K", "M", "G", "T"):
+        if abs(count) < 1000 or unit == "T":
+            return f"{count:.0f}" if unit == "" else f"{count:.3g}{unit}"
+        count /= 1000
+    raise AssertionError

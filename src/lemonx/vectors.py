@@ -1,0 +1,252 @@
+"""Lossless expansion in vector space: x* = E x, and back.
+
+A vector expansion says, for every target index t, which source index is copied there, or how an index
+without a source is filled. The paper's four share one pattern, whole copies of x and then a remainder:
+
+    >>> expansion("avg", 2, 5).expand(np.array([1.0, 3.0]))
+    array([1., 3., 1., 3., 2.])
+    >>> expansion("zero", 2, 5).expand(np.array([1.0, 3.0]))
+    array([1., 3., 1., 3., 0.])
+    >>> expansion("circ", 2, 5).expand(np.array([1.0, 3.0]))
+    array([1., 3., 1., 3., 1.])
+
+Paper: appendix B.3, lossless expansion in vector space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lemonx.errors import Refused
+
+# Flags stand where a target index has no source index.
+ZERO, AVG, RAND = -1, -2, -3
+
+
+class Run(NamedTuple):
+    """Consecutive target indices `target..target+length` that copy consecutive source indices.
+
+    `source` is the first source index, or a flag; `copy` is 0 where these are the first copies of their
+    units, 1 for the second copies, and so on.
+    """
+
+    target: int
+    source: int
+    length: int
+    copy: int
+
+
+class Split(NamedTuple):
+    """Copies at `target..target+length` of units whose base copies stand at `base..`, with `copies` in all."""
+
+    target: int
+    base: int
+    length: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """A named axis of activations: its size, how it expands, and at how many positions it is computed.
+
+    `positions` counts tokens or pixels per example, for FLOPs. `under` names the space of key-value heads
+    that these query heads belong to: a query head can only sit under a copy of its own key-value head.
+    """
+
+    size: int
+    kind: str
+    positions: int = 1
+    under: str | None = None
+
+
+def avg(size: int, positions: int = 1) -> Space:
+    """A stream that a LayerNorm reads: the remainder holds the mean, which changes no mean."""
+    return Space(size, "avg", positions)
+
+
+def zero(size: int, positions: int = 1) -> Space:
+    """A stream that an RMSNorm reads, or what a norm writes: the remainder holds zeros."""
+    return Space(size, "zero", positions)
+
+
+def circ(size: int, positions: int = 1) -> Space:
+    """Units (neurons, heads, channels): each may pass a nonlinearity, so each extra one is a copy."""
+    return Space(size, "circ", positions)
+
+
+def iso(size: int, positions: int = 1) -> Space:
+    """Units whose copies share one unit's energy: what an RMSNorm over heads reads at any head count."""
+    return Space(size, "iso", positions)
+
+
+def grouped(size: int, under: str, kind: str = "circ") -> Space:
+    """Query heads, in equal groups under the key-value heads of the space `under`."""
+    return Space(size, kind, under=under)
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """x*[t] = gain * amp[t] * x[source[t]], or as the flag at source[t] says: 0, the mean of x, anything."""
+
+    size: int
+    source: NDArray[np.int64]
+    amp: NDArray[np.float64]
+    gain: float = 1.0
+
+    @property
+    def target_size(self) -> int:
+        return len(self.source)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.target_size == self.size and self.is_plain and bool((self.source == np.arange(self.size)).all())
+
+    @property
+    def is_plain(self) -> bool:
+        """Copies are exact copies: no amplitude, no gain."""
+        return self.gain == 1.0 and bool((self.amp == 1.0).all())
+
+    @cached_property
+    def copies(self) -> NDArray[np.int64]:
+        """How often each source unit stands in the target."""
+        return np.bincount(self.source[self.source >= 0], minlength=self.size)
+
+    @cached_property
+    def copy_number(self) -> NDArray[np.int64]:
+        """0 at the first copy of a unit, 1 at the second, ...; 0 at flags."""
+        number = np.zeros(self.target_size, np.int64)
+        index = np.flatnonzero(self.source >= 0)
+        order = index[np.argsort(self.source[index], kind="stable")]
+        starts = np.concatenate([[0], np.cumsum(self.copies)[:-1]])
+        number[order] = np.arange(len(order)) - np.repeat(starts, self.copies)
+        return number
+
+    @cached_property
+    def energy(self) -> NDArray[np.float64]:
+        """The sum of amp^2 over the copies of each unit: kappa in docs/errata.md."""
+        index = self.source >= 0
+        return np.bincount(self.source[index], weights=self.amp[index] ** 2, minlength=self.size).astype(np.float64)
+
+    def has(self, flag: int) -> bool:
+        return bool((self.source == flag).any())
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The map as few consecutive blocks: the copies of a circular expansion are block copies."""
+        step = np.where(self.source[1:] >= 0, np.diff(self.source) == 1, np.diff(self.source) == 0)
+        step &= np.diff(self.copy_number) == 0
+        starts = np.concatenate([[0], np.flatnonzero(~step) + 1])
+        ends = np.concatenate([starts[1:], [self.target_size]])
+        return tuple(
+            Run(int(a), int(self.source[a]), int(b - a), int(self.copy_number[a]))
+            for a, b in zip(starts, ends, strict=True)
+        )
+
+    def further_copies(self, base: int = 0) -> tuple[Split, ...]:
+        """Every copy after the one numbered `base`, paired with that one, in blocks of equal copy count."""
+        index = np.flatnonzero((self.source >= 0) & (self.copy_number > base))
+        index = index[np.argsort(self.copy_number[index], kind="stable")]
+        if not len(index):
+            return ()
+        at_base = np.full(self.size, -1)
+        bases = np.flatnonzero((self.source >= 0) & (self.copy_number == base))
+        at_base[self.source[bases]] = bases
+        based, count = at_base[self.source[index]], self.copies[self.source[index]]
+        joined = (np.diff(index) == 1) & (np.diff(based) == 1) & (np.diff(count) == 0)
+        starts = np.concatenate([[0], np.flatnonzero(~joined) + 1])
+        ends = np.concatenate([starts[1:], [len(index)]])
+        return tuple(
+            Split(int(index[a]), int(based[a]), int(b - a), int(count[a])) for a, b in zip(starts, ends, strict=True)
+        )
+
+    def expand(self, x: NDArray, fill: NDArray | None = None) -> NDArray:
+        """E x along the last axis; `fill` gives the arbitrary entries (flag RAND), 0 without it."""
+        y = x[..., np.maximum(self.source, 0)] * self.amp
+        y[..., self.source == ZERO] = 0
+        y[..., self.source == AVG] = x.mean(-1, keepdims=True)
+        y *= self.gain
+        y[..., self.source == RAND] = 0 if fill is None else fill
+        return y
+
+    def back(self, y: NDArray) -> NDArray:
+        """The left inverse that reads the first copy of each unit: back(expand(x)) == x."""
+        first = self.first_copies
+        return y[..., first] / (self.amp[first] * self.gain)
+
+    @property
+    def first_copies(self) -> NDArray[np.int64]:
+        """The target index of each unit's first copy."""
+        index = np.flatnonzero((self.source >= 0) & (self.copy_number == 0))
+        return index[np.argsort(self.source[index])]
+
+    def with_gain(self, gain: float) -> Expansion:
+        return replace(self, gain=gain)
+
+    def dual(self) -> Expansion:
+        """The expansion D with sum_t (E x)[t] (D y)[t] = x . y, evenly split: what a tied decoder reads."""
+        index = np.maximum(self.source, 0)
+        amp = 1.0 / (self.copies[index] * self.amp * self.gain)
+        source = np.where(self.source >= 0, self.source, ZERO)
+        return Expansion(self.size, source, np.where(source >= 0, amp, 1.0))
+
+
+def multiples_near(size: int, target: int) -> str:
+    """The sizes above the source's that are whole multiples of it, next to the one asked for: advice."""
+    below = target // size * size
+    return " or ".join(str(n) for n in (below, below + size) if n > size)
+
+
+def identity(size: int) -> Expansion:
+    return Expansion(size, np.arange(size), np.ones(size))
+
+
+def expansion(kind: str, size: int, target: int) -> Expansion:
+    """Whole copies of x, then a remainder of the given kind: avg, zero, circ, rand or iso."""
+    copies, rest = divmod(target, size)
+    flag = {"avg": AVG, "zero": ZERO, "rand": RAND}.get(kind)
+    remainder = np.arange(rest) if flag is None else np.full(rest, flag)
+    source = np.concatenate([np.tile(np.arange(size), copies), remainder]).astype(np.int64)
+    plain = Expansion(size, source, np.ones(target))
+    if kind != "iso":
+        return plain
+    # Every unit gets the energy of `copies` plain copies, so equal copy counts stay plain copies.
+    return replace(plain, amp=np.sqrt(copies / plain.copies[source]))
+
+
+def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Expansion:
+    """Query heads under copies of their own key-value head: slots of a group are filled circularly.
+
+    A unit of `under` with c copies offers c * (target group) slots for its source group; there must be
+    enough, else a query head would have no place. The group may grow or shrink (grouped to multi-head).
+    """
+    group, target_group = size // under.size, target // under.target_size
+    short = under.copies * target_group < group
+    if size % under.size or target % under.target_size or short.any():
+        least = under.target_size * -(-group // int(under.copies.min()))
+        raise Refused(
+            f"{target} query heads do not fit {under.target_size} key-value heads: every key-value head must be "
+            f"followed by its own {group} query heads: try {least} or another multiple of {under.target_size} above"
+        )
+    slot = np.arange(target) % target_group + under.copy_number.repeat(target_group) * target_group
+    source = under.source.repeat(target_group) * group + slot % group
+    heads = Expansion(size, source, np.ones(target))
+    if kind != "iso":
+        return heads
+    return replace(heads, amp=np.sqrt((target // size) / heads.copies[source]))
+
+
+def product(*factors: Expansion) -> Expansion:
+    """The expansion of fused axes (a b c), first axis outermost."""
+    result = identity(1)
+    for factor in factors:
+        flagged = np.minimum(result.source[:, None], factor.source[None, :])
+        index = result.source[:, None] * factor.size + factor.source[None, :]
+        source = np.where(flagged < 0, flagged, index).reshape(-1)
+        amp = (result.amp[:, None] * factor.amp[None, :]).reshape(-1)
+        result = Expansion(result.size * factor.size, source, amp, result.gain * factor.gain)
+    return result

@@ -1,0 +1,84 @@
+"""Runs a model in float64 even where its code asks for float32 by name.
+
+transformers' RMSNorms, eager softmax and rotary embeddings compute in float32 whatever the weights are, so
+two equal float64 models differ by about 1e-6, and a mistake of that size could not be told from rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+# How code names float32: the dtype, and the legacy tensor types that `Tensor.type` takes.
+_WIDER: dict[Any, Any] = {
+    torch.float32: torch.float64,
+    torch.FloatTensor: torch.DoubleTensor,
+    "torch.FloatTensor": "torch.DoubleTensor",
+}
+
+
+# These read bytes as what the dtype says: told float64, they would misread a float32 checkpoint.
+_READ_BYTES = frozenset({torch.Tensor.view, torch.frombuffer})
+
+
+def _receives_storage(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether this is the empty tensor to which torch.load then hands the bytes of the file."""
+    return func is torch.empty and args == ((0,),)
+
+
+def _widen(argument: Any) -> Any:
+    """Returns float64 for any of float32's names, and everything else as it is."""
+    # Only these types can name a dtype: hashing anything else would fail, or compare tensors.
+    if isinstance(argument, torch.dtype | str | type(torch.FloatTensor)):
+        return _WIDER.get(argument, argument)
+    return argument
+
+
+class Float64(TorchFunctionMode):
+    """A context in which no torch function makes a float32 tensor from anything but float32 tensors.
+
+    `x.to(torch.float32)`, `x.float()`, `x.type(torch.float32)`, any `dtype=torch.float32`, and factories
+    without a dtype give float64. Tensors that exist already, or are read from a file, keep their dtype. Load
+    the models inside it too, with dtype=torch.float64: that keeps the buffers that a model computes for
+    itself, such as rotary frequencies, in float64.
+
+    >>> with Float64():
+    ...     torch.ones(2, dtype=torch.bfloat16).float().dtype, torch.arange(0.0, 1.0).dtype
+    (torch.float64, torch.float64)
+    >>> torch.ones(2).dtype
+    torch.float32
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A stack, because the same object may be entered again while it is active.
+        self._defaults: list[torch.dtype] = []
+
+    def __enter__(self) -> Float64:
+        # The default dtype covers what no argument shows: torch.ones(2), an integer divided by an integer.
+        self._defaults.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        torch.set_default_dtype(self._defaults.pop())
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Calls `func` with float64 wherever an argument says float32."""
+        if func in _READ_BYTES or _receives_storage(func, args):
+            return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        widened = {key: _widen(value) for key, value in (kwargs or {}).items()}
+        return func(*(_widen(argument) for argument in args), **widened)

@@ -1,0 +1,91 @@
+"""Models from disk, as any user would load them, and inputs to try them on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx.errors import BadCheckpoint
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+SAMPLE = 4
+LENGTH = 24
+
+
+def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str]]:
+    """The model of a checkpoint in eval mode, and the keys that its class missed or did not expect."""
+    import transformers
+    from transformers.utils import logging
+
+    from lemonx import models
+
+    models.register()
+    shown = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        config = transformers.AutoConfig.from_pretrained(path)
+        model, info = _class(config).from_pretrained(path, dtype=dtype, output_loading_info=True)
+    except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadCheckpoint(f"transformers cannot load {path}: {reason}") from error
+    finally:
+        logging.set_verbosity(shown)
+        if bars:
+            logging.enable_progress_bar()
+    odd = (*info["missing_keys"], *info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
+    return model.eval(), frozenset(odd)
+
+
+def _class(config: Any) -> Any:
+    """The class that config.json names, or else the bare model."""
+    import transformers
+
+    name = (config.architectures or [""])[0]
+    if hasattr(transformers, name):
+        return getattr(transformers, name)
+    if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return transformers.AutoModelForImageClassification
+    return transformers.AutoModel
+
+
+def sample(model: PreTrainedModel, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A random batch: token ids, every second text padded, or pixels."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    config: Any = model.config
+    if model.main_input_name == "pixel_values":
+        size = getattr(config, "image_size", 64)
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        shape = (SAMPLE, config.num_channels, height, width)
+        return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
+    longest = getattr(config, "max_position_embeddings", None) or LENGTH
+    shape = (SAMPLE, min(LENGTH, longest))
+    ids = torch.randint(0, config.vocab_size, shape, generator=generator)
+    mask = torch.ones_like(ids)
+    padding = slice(0, shape[1] // 4) if model.can_generate() else slice(-(shape[1] // 4) or None, None)
+    mask[1::2, padding] = 0
+    if config.pad_token_id is None:
+        config.pad_token_id = 0  # classifiers of decoders ask for one to find the last token
+    ids[mask == 0] = config.pad_token_id
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def floating_outputs(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every floating-point output by name, in float64, without what was computed at padding."""
+    import torch
+
+    mask = batch.get("attention_mask")
+    with torch.no_grad():
+        result = model(**{k: v.to(model.dtype) if v.is_floating_point() else v for k, v in batch.items()})
+    found = {}
+    for name, value in result.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            per_token = mask is not None and value.shape[:2] == mask.shape
+            found[name] = (value[mask.bool()] if per_token else value).double()  # type: ignore[union-attr]
+    return found

@@ -1,0 +1,151 @@
+"""Do two checkpoints compute the same outputs? Measured, against a tolerance that is derived.
+
+Weights are taken as they are stored and the arithmetic is float64 throughout, so what remains is what the
+expansion itself did. Where every tensor is exact in its stored dtype the tolerance is 1e-10 of the largest
+output. Where a rounding is unavoidable (a norm's eta in bf16, say) it is NOISE_MULTIPLE times the noise of the
+source itself: the source run in its stored dtype against the source run in float64.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.errors import NotVerified
+from lemonx.verification.loading import floating_outputs, load, sample
+
+if TYPE_CHECKING:
+    import torch
+
+EXACT = 1e-10
+NOISE_MULTIPLE = 4.0
+NEW_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Figures of one comparison; differences and noise are relative to the largest output."""
+
+    difference: float
+    tolerance: float
+    noise: float | None
+    largest_output: float
+    outputs: tuple[str, ...]
+    tokens_equal: bool | None
+    odd_keys: tuple[str, ...]
+    inputs: str
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.tolerance and self.tokens_equal is not False and not self.odd_keys
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+    def reason(self) -> str:
+        """Why it did not pass, in one line."""
+        if self.odd_keys:
+            return f"the target's class does not take its tensors as they are: {', '.join(self.odd_keys[:3])}"
+        if self.difference > self.tolerance or self.difference != self.difference:
+            return f"outputs differ by {self.difference:.2e} of the largest, more than {self.tolerance:.1e}"
+        return "greedy generation gives other tokens"
+
+
+def compare(source: Checkpoint, target: Checkpoint, *, exact: bool, slack: float = 0.0, seed: int = 0) -> Comparison:
+    """Run both on the same sample. `exact`: no tensor was rounded; `slack`: what is known to be lost (eps)."""
+    _check_memory(source, target)
+    stored = _stored_dtype(source)
+    before, odd_before, batch = _run(source.path, seed)
+    noise = None if exact or stored == "float64" else _noise(source.path, stored, before, seed)
+    after, odd_after, _ = _run(target.path, seed)
+    shared = [name for name in before.outputs if name in after.outputs]
+    worst, largest = 0.0, 0.0
+    for name in shared:
+        reference = before.outputs[name]
+        # A base model's output is wider: the inverse of every expansion here reads the first entries.
+        other = after.outputs[name][..., : reference.shape[-1]]
+        scale = float(reference.abs().max())
+        worst = max(worst, float((reference - other).abs().max()) / (scale or 1.0))
+        largest = max(largest, scale)
+    if not shared:
+        raise NotVerified(f"{source.path} and {target.path} have no output in common: they are different models")
+    tolerance = max(EXACT, slack, NOISE_MULTIPLE * (noise or 0.0))
+    tokens = None if before.tokens is None else before.tokens.equal(after.tokens)
+    odd = tuple(sorted(odd_after - odd_before))
+    return Comparison(worst, tolerance, noise, largest, tuple(shared), tokens, odd, batch)
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    outputs: dict[str, torch.Tensor]
+    tokens: Any
+
+
+def _run(path: Path, seed: int) -> tuple[_Outputs, frozenset[str], str]:
+    import torch
+
+    from lemonx.verification.float64 import Float64
+
+    with Float64():
+        model, odd = load(path, torch.float64)
+        batch = sample(model, seed)
+        found = floating_outputs(model, batch)
+        tokens = None
+        if model.can_generate() and "input_ids" in batch:
+            tokens = model.generate(  # pyright: ignore[reportCallIssue]
+                **batch, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, use_cache=True
+            )
+    del model
+    gc.collect()
+    shapes = " and ".join(f"{name} {list(value.shape)}" for name, value in batch.items() if name != "attention_mask")
+    return _Outputs(found, tokens), odd, shapes
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    from lemonx.checkpoints.safetensors_file import torch_dtype
+
+    largest = max(checkpoint.tensors.values(), key=lambda info: info.nbytes)
+    return str(torch_dtype(largest.dtype)).removeprefix("torch.")
+
+
+def _noise(path: Path, dtype: str, reference: _Outputs, seed: int) -> float:
+    """The source in its stored dtype against itself in float64: in a child, because some CPUs die on bf16."""
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "outputs.safetensors"
+        command = [sys.executable, "-m", "lemonx.verification.noise", str(path), dtype, str(seed), str(file)]
+        environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", **os.environ}
+        child = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if child.returncode != 0 or not file.exists():
+            last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+            raise NotVerified(
+                f"the source itself does not run in {dtype} here ({last}): expand with --dtype float32, or --no-verify"
+            )
+        outputs = load_file(file)
+    return max(
+        float((reference.outputs[name] - value).abs().max() / reference.outputs[name].abs().max().clamp(min=1e-300))
+        for name, value in outputs.items()
+    )
+
+
+def _check_memory(source: Checkpoint, target: Checkpoint) -> None:
+    """One model in float64 at a time must fit."""
+    needed = 8 * max(sum(i.numel for i in c.tensors.values()) for c in (source, target))
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return
+    free = next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable")), None)
+    if free is not None and needed * 1.3 > free:
+        raise NotVerified(
+            f"verification in float64 needs {needed * 1.3 / 1e9:.0f} GB of memory and {free / 1e9:.0f} GB are free: "
+            "verify on a larger machine, and expand with --no-verify here"
+        )

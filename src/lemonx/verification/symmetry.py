@@ -1,0 +1,108 @@
+"""Twins: copies of a unit that no weight tells apart, so that they would stay equal for ever.
+
+Two copies of a unit are twins if exchanging them leaves every tensor of their block as it is: same fan-in,
+same fan-out. Then their gradients are equal too. LEMON leaves none; an even split (Net2Net) leaves all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.modules import Axis, BatchNorm, Norm
+from lemonx.planning import Plan, Step
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """How many further copies of units the target holds, and which of them are twins of the first copy."""
+
+    copies: int
+    twins: int
+    where: tuple[str, ...]
+
+
+def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
+    """Compare every further copy of every unit with its first copy, over all tensors that touch it."""
+    equal: dict[tuple[str, str], np.ndarray] = {}
+    for step in plan.steps:
+        axes = list(_unit_axes(step, plan))
+        if not axes:
+            continue
+        tensor = target.read(step.name)
+        for scope, shape, axis, first, further in axes:
+            units = tensor.reshape(shape).movedim(axis, 0)
+            same = (units[further] == units[first]).reshape(len(further), -1).all(1).numpy()
+            equal[scope] = equal.get(scope, np.ones(len(further), bool)) & same
+    where = tuple(f"{space} in {block}" if block else space for (space, block), twins in equal.items() if twins.any())
+    return Symmetry(sum(map(len, equal.values())), sum(int(t.sum()) for t in equal.values()), where)
+
+
+_UnitAxis = tuple[tuple[str, str], tuple[int, ...], int, np.ndarray, np.ndarray]
+
+
+def _unit_axes(step: Step, plan: Plan) -> Iterator[_UnitAxis]:
+    """Each axis of a tensor that is a space with copies: its scope, the unfused shape, and the pairs."""
+    row = plan.source_spec.rows[step.row]
+    suffix = next((s for s in row.tensors() if s and step.name.endswith(f".{s}")), "")
+    axes = row.tensors()[suffix]
+    names = [name for axis in axes for name in axis.side.axes]
+    shape = _unfused(axes, step.shape, plan)
+    for position, name in enumerate(names):
+        space = plan.source_spec.spaces.get(name)
+        if space is not None:
+            yield from _pairs(step, plan, name, shape, position)
+        if space is not None and space.under:
+            # A key-value head is told from its copy by the query heads that belong to it.
+            over = plan.types.spaces[space.under].target_size
+            group = (over, shape[position] // over)
+            yield from _pairs(step, plan, space.under, (*shape[:position], *group, *shape[position + 1 :]), position)
+
+
+def _pairs(step: Step, plan: Plan, name: str, shape: tuple[int, ...], position: int) -> Iterator[_UnitAxis]:
+    expansion = plan.types.spaces[name]
+    if expansion.copies.max() > 1:
+        further = np.flatnonzero((expansion.source >= 0) & (expansion.copy_number > 0))
+        first = expansion.first_copies[expansion.source[further]]
+        yield _scope(step, plan, name), shape, position, first, further
+
+
+def _unfused(axes: tuple[Axis, ...], shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+    sizes = [
+        size if plan.target_spec.axis_size(name) is None else plan.target_spec.axis_size(name)
+        for axis, size in zip(axes, shape, strict=True)
+        for name in axis.side.axes
+    ]
+    assert math.prod(s or 1 for s in sizes) == math.prod(shape)
+    return tuple(s or 1 for s in sizes)
+
+
+def _scope(step: Step, plan: Plan, space: str) -> tuple[str, str]:
+    """Which units these are: a space inside a block is another one in every block, a stream is one throughout.
+
+    A norm keeps units in place, so what it reads and what it writes are the same units.
+    """
+    units = _joined_by_norms(plan, space)
+    if units & {stack.stream for stack in plan.source_spec.stacks.values()}:
+        return min(units), ""
+    stack = next((s for s in plan.source_spec.stacks if step.row.startswith(f"{s}.")), None)
+    if stack is None:
+        return min(units), ""
+    bare = stack.removeprefix(plan.source_spec.prefix)
+    name = step.name.removeprefix(f"{stack}.").removeprefix(f"{bare}.")
+    return min(units), f"{stack}.{name.split('.')[0]}"
+
+
+def _joined_by_norms(plan: Plan, space: str) -> set[str]:
+    joined, size = {space}, 0
+    while len(joined) > size:
+        size = len(joined)
+        for row in plan.source_spec.rows.values():
+            if isinstance(row, (Norm, BatchNorm)):
+                for pair in zip(row.reads.axes, row.writes.axes, strict=True):
+                    joined |= set(pair) if joined & set(pair) else set()
+    return joined

@@ -1,0 +1,301 @@
+"""Tiny real models of every family, every parameter random: fresh norms and zero biases would prove nothing.
+
+`PICO["llama-tied"]()` is a model in float64 and eval mode, randomised with seed 0; `save` writes it as a
+user's checkpoint; `outputs(model, inputs(model, seed=1))` is what it computes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from lemonx.models.resnet import TorchvisionResNetConfig, TorchvisionResNetForImageClassification
+
+# One head is 12 wide; two key-value heads serve four query heads.
+_WIDTH = dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=2)
+_TOKENS = dict(vocab_size=61, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+_NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+# An eps this large makes a forgotten rescaling of it visible; BERT keeps the tiny one of its checkpoints.
+_EPS = 1e-5
+
+_GPT2 = dict(
+    **_TOKENS,
+    n_embd=48,
+    n_head=4,
+    n_layer=2,
+    n_positions=64,
+    layer_norm_epsilon=_EPS,
+    resid_pdrop=0.0,
+    embd_pdrop=0.0,
+    attn_pdrop=0.0,
+    num_labels=5,
+)
+_BERT = dict(
+    **_WIDTH,
+    **_TOKENS,
+    **_NO_DROPOUT,
+    intermediate_size=192,
+    max_position_embeddings=64,
+    layer_norm_eps=1e-12,
+    num_labels=5,
+)
+_MEGATRON = {**_BERT, "layer_norm_eps": _EPS}
+_VIT = dict(
+    **_WIDTH,
+    **_NO_DROPOUT,
+    intermediate_size=96,
+    image_size=16,
+    patch_size=4,
+    layer_norm_eps=_EPS,
+    num_labels=7,
+)
+# Stage 0 has a resolution of 8, and so shifted windows of 4; stage 1 is a single window.
+_SWINV2 = dict(
+    **_NO_DROPOUT,
+    image_size=32,
+    patch_size=4,
+    embed_dim=24,
+    depths=[2, 2],
+    num_heads=[2, 4],
+    window_size=4,
+    pretrained_window_sizes=[0, 0],
+    drop_path_rate=0.0,
+    layer_norm_eps=_EPS,
+    num_labels=7,
+)
+_LLAMA = dict(
+    **_WIDTH,
+    **_TOKENS,
+    num_key_value_heads=2,
+    intermediate_size=100,
+    max_position_embeddings=64,
+    rms_norm_eps=_EPS,
+    attention_dropout=0.0,
+    num_labels=5,
+)
+_RESNET = dict(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 3], num_labels=7)
+_TORCHVISION = dict(layers=[2, 3], width=8, inner_width=[8, 16], stage_width=[8, 16], num_labels=7)
+
+
+def _build(
+    model_class: type[PreTrainedModel],
+    config_class: type[PreTrainedConfig],
+    sizes: dict[str, Any],
+    **more: Any,
+) -> PreTrainedModel:
+    """Returns a randomised model in float64 and eval mode, leaving the global random state alone."""
+    with torch.random.fork_rng(devices=[]):
+        model = model_class(config_class(**{**sizes, **more})).double().eval()
+    randomise(model, seed=0)
+    return model
+
+
+def _family(
+    config_class: type[PreTrainedConfig], sizes: dict[str, Any], **classes: type[PreTrainedModel] | tuple
+) -> dict[str, Callable[[], PreTrainedModel]]:
+    """One builder per class, or per (class, more config fields); an id has `-` where the keyword has `_`."""
+    builders = {}
+    for name, entry in classes.items():
+        model_class, more = entry if isinstance(entry, tuple) else (entry, {})
+        builders[name.replace("_", "-")] = partial(_build, model_class, config_class, sizes, **more)
+    return builders
+
+
+PICO: dict[str, Callable[[], PreTrainedModel]] = {
+    **_family(
+        hf.GPT2Config,
+        _GPT2,
+        gpt2_lm=hf.GPT2LMHeadModel,
+        gpt2_inner=(hf.GPT2LMHeadModel, {"n_inner": 100}),
+        gpt2_untied=(hf.GPT2LMHeadModel, {"tie_word_embeddings": False}),
+        gpt2_cls=hf.GPT2ForSequenceClassification,
+        gpt2_base=hf.GPT2Model,
+    ),
+    **_family(
+        hf.BertConfig,
+        _BERT,
+        bert_mlm=hf.BertForMaskedLM,
+        bert_mlm_untied=(hf.BertForMaskedLM, {"tie_word_embeddings": False}),
+        bert_pretraining=hf.BertForPreTraining,
+        bert_cls=hf.BertForSequenceClassification,
+        bert_base=hf.BertModel,
+    ),
+    **_family(
+        hf.MegatronBertConfig,
+        _MEGATRON,
+        megatron_mlm=hf.MegatronBertForMaskedLM,
+        megatron_cls=hf.MegatronBertForSequenceClassification,
+        megatron_base=hf.MegatronBertModel,
+    ),
+    **_family(
+        hf.ViTConfig,
+        _VIT,
+        vit_cls=hf.ViTForImageClassification,
+        vit_no_qkv_bias=(hf.ViTForImageClassification, {"qkv_bias": False}),
+        vit_base=hf.ViTModel,
+    ),
+    **_family(
+        hf.DeiTConfig,
+        _VIT,
+        deit_cls=hf.DeiTForImageClassification,
+        deit_teacher=hf.DeiTForImageClassificationWithTeacher,
+    ),
+    **_family(hf.Swinv2Config, _SWINV2, swinv2_cls=hf.Swinv2ForImageClassification),
+    **_family(
+        hf.LlamaConfig,
+        _LLAMA,
+        llama_tied=(hf.LlamaForCausalLM, {"tie_word_embeddings": True}),
+        llama_untied=hf.LlamaForCausalLM,
+        llama_biases=(hf.LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+        llama_head_dim=(hf.LlamaForCausalLM, {"head_dim": 16}),
+        llama_cls=hf.LlamaForSequenceClassification,
+        llama_base=hf.LlamaModel,
+    ),
+    **_family(hf.MistralConfig, _LLAMA, mistral=(hf.MistralForCausalLM, {"sliding_window": 6})),
+    **_family(
+        hf.Qwen2Config,
+        _LLAMA,
+        qwen2_tied=(hf.Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+        qwen2_untied=hf.Qwen2ForCausalLM,
+        # One layer of each type, so that a depth expansion that forgets `layer_types` is seen.
+        qwen2_sliding=(
+            hf.Qwen2ForCausalLM,
+            {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        ),
+    ),
+    **_family(hf.Olmo2Config, _LLAMA, olmo2=hf.Olmo2ForCausalLM),
+    **_family(
+        hf.ResNetConfig,
+        _RESNET,
+        resnet_bottleneck=hf.ResNetForImageClassification,
+        # The stride on the first convolution; and a stem as wide as stage 0, which then has no shortcut.
+        resnet_bottleneck_early=(hf.ResNetForImageClassification, {"downsample_in_bottleneck": True}),
+        resnet_basic=(hf.ResNetForImageClassification, {"layer_type": "basic", "embedding_size": 16}),
+    ),
+    **_family(
+        TorchvisionResNetConfig,
+        _TORCHVISION,
+        torchvision_bottleneck=(
+            TorchvisionResNetForImageClassification,
+            {"block": "bottleneck", "inner_width": [6, 10], "stage_width": [16, 32]},
+        ),
+        torchvision_basic=(TorchvisionResNetForImageClassification, {"block": "basic"}),
+        cifar_basic=(
+            TorchvisionResNetForImageClassification,
+            {"block": "basic", "stem": "cifar", "shortcut": "A", "classifier": "linear"},
+        ),
+    ),
+}
+
+
+@torch.no_grad()
+def randomise(model: PreTrainedModel, seed: int) -> None:
+    """Draws every parameter and running statistic anew, at sizes that keep activations of order one.
+
+    Tied parameters are drawn once and stay tied.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    seen: set[int] = set()
+    # Embeddings first, so that a tied matrix is drawn as an embedding whatever its head is called.
+    modules = sorted(model.named_modules(), key=lambda item: (not isinstance(item[1], nn.Embedding), item[0]))
+    for _, module in modules:
+        for name, parameter in sorted(module.named_parameters(recurse=False)):
+            if id(parameter) not in seen:
+                parameter.copy_(_draw(module, name, parameter, generator))
+            seen.add(id(parameter))
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.copy_(0.3 * _normal(module.running_mean, generator))
+            module.running_var.copy_(0.5 + 1.5 * _uniform(module.running_var, generator))
+            assert module.num_batches_tracked is not None
+            module.num_batches_tracked.fill_(17)
+
+
+def _draw(module: nn.Module, name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns random values for a parameter, by what it does."""
+    if name == "logit_scale":
+        return 1.5 + 2.0 * _uniform(parameter, generator)  # below the clamp at log 100
+    if name == "weight" and parameter.ndim == 1:
+        return 0.5 + _uniform(parameter, generator)  # the scale of a norm
+    if name == "weight" and not isinstance(module, nn.Embedding):
+        # transformers' Conv1D is stored (in, out), everything else (out, in, ...).
+        fan_in = parameter.shape[0] if type(module).__name__ == "Conv1D" else parameter[0].numel()
+        return _normal(parameter, generator) / math.sqrt(fan_in)
+    if name == "bias":
+        return 0.3 * _normal(parameter, generator)
+    # Embeddings, position tables, class tokens: small, so that the eps of the first norms counts.
+    return 0.3 * _normal(parameter, generator)
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal values in float64."""
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64)
+
+
+def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Uniform values in [0, 1) in float64."""
+    return torch.rand(like.shape, generator=generator, dtype=torch.float64)
+
+
+def save(model: PreTrainedModel, directory: str | Path, dtype: torch.dtype = torch.float64) -> Path:
+    """Saves a copy of the model in `dtype`, as `save_pretrained` does, and returns the directory."""
+    copy.deepcopy(model).to(dtype).save_pretrained(directory)
+    return Path(directory)
+
+
+def inputs(model: PreTrainedModel, seed: int, padded: bool = False) -> dict[str, Tensor]:
+    """Returns a random batch of two; `padded` pads the second text, an encoder's right, a decoder's left."""
+    generator = torch.Generator().manual_seed(seed)
+    config: Any = model.config
+    if model.main_input_name == "pixel_values":
+        size = getattr(config, "image_size", 32)  # a ResNet takes any size and has no such field
+        shape = (2, config.num_channels, size, size)
+        pixels = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return {"pixel_values": pixels.to(model.dtype)}
+    # The first ids are special: a classifier reads the last token that is not padding.
+    ids = torch.randint(3, config.vocab_size, (2, 11), generator=generator)
+    encoder = config.model_type in ("bert", "megatron-bert")
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if encoder:
+        batch["token_type_ids"] = torch.randint(0, 2, ids.shape, generator=generator)
+    if padded:
+        padding = slice(-4, None) if encoder else slice(None, 4)
+        ids[1, padding] = config.pad_token_id
+        batch["attention_mask"][1, padding] = 0
+    return batch
+
+
+# What the outputs of these models are called, heads first.
+_OUTPUTS = ("logits", "prediction_logits", "seq_relationship_logits", "last_hidden_state", "pooler_output")
+
+
+@torch.no_grad()
+def named_outputs(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns every output by its name; those per token without the padding, as (tokens, width)."""
+    result = model(**batch)
+    found = {name: result[name] for name in _OUTPUTS if result.get(name) is not None}
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return found
+    # What a model computes at padding is nobody's business.
+    return {
+        name: value[mask.bool()] if value.shape[: mask.ndim] == mask.shape else value for name, value in found.items()
+    }
+
+
+def outputs(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
+    """Returns the logits, or a base model's last hidden state; several heads are flattened into one."""
+    found = named_outputs(model, batch)
+    logits = [value for name, value in found.items() if name.endswith("logits")]
+    if not logits:
+        return found["last_hidden_state"]
+    return logits[0] if len(logits) == 1 else torch.cat([value.flatten() for value in logits])
