@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench table clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -42,6 +42,9 @@ check: setup ## lint, format, types, direction of imports
 
 bench: setup ## measure the speed and memory of an expansion
 	$(BIN)/python benchmarks/expand.py
+
+table: setup ## measure the exactness of every family and write the README's table
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py --write
 
 clean: ## remove .venv, caches and build products
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

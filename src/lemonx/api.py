@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.companions import carried
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.free import Free
 from lemonx.modules import Norm
@@ -151,7 +152,8 @@ def _expand_folder(
             run_plan(made, checkpoint, writer, threads=threads, progress=progress)
             writer.add_text("config.json", json.dumps(dict(made.target_config), indent=2, sort_keys=True) + "\n")
             for name, path in checkpoint.companions.items():
-                writer.add_file(path, name)
+                text = carried(name, path, made)
+                writer.add_file(path, name) if text is None else writer.add_text(name, text)
             _certify(made, checkpoint, writer, verify)
     return output
 
@@ -159,15 +161,20 @@ def _expand_folder(
 def _certify(made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool) -> None:
     """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
     from lemonx import certificate as paper
+    from lemonx.verification.outputs import memory_short
 
     outputs = symmetry = None
+    skipped = None if verify else "--no-verify"
     if verify:
         with Checkpoint.open(writer.folder) as written:
-            measured = _measure(made, checkpoint, written)
-        if not measured.passed:
-            raise NotVerified(f"nothing was written: {measured.outputs.reason()}")
-        outputs, symmetry = measured.outputs, measured.symmetry
-    content = paper.certificate(made, checkpoint, outputs, symmetry, None if verify else "--no-verify")
+            # Hours of expansion must not be thrown away because the machine is small.
+            skipped = memory_short(checkpoint, written)
+            if skipped is None:
+                measured = _measure(made, checkpoint, written)
+                if not measured.passed:
+                    raise NotVerified(f"nothing was written: {measured.outputs.reason()}")
+                outputs, symmetry = measured.outputs, measured.symmetry
+    content = paper.certificate(made, checkpoint, outputs, symmetry, skipped)
     writer.add_text(paper.FILE, paper.certificate_text(content))
     writer.add_text("README.md", paper.model_card(made, content))
 

@@ -66,8 +66,9 @@ def model_card(plan: Plan, content: dict[str, Any]) -> str:
     outputs = content["verified"]["outputs"]
     if outputs:
         checked = (
-            f"Verified after a reload from disk, in float64: outputs on random inputs ({outputs['inputs']}) differ "
-            f"by at most {outputs['difference']:.1e} of the largest output; the tolerance was {outputs['tolerance']:.1e}."
+            "Verified in float64 after a reload from disk: on random inputs "
+            f"({outputs['inputs']}) the outputs differ by at most {outputs['difference']:.1e} of the largest; "
+            f"the tolerance was {outputs['tolerance']:.1e}."
         )
     else:
         checked = f"Not verified: {content['verified']['skipped']}."

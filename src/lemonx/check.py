@@ -35,6 +35,13 @@ class Types:
         return identity(self.source.axis_size(name) or size or 1)
 
 
+def with_tied(spec: Spec, rows: Collection[str]) -> list[str]:
+    """These rows, and the tied decoders of what they write: a tied decoder has no tensor of its own."""
+    written = {spec.rows[name].writes for name in rows}
+    tied = {n for n, row in spec.rows.items() if isinstance(row, Linear) and row.tied and row.reads in written}
+    return sorted({*rows, *tied})
+
+
 def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any]) -> Types:
     """The types under which every row in `rows` is lossless; raises BadTarget or Refused if there are none."""
     _check_sizes(source, target)
@@ -58,6 +65,12 @@ def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str
 
 
 def _check_sizes(source: Spec, target: Spec) -> None:
+    if odd := sorted(source.rows.keys() ^ target.rows.keys()):
+        # A ResNet's first stage has a shortcut of its own only where its width differs from the stem's.
+        verb = "gain" if odd[0] in target.rows else "lose"
+        raise Refused(
+            f"at these sizes the model would {verb} {odd[0]}: keep equal widths equal and different ones different"
+        )
     for name, size in source.fixed.items():
         if target.fixed[name] != size:
             raise Refused(

@@ -204,10 +204,12 @@ def architectures_command(as_json: Json = False) -> None:
     """List the supported families: what grows, and how exactly."""
     from lemonx import show
 
+    with show.waiting("asking the type check", quiet=as_json):
+        content = show.architectures_json()
     if as_json:
-        _print_json(show.architectures_json())
+        _print_json(content)
     else:
-        show.print_architectures()
+        show.print_architectures(content)
 
 
 def _sizes(

@@ -60,12 +60,16 @@ def arrange(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     )
 
 
+def in_stream(row: Row, stream: str) -> bool:
+    """A norm that stands in the stream itself: Post-LN."""
+    return row.is_norm and stream in row.reads.axes and stream in row.writes.axes
+
+
 def mode(row: Row, last_norm: bool, stream: str, block: Block, depth_type: int) -> str:
     """What becomes of a row in this block; `last_norm`: the last norm in the stream of a Post-LN block."""
-    reads, writes = stream in row.reads.axes, stream in row.writes.axes
-    if reads and writes and row.is_norm:
+    if in_stream(row, stream):
         takes_affine = block.closes if last_norm else not block.added
         return KEEP if takes_affine else IDENTITY
-    if block.added and writes and not reads:
+    if block.added and stream in row.writes.axes and stream not in row.reads.axes:
         return SILENT if depth_type == 1 else CANCEL
     return KEEP

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lemonx import architectures, depth
-from lemonx.check import Types, check
+from lemonx.check import Types, check, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo
 from lemonx.coverage import Matched, match, tied_copies
 from lemonx.depth import Block
@@ -51,7 +51,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that expand will do. `dropped`: tensors that are not written, and why."""
+    """Everything that expand will do.
+
+    `rows`: those of the spec that this checkpoint has. `dropped`: tensors that are not written, and why; `tied`:
+    those of them that repeat the weight of a row.
+    """
 
     source: Path
     family: Architecture
@@ -60,6 +64,7 @@ class Plan:
     source_config: Mapping[str, Any]
     target_config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    rows: tuple[str, ...]
     types: Types
     blocks: Mapping[str, tuple[Block, ...]]
     steps: tuple[Step, ...]
@@ -97,8 +102,8 @@ def make_plan(
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
-    present = _present(source, found)
-    types = check(source, target, sorted(present), family.config(checkpoint.config))
+    present = with_tied(source, {hit.row for hit in found})
+    types = check(source, target, present, family.config(checkpoint.config))
     blocks = {name: depth.arrange(name, stack, target.stacks[name].size) for name, stack in source.stacks.items()}
     builder = _Builder(source, target, types, blocks, chosen, checkpoint.tensors, found, _dtype(dtype))
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
@@ -110,6 +115,7 @@ def make_plan(
         source_config=checkpoint.config,
         target_config=_finished(new, source, types, blocks, dtype),
         tensors=checkpoint.tensors,
+        rows=tuple(present),
         types=types,
         blocks=blocks,
         steps=tuple(sorted(steps, key=lambda step: _natural(step.name))),
@@ -118,14 +124,6 @@ def make_plan(
         free=chosen,
         seed=seed,
     )
-
-
-def _present(spec: Spec, found: list[Matched]) -> set[str]:
-    """The rows that this model has: those with tensors, and tied decoders of something that is written."""
-    present = {hit.row for hit in found}
-    written = {spec.rows[name].writes for name in present}
-    tied = {name for name, row in spec.rows.items() if isinstance(row, Linear) and row.tied and row.reads in written}
-    return present | tied
 
 
 def _dtype(name: str | None) -> str | None:
@@ -202,17 +200,8 @@ class _Builder:
 
     def _last_norm(self, stack: str, stream: str) -> str | None:
         """The last norm that stands in the stream of this stack's blocks, if any does (Post-LN)."""
-        return next(
-            (
-                name
-                for name, row in reversed(list(self.source.rows.items()))
-                if name.startswith(f"{stack}.*.")
-                and row.is_norm
-                and stream in row.reads.axes
-                and stream in row.writes.axes
-            ),
-            None,
-        )
+        inside = [name for name in self.source.rows if name.startswith(f"{stack}.*.")]
+        return next((n for n in reversed(inside) if depth.in_stream(self.source.rows[n], stream)), None)
 
     def _step(self, hit: Matched, name: str, mode: str) -> Step:
         row, info = self.source.rows[hit.row], self.tensors[hit.name]

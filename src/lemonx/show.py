@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from lemonx import architectures, summary
+from lemonx import architectures, matrix, summary
 from lemonx.api import Verified
 from lemonx.planning import Plan
 
@@ -44,7 +44,13 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "depth_type": plan.free.depth_type,
         "exactness": plan.exactness,
         "tensors": [
-            {"name": g.row, "shape": g.shape, "count": g.count, "rule": g.rule, "exactness": g.exactness}
+            {
+                "name": f"{g.stack}.*.{g.name}" if g.stack else g.name,
+                "shape": g.shape,
+                "count": g.count,
+                "rule": g.rule,
+                "exactness": g.exactness,
+            }
             for g in summary.groups(plan)
         ],
         "not_written": dict(plan.dropped),
@@ -66,10 +72,14 @@ def print_plan(plan: Plan) -> None:
         sizes.add_row(label, summary.human(before), summary.human(after))
     console.print(sizes)
     tensors = Table("tensors", "shape", "number", "rule", "exactness", box=None, pad_edge=False)
+    heading = None
     for group in summary.groups(plan):
+        if group.stack != heading and group.stack is not None:
+            tensors.add_row(f"[bold]{group.stack}.*[/bold]")
+        heading = group.stack
         shape = " x ".join(map(str, group.shape)) or "scalar"
-        exact = f"[{_STYLE[group.exactness]}]{group.exactness}[/]"
-        tensors.add_row(group.row, shape, str(group.count), group.rule, exact)
+        name = f"  {group.name}" if group.stack else group.name
+        tensors.add_row(name, shape, str(group.count), group.rule, f"[{_STYLE[group.exactness]}]{group.exactness}[/]")
     console.print(tensors)
     fields = Table("config.json", "source", "target", box=None, pad_edge=False)
     for name, before, after in summary.changed_fields(plan):
@@ -172,20 +182,39 @@ def _print_symmetry(console: Console, symmetry: dict[str, Any]) -> None:
 
 
 def architectures_json() -> list[dict[str, Any]]:
+    """Every family: its title, the config fields behind each option, and what can grow."""
+    known = architectures.families()
     return [
         {
             "model_type": name,
-            "title": family.title,
-            "sizes": {k: list(v) for k, v in family.sizes.items()},
-            "free": family.free,
+            "title": known[name].title,
+            "sizes": {option: list(fields) for option, fields in known[name].sizes.items()},
+            "free": known[name].free,
+            "grows": cells,
         }
-        for name, family in sorted(architectures.families().items())
+        for name, cells in matrix.matrix().items()
     ]
 
 
-def print_architectures() -> None:
-    table = Table("model_type", "family", "sizes", "free", box=None, pad_edge=False)
-    for entry in architectures_json():
+def print_architectures(content: list[dict[str, Any]]) -> None:
+    """The matrix, with what needs more words as numbered notes below it."""
+    console, notes = _console(), list[str]()
+    table = Table("model_type", *matrix.COLUMNS, box=None, pad_edge=False)
+    for entry in content:
+        table.add_row(entry["model_type"], *(_cell(cell, notes) for cell in entry["grows"].values()))
+    console.print(table)
+    for number, note in enumerate(notes, start=1):
+        console.print(f"[{number}] {note}", markup=False)
+    console.print("exact: the same function in exact arithmetic, for every input; -: the family has no such size")
+    for entry in content:
         sizes = ", ".join(field for fields in entry["sizes"].values() for field in fields)
-        table.add_row(entry["model_type"], entry["title"], sizes, entry["free"])
-    _console().print(table)
+        console.print(f"[bold]{entry['model_type']}[/bold]: {entry['title']}. Sizes for --set: {sizes}")
+
+
+def _cell(text: str, notes: list[str]) -> str:
+    word, _, note = text.partition(", " if text.startswith(matrix.EXACT) else ": ")
+    style = "green" if word == matrix.EXACT else "dim" if word == matrix.NONE else "red"
+    if note and note not in notes:
+        notes.append(note)
+    mark = rf" \[{notes.index(note) + 1}]" if note else ""
+    return f"[{style}]{word}[/]{mark}"

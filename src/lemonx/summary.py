@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,10 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8}
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of one row with one rule: how many, what, how exact."""
+    """Tensors of one row with one rule, in the blocks of one stack or outside of all."""
 
-    row: str
+    stack: str | None
+    name: str
     shape: tuple[int, ...]
     count: int
     rule: str
@@ -25,9 +25,12 @@ class Group:
 
 
 def size_table(plan: Plan) -> Iterator[tuple[str, int, int]]:
-    """(name, source, target) of every space and stack, as the spec names them."""
+    """(name, source, target) of every space and stack that this checkpoint has, as the spec names them."""
+    rows = [plan.source_spec.rows[name] for name in plan.rows]
+    used = {axis for row in rows for axis in (*row.reads.axes, *row.writes.axes)}
     for name, space in plan.source_spec.spaces.items():
-        yield name, space.size, plan.target_spec.spaces[name].size
+        if name in used:
+            yield name, space.size, plan.target_spec.spaces[name].size
     for name, stack in plan.source_spec.stacks.items():
         yield f"blocks in {name}", stack.size, plan.target_spec.stacks[name].size
 
@@ -54,7 +57,7 @@ def bytes_on_disk(plan: Plan) -> tuple[int, int]:
 def flops(plan: Plan) -> tuple[int, int]:
     """Multiplications and additions by weights, per token or image; attention scores are not counted."""
     rows = plan.source_spec.rows
-    tied = [name for name, row in rows.items() if getattr(row, "tied", None)]
+    tied = [name for name in plan.rows if getattr(rows[name], "tied", None)]
     source = target = 0
     seen = set()
     for step in plan.steps:
@@ -71,26 +74,27 @@ def flops(plan: Plan) -> tuple[int, int]:
 
 def groups(plan: Plan) -> list[Group]:
     """Steps that differ only in their block's index, in the order of the spec."""
-    counted: dict[tuple[str, tuple[int, ...], str, str], int] = {}
-    for step in plan.steps:
-        key = (_pattern(step), step.shape, _rule(step), step.exactness)
-        counted[key] = counted.get(key, 0) + 1
+    counted: dict[tuple[str | None, str, tuple[int, ...], str, str], int] = {}
     order = {name: i for i, name in enumerate(plan.source_spec.rows)}
-    rows = {_pattern(step): order[step.row] for step in plan.steps}
-    return [
-        Group(row, shape, count, rule, exact)
-        for (row, shape, rule, exact), count in sorted(counted.items(), key=lambda item: rows[item[0][0]])
-    ]
+    for step in sorted(plan.steps, key=lambda step: order[step.row]):
+        key = (*_place(step, plan), step.shape, _rule(step), step.exactness)
+        counted[key] = counted.get(key, 0) + 1
+    return [Group(stack, name, shape, n, rule, exact) for (stack, name, shape, rule, exact), n in counted.items()]
 
 
-def _pattern(step: Step) -> str:
-    return re.sub(r"\.\d+\.", ".*.", step.name, count=1) if "*" in step.row else step.name
+def _place(step: Step, plan: Plan) -> tuple[str | None, str]:
+    """The stack a tensor is in, and its name inside a block; a block's own rows (`layers.0.x`) stay whole."""
+    stack = next((s for s in plan.source_spec.stacks if step.row.startswith(f"{s}.*.")), None)
+    if stack is None:
+        return None, step.name
+    shown = stack if step.name.startswith(f"{stack}.") else stack.removeprefix(plan.source_spec.prefix)
+    return shown, step.name.removeprefix(f"{shown}.").partition(".")[2]
 
 
 def _rule(step: Step) -> str:
     if step.appended:
-        return f"{step.recipe.rule}, units of the next block appended"
-    return f"{step.recipe.rule}, jittered" if getattr(step.recipe, "jitter", False) else step.recipe.rule
+        return f"{step.recipe.rule} + next block's"
+    return f"{step.recipe.rule} + jitter" if getattr(step.recipe, "jitter", False) else step.recipe.rule
 
 
 def human(count: float) -> str:

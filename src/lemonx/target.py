@@ -112,9 +112,9 @@ def _not_whole(
 def _single(family: Architecture, config: Mapping[str, Any], option: str) -> str:
     """The one config field behind an option, where it is one number."""
     flag = f"--{option.replace('_', '-')}"
-    names = family.sizes.get(option)
-    if not names:
+    if option not in family.sizes:
         raise BadTarget(f"a {family.model_types[0]} has no size for {flag}")
+    names = family.sizes[option]
     if len(names) > 1 or isinstance(config[names[0]], list):
         advice = "--width-factor, or " if option == "width" else ""
         fields = " ".join(f"--set {name}={_spell(config[name])}" for name in names)

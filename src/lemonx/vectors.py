@@ -198,7 +198,7 @@ class Expansion:
 def multiples_near(size: int, target: int) -> str:
     """The sizes above the source's that are whole multiples of it, next to the one asked for: advice."""
     below = target // size * size
-    return " or ".join(str(n) for n in (below, below + size) if n > size)
+    return " or ".join(f"{n} (x{n // size})" for n in (below, below + size) if n > size)
 
 
 def identity(size: int) -> Expansion:

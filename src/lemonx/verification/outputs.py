@@ -60,7 +60,8 @@ class Comparison:
 
 def compare(source: Checkpoint, target: Checkpoint, *, exact: bool, slack: float = 0.0, seed: int = 0) -> Comparison:
     """Run both on the same sample. `exact`: no tensor was rounded; `slack`: what is known to be lost (eps)."""
-    _check_memory(source, target)
+    if (short := memory_short(source, target)) is not None:
+        raise NotVerified(f"{short}: verify on a larger machine")
     stored = _stored_dtype(source)
     before, odd_before, batch = _run(source.path, seed)
     noise = None if exact or stored == "float64" else _noise(source.path, stored, before, seed)
@@ -136,16 +137,14 @@ def _noise(path: Path, dtype: str, reference: _Outputs, seed: int) -> float:
     )
 
 
-def _check_memory(source: Checkpoint, target: Checkpoint) -> None:
-    """One model in float64 at a time must fit."""
-    needed = 8 * max(sum(i.numel for i in c.tensors.values()) for c in (source, target))
+def memory_short(source: Checkpoint, target: Checkpoint) -> str | None:
+    """Why a comparison cannot run here, if it cannot: one model in float64 at a time must fit in memory."""
+    needed = 1.3 * 8 * max(sum(i.numel for i in c.tensors.values()) for c in (source, target))
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
-        return
+        return None
     free = next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable")), None)
-    if free is not None and needed * 1.3 > free:
-        raise NotVerified(
-            f"verification in float64 needs {needed * 1.3 / 1e9:.0f} GB of memory and {free / 1e9:.0f} GB are free: "
-            "verify on a larger machine, and expand with --no-verify here"
-        )
+    if free is None or needed <= free:
+        return None
+    return f"verification in float64 needs {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"

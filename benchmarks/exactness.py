@@ -1,0 +1,119 @@
+"""Measures how exact every family is, on tiny real models with all parameters random, and writes the README's table.
+
+Each cell: the model is saved in float64, expanded, loaded again with from_pretrained, and both are run in float64
+on the same inputs (texts padded, generation with KV cache compared too). Printed: the largest difference of an
+output relative to the largest output, over all heads of the family.
+
+    python benchmarks/exactness.py            print the table
+    python benchmarks/exactness.py --write    put it into README.md, between its markers
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+COLUMNS = ("48 -> 96", "48 -> 72", "48 -> 120", "heads", "KV heads", "FFN", "depth", "all at once")
+# Family -> (shown as, options of each column; None where the family has no such size).
+_DEPTH = {"depth": 5}
+_COUPLED = ({"width": 96}, {"width": 72}, {"width": 120}, None, None, {"ffn": 250}, _DEPTH)
+_DECODER = (
+    {"width": 96}, {"width": 72}, {"width": 120}, {"heads": 8}, {"heads": 12, "kv_heads": 4}, {"ffn": 152}, _DEPTH,
+    {"width": 72, "heads": 12, "kv_heads": 3, "ffn": 152, "depth": 3},
+)  # fmt: skip
+_STAGED = ({"width_factor": 2}, {"width_factor": 1.5}, {"width_factor": 2.5}, None, None)
+FAMILIES: dict[str, tuple[str, tuple[dict[str, Any] | None, ...]]] = {
+    "gpt2": ("GPT-2 (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 299, "depth": 3})),
+    "vit": ("ViT (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 150, "depth": 3})),
+    "deit": ("DeiT (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 150, "depth": 3})),
+    "megatron": ("MegatronBert (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 299, "depth": 3})),
+    "bert": ("BERT (Post-LN)", (*_COUPLED, {"width": 96, "ffn": 450, "depth": 3})),
+    "olmo2": ("OLMo 2 (Res-Post-Norm, RMSNorm)", _DECODER),
+    "swinv2": (
+        "Swin V2 (Res-Post-Norm)",
+        ({"width": 48}, {"width": 36}, {"width": 60}, None, None, None, {"fields": {"depths": [4, 3]}},
+         {"width": 48, "fields": {"depths": [3, 3]}}),
+    ),  # fmt: skip
+    "llama": ("Llama (RMSNorm)", _DECODER),
+    "mistral": ("Mistral (RMSNorm)", _DECODER),
+    "qwen2": ("Qwen2 (RMSNorm)", _DECODER),
+    "resnet": (
+        "ResNet (transformers)",
+        (*_STAGED, None, {"fields": {"depths": [3, 5]}}, {"width_factor": 1.5, "fields": {"depths": [3, 5]}}),
+    ),
+    "torchvision": (
+        "ResNet (torchvision)",
+        (*_STAGED, {"fields": {"inner_width": [17, 31]}}, {"fields": {"layers": [3, 5]}},
+         {"width_factor": 1.5, "fields": {"layers": [3, 5]}}),
+    ),  # fmt: skip
+}
+
+
+def measure(family: str, options: dict[str, Any], folder: Path) -> str:
+    """The largest difference over all pico models of a family, or how many of them are refused."""
+    import pico
+
+    import lemonx
+
+    worst, refused, tried = 0.0, 0, 0
+    for name, build in pico.PICO.items():
+        if name.partition("-")[0] != family:
+            continue
+        source, output = folder / name, folder / "output"
+        if not source.exists():
+            pico.save(build(), source)
+        tried += 1
+        try:
+            lemonx.expand(source, output, force=True, **options)
+        except lemonx.LemonxError:
+            refused += 1
+            continue
+        outputs = json.loads((output / "lemonx.json").read_text())["verified"]["outputs"]
+        worst = max(worst, outputs["difference"])
+    if refused == tried:
+        return "refused"
+    return f"{worst:.0e}" + (f" ({refused} of {tried} heads refused)" if refused else "")
+
+
+def table() -> str:
+    """The whole table in Markdown."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    lines = [f"| family | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for family, (title, cells) in FAMILIES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            row = [measure(family, options, Path(folder)) if options else "" for options in cells]
+        lines.append(f"| {title} | {' | '.join(row)} |")
+        print(lines[-1], file=sys.stderr)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    text = table() if not parser.parse_args().write else _written(ROOT / "README.md", table())
+    print(text)
+
+
+def _written(path: Path, content: str) -> str:
+    pattern = re.compile(r"(<!-- exactness -->\n).*?(\n<!-- /exactness -->)", re.S)
+    text, count = pattern.subn(lambda match: match[1] + content + match[2], path.read_text())
+    if count != 1:
+        raise SystemExit(f"{path} has no markers <!-- exactness --> ... <!-- /exactness -->")
+    path.write_text(text)
+    return content
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""How fast, and in how much memory, is an expansion? Beside it: a file copy, and safetensors' own load and save.
+
+Builds a synthetic Llama whose expansion takes about --gb gigabytes, then, round after round in one run, does
+each of these in a process of its own and keeps its best round:
+
+    copy        shutil.copyfile of the output's bytes
+    load+save   safetensors load_file and save_file of the output
+    lemonx      plan, expansion and writer, without verification, in 1 and in 2 threads
+
+Wall and CPU seconds leave out imports and fsync, which lemonx alone does and the disk alone decides. On a shared
+machine GB per CPU second is the robust figure. `anon` is the peak of RssAnon: memory without the page cache,
+torch's own 0.15 GB included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+HISTORY = Path(__file__).parent / "history.csv"
+VOCAB = 32000
+WIDTH, FFN, HEADS, KV_HEADS, HEAD_DIM = 2048, 5632, 16, 4, 128
+# Half as wide again: a third of what a matrix reads is then zero, so a third of its entries are random.
+WIDER = {"width": 3072}
+ITEM = {"bfloat16": 2, "float32": 4}
+
+
+def main() -> None:
+    options = parse()
+    if options.child:
+        print(json.dumps(CHILDREN[options.child](options.dir, options.kind, options.threads)))
+        return
+    parent = Path(options.dir) if options.dir else None
+    with tempfile.TemporaryDirectory(prefix="lemonx-bench-", dir=parent) as folder:
+        for dtype in options.dtype:
+            for kind in options.kind:
+                report(Path(folder), dtype, kind, options)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gb", type=float, default=2.0, help="size of the output")
+    parser.add_argument("--dtype", nargs="+", choices=ITEM, default=list(ITEM))
+    parser.add_argument("--kind", nargs="+", choices=["width", "depth", "both"], default=["width", "depth", "both"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dir", help="where to put the files: several times --gb, removed at the end")
+    parser.add_argument("--record", action="store_true", help=f"append to {HISTORY.name}, which is kept in git")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        options.kind = options.kind[0]
+    return options
+
+
+def report(folder: Path, dtype: str, kind: str, options: argparse.Namespace) -> None:
+    """Measure one combination, print its table, remove its files."""
+    try:
+        build(folder / "source", dtype, kind, options.gb)
+        # The first expansion makes the file that copy and load+save start from; it also warms the page cache.
+        run("lemonx", folder, kind, 2)
+        (folder / "out").rename(folder / "expanded")
+        best = measure(folder, kind, options.rounds)
+        gigabytes = sum(path.stat().st_size for path in folder.glob("expanded/*.safetensors")) / 1e9
+    finally:
+        for path in folder.iterdir():
+            shutil.rmtree(path)
+    show(best, dtype, kind, gigabytes)
+    if options.record:
+        record(best, dtype, kind, gigabytes)
+
+
+def measure(folder: Path, kind: str, rounds: int) -> dict[str, dict[str, float]]:
+    """The least of every figure over the rounds, but the largest memory."""
+    best: dict[str, dict[str, float]] = {}
+    for _ in range(rounds):
+        for name, child, threads in (
+            ("copy", "copy", 1),
+            ("load+save", "load_save", 1),
+            ("lemonx, 1 thread", "lemonx", 1),
+            ("lemonx, 2 threads", "lemonx", 2),
+        ):
+            found = run(child, folder, kind, threads)
+            shutil.rmtree(folder / "out")
+            old = best.setdefault(name, found)
+            best[name] = {key: (max if key == "anon" else min)(old[key], found[key]) for key in found}
+    return best
+
+
+def run(child: str, folder: Path, kind: str, threads: int) -> dict[str, float]:
+    os.sync()  # what an earlier round wrote is not to be written during this one
+    command = [sys.executable, __file__, "--child", child, "--dir", str(folder), "--kind", kind]
+    done = subprocess.run([*command, "--threads", str(threads)], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def show(best: dict[str, dict[str, float]], dtype: str, kind: str, gigabytes: float) -> None:
+    base = best["load+save"]
+    print(f"\n{dtype}, {kind}: {gigabytes:.2f} GB written")
+    print("                     wall s    CPU s   GB/s   GB/CPU-s   of load+save: wall   CPU   anon GB")
+    for name, row in best.items():
+        print(
+            f"{name:<18} {row['wall']:>8.2f} {row['cpu']:>8.2f} {gigabytes / row['wall']:>6.2f} "
+            f"{gigabytes / row['cpu']:>10.2f} {base['wall'] / row['wall']:>18.0%} {base['cpu'] / row['cpu']:>6.0%} "
+            f"{row['anon']:>8.2f}"
+        )
+
+
+def record(best: dict[str, dict[str, float]], dtype: str, kind: str, gigabytes: float) -> None:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HISTORY.parent)
+    common = {
+        "when": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        "commit": commit.stdout.strip(),
+        "machine": f"{platform.machine()} {os.cpu_count()} cores",
+        "dtype": dtype,
+        "kind": kind,
+        "gigabytes": round(gigabytes, 3),
+    }
+    new = not HISTORY.exists()
+    with HISTORY.open("a", newline="") as file:
+        rows = [{**common, "what": name, **{k: round(v, 3) for k, v in row.items()}} for name, row in best.items()]
+        writer = csv.DictWriter(file, rows[0])
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def build(folder: Path, dtype: str, kind: str, gigabytes: float) -> None:
+    """A Llama with random weights whose expansion takes about `gigabytes`."""
+    import torch
+
+    from lemonx import noise
+    from lemonx.checkpoints import CheckpointWriter
+    from lemonx.checkpoints.safetensors_file import dtype_name, torch_dtype
+
+    scale = 1.5 if kind in ("width", "both") else 1.0
+    deeper = 2 if kind in ("depth", "both") else 1
+    width, ffn = int(WIDTH * scale), int(FFN * scale)
+    layer = 2 * width * width + 2 * width * int(KV_HEADS * HEAD_DIM * scale) + 3 * width * ffn
+    layers = max(1, round((gigabytes * 1e9 / ITEM[dtype] - 2 * VOCAB * width) / layer / deeper))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": WIDTH,
+        "intermediate_size": FFN,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+    }
+    kind_name = dtype_name(getattr(torch, dtype))
+    entries = [(name, kind_name, shape) for name, shape in shapes(layers).items()]
+    with CheckpointWriter(folder, entries, max_shard_size=10**9) as writer:
+        for name, stored, shape in entries:
+            weight = torch.empty(shape, dtype=torch_dtype(stored))
+            noise.normal(weight, 0.02, noise.generator(0, name, 0))
+            writer.write(name, 0, weight + 1 if len(shape) == 1 else weight)
+        writer.add_text("config.json", json.dumps(config))
+
+
+def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, WIDTH)}
+    for index in range(layers):
+        layer = f"model.layers.{index}"
+        found |= {
+            f"{layer}.input_layernorm.weight": (WIDTH,),
+            f"{layer}.self_attn.q_proj.weight": (HEADS * HEAD_DIM, WIDTH),
+            f"{layer}.self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
+            f"{layer}.self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
+            f"{layer}.self_attn.o_proj.weight": (WIDTH, HEADS * HEAD_DIM),
+            f"{layer}.post_attention_layernorm.weight": (WIDTH,),
+            f"{layer}.mlp.gate_proj.weight": (FFN, WIDTH),
+            f"{layer}.mlp.up_proj.weight": (FFN, WIDTH),
+            f"{layer}.mlp.down_proj.weight": (WIDTH, FFN),
+        }
+    return found | {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCAB, WIDTH)}
+
+
+def timed(work: Callable[[], Any]) -> dict[str, float]:
+    """Seconds of wall and CPU time, and the peak of anonymous memory, of which a thread takes samples."""
+    stop, peak = threading.Event(), [anonymous()]
+
+    def watch() -> None:
+        while not stop.wait(0.005):
+            peak.append(max(peak[-1], anonymous()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    stop.set()
+    watcher.join()
+    return {"wall": wall, "cpu": cpu, "anon": peak[-1]}
+
+
+def anonymous() -> float:
+    """RssAnon of this process in GB; where there is no /proc, not a number."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return float("nan")
+    return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("RssAnon"))
+
+
+def run_copy(folder: str, kind: str, threads: int) -> dict[str, float]:
+    out = Path(folder, "out")
+    out.mkdir()
+    files = sorted(Path(folder, "expanded").glob("*.safetensors"))
+    return timed(lambda: [shutil.copyfile(path, out / path.name) for path in files])
+
+
+def run_load_save(folder: str, kind: str, threads: int) -> dict[str, float]:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    torch.set_num_threads(1)
+    out = Path(folder, "out")
+    out.mkdir()
+    files = sorted(Path(folder, "expanded").glob("*.safetensors"))
+    return timed(lambda: [save_file(load_file(path), out / path.name) for path in files])
+
+
+def run_lemonx(folder: str, kind: str, threads: int) -> dict[str, float]:
+    import torch  # noqa: F401  (imported before the clock starts, as for load+save)
+
+    from lemonx.api import wanted
+    from lemonx.checkpoints import Checkpoint, CheckpointWriter
+    from lemonx.planning import make_plan
+    from lemonx.runner import run_plan
+
+    source = Path(folder, "source")
+    layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
+    sizes = (WIDER if kind in ("width", "both") else {}) | ({"depth": 2 * layers} if kind in ("depth", "both") else {})
+    writers = []
+
+    def work() -> None:
+        with Checkpoint.open(source) as checkpoint:
+            plan = make_plan(checkpoint, wanted(**sizes))
+            entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
+            writers.append(CheckpointWriter(Path(folder, "out"), entries, max_shard_size=10**9).__enter__())
+            run_plan(plan, checkpoint, writers[0], threads=threads)
+
+    found = timed(work)
+    writers[0].__exit__(None, None, None)  # fsync, and a check of the headers: not timed
+    return found
+
+
+CHILDREN = {"copy": run_copy, "load_save": run_load_save, "lemonx": run_lemonx}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What can grow in which family, and how exactly: derived from the specs by asking the type check.
+
+Each family is tried at the default sizes of its transformers config, once for every size that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from lemonx import architectures, depth
+from lemonx.check import check, with_tied
+from lemonx.errors import LemonxError
+from lemonx.spec import Architecture, Spec
+from lemonx.target import Target, target_config
+
+EXACT, REFUSED, NONE = "exact", "refused", "-"
+COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn")
+
+
+def matrix() -> dict[str, dict[str, str]]:
+    """Model type -> column -> `exact`, `exact, but ...`, `-` (no such size), or why it is refused."""
+    result = {}
+    for name, family in sorted(architectures.families().items()):
+        config = {**_default_config(name), "model_type": name}
+        result[name] = {column: _cell(family, config, column) for column in COLUMNS}
+    return result
+
+
+def _default_config(model_type: str) -> Mapping[str, Any]:
+    from transformers import AutoConfig
+
+    from lemonx import models
+
+    models.register()
+    return AutoConfig.for_model(model_type).to_dict()
+
+
+def _cell(family: Architecture, config: Mapping[str, Any], column: str) -> str:
+    """The first of the ways to grow this size that is exact; else the refusal of the last way."""
+    answers = [_answer(family, config, wanted, note, column) for wanted, note in _ways(family, config, column)]
+    exact = [answer for answer in answers if answer.startswith(EXACT)]
+    return next(iter([*exact, *answers[::-1]]), NONE)
+
+
+def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, note: str, column: str) -> str:
+    values = family.config(config)
+    try:
+        new = target_config(family, config, wanted)
+        source, target = family.spec(config), family.spec(new)
+        check(source, target, with_tied(source, [n for n, row in source.rows.items() if not row.optional]), values)
+    except LemonxError as refusal:
+        return f"{REFUSED}: {refusal}"
+    notes = [note, _eps_note(source, values) if column == "depth" else ""]
+    try:
+        check(source, target, with_tied(source, list(source.rows)), values)
+    except LemonxError as refusal:
+        notes.append(f"not with every head: {refusal}")
+    return ", ".join([EXACT, *filter(None, notes)])
+
+
+def _eps_note(spec: Spec, config: Mapping[str, Any]) -> str:
+    """Post-LN depth is exact up to the eps of its norms."""
+    for name, stack in spec.stacks.items():
+        inside = [row for key, row in spec.rows.items() if key.startswith(f"{name}.*.")]
+        if spec.eps and any(depth.in_stream(row, stack.stream) for row in inside):
+            return f"up to eps = {config[spec.eps]:g}"
+    return ""
+
+
+def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Iterator[tuple[Target, str]]:
+    """Targets that grow this size: alone, or with what it is coupled to, as the note says."""
+    if column == "width x2":
+        yield Target(width_factor=Fraction(2)), ""
+    elif column == "width x1.5":
+        yield Target(width_factor=Fraction(3, 2)), ""
+        # Three heads cannot grow by half, but by a third.
+        yield Target(width_factor=Fraction(4, 3)), "at x4/3"
+    elif column in family.sizes:
+        yield Target(fields=_grown(family, config, column)), ""
+        if column == "kv_heads":
+            together = _grown(family, config, "heads") | _grown(family, config, "kv_heads")
+            yield Target(fields=together), "together with heads"
+        if column == "heads":
+            yield Target(width_factor=Fraction(2)), "together with the width"
+
+
+def _grown(family: Architecture, config: Mapping[str, Any], column: str) -> dict[str, Any]:
+    fields, values = family.sizes[column], family.config(config)
+    grow: Callable[[int], int] = (lambda n: n + 2) if column == "depth" else (lambda n: n * 2)
+    given = {name: values[name] for name in fields if values[name]}
+    if not given:
+        # A size that follows the width unless it is given, such as GPT-2's inner size or all heads' own.
+        base = values[family.sizes["heads" if column == "kv_heads" else "width"][0]]
+        return {name: base * (2 if column == "kv_heads" else 8) for name in fields}
+    return {n: [grow(v) for v in value] if isinstance(value, list) else grow(value) for n, value in given.items()}
