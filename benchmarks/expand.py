@@ -34,7 +34,7 @@ HISTORY = Path(__file__).parent / "history.csv"
 VOCAB = 32000
 WIDTH, FFN, HEADS, KV_HEADS, HEAD_DIM = 2048, 5632, 16, 4, 128
 # Half as wide again: a third of what a matrix reads is then zero, so a third of its entries are random.
-WIDER = {"width": 3072}
+WIDER = 3072
 ITEM = {"bfloat16": 2, "float32": 4}
 
 
@@ -146,7 +146,7 @@ def build(folder: Path, dtype: str, kind: str, gigabytes: float) -> None:
     from lemonx.checkpoints import CheckpointWriter
     from lemonx.checkpoints.safetensors_file import dtype_name, torch_dtype
 
-    scale = 1.5 if kind in ("width", "both") else 1.0
+    scale = WIDER / WIDTH if kind in ("width", "both") else 1.0
     deeper = 2 if kind in ("depth", "both") else 1
     width, ffn = int(WIDTH * scale), int(FFN * scale)
     layer = 2 * width * width + 2 * width * int(KV_HEADS * HEAD_DIM * scale) + 3 * width * ffn
@@ -248,7 +248,9 @@ def run_lemonx(folder: str, kind: str, threads: int) -> dict[str, float]:
 
     source = Path(folder, "source")
     layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
-    sizes = (WIDER if kind in ("width", "both") else {}) | ({"depth": 2 * layers} if kind in ("depth", "both") else {})
+    sizes: dict[str, Any] = {"width": WIDER} if kind in ("width", "both") else {}
+    if kind in ("depth", "both"):
+        sizes["depth"] = 2 * layers
     writers = []
 
     def work() -> None:

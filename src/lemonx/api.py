@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from lemonx import methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.companions import carried
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
@@ -17,6 +18,7 @@ from lemonx.free import Free
 from lemonx.modules import Norm
 from lemonx.planning import ROUNDED, Plan, make_plan
 from lemonx.runner import Progress, run_plan
+from lemonx.summary import changed_fields
 from lemonx.target import Target
 
 if TYPE_CHECKING:
@@ -84,18 +86,27 @@ def _like(value: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | N
     return content
 
 
-def plan(
-    source: str | Path,
+def plan(source: str | Path, **options: Any) -> Plan:
+    """What `expand` with the same arguments would write; reads headers only."""
+    with Checkpoint.open(source) as checkpoint:
+        return _plan(checkpoint, **options)
+
+
+def _plan(
+    checkpoint: Checkpoint,
     *,
+    method: str = "lemon",
     free: str | Free | None = None,
     depth_type: int | None = None,
     seed: int = 0,
     dtype: str | None = None,
     **sizes: Any,
 ) -> Plan:
-    """What `expand` with the same arguments would write; reads headers only."""
-    with Checkpoint.open(source) as checkpoint:
-        return make_plan(checkpoint, wanted(**sizes), free=free, depth_type=depth_type, seed=seed, dtype=dtype)
+    read = methods.find(method).read
+    made = make_plan(checkpoint, wanted(**sizes), free=free, depth_type=depth_type, seed=seed, dtype=dtype, read=read)
+    if not any(changed_fields(made)):
+        raise BadTarget("the source has these sizes already: nothing would change")
+    return made
 
 
 @overload
@@ -106,8 +117,8 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
     """A larger checkpoint (or model) that computes the same function.
 
     `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
-    model. Options: the sizes of `wanted`, free, depth_type, seed, dtype, verify, threads, max_shard_size,
-    force, progress.
+    model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
+    threads, max_shard_size, force, progress.
     """
     if not isinstance(source, (str, Path)):
         if output is not None:
@@ -132,19 +143,15 @@ def _expand_folder(
     source: Path,
     output: Path,
     *,
-    free: str | Free | None = None,
-    depth_type: int | None = None,
-    seed: int = 0,
-    dtype: str | None = None,
     verify: bool = True,
     threads: int | None = None,
     max_shard_size: int = SHARD,
     force: bool = False,
     progress: Progress | None = None,
-    **sizes: Any,
+    **options: Any,
 ) -> Path:
     with Checkpoint.open(source) as checkpoint:
-        made = make_plan(checkpoint, wanted(**sizes), free=free, depth_type=depth_type, seed=seed, dtype=dtype)
+        made = _plan(checkpoint, **options)
         entries = [(step.name, step.dtype, step.shape) for step in made.steps]
         with CheckpointWriter(
             output, entries, max_shard_size=max_shard_size, force=force, source=checkpoint.path
@@ -171,7 +178,7 @@ def _certify(made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verif
             skipped = memory_short(checkpoint, written)
             if skipped is None:
                 measured = _measure(made, checkpoint, written)
-                if not measured.passed:
+                if made.reading.lossless and not measured.passed:
                     raise NotVerified(f"nothing was written: {measured.outputs.reason()}")
                 outputs, symmetry = measured.outputs, measured.symmetry
     content = paper.certificate(made, checkpoint, outputs, symmetry, skipped)
@@ -203,11 +210,11 @@ def eps_slack(made: Plan) -> float:
 
 def verify(source: str | Path, target: str | Path) -> Verified:
     """Compare two checkpoints on a sample; `passed` says whether they compute the same function."""
-    from lemonx.verification.outputs import compare
+    from lemonx.verification.outputs import compare, stored_dtype
 
     with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
         try:
-            made = make_plan(small, Target(like=large.config))
+            made = make_plan(small, Target(like=large.config), dtype=stored_dtype(large))
         except BadCheckpoint:
             raise
         except LemonxError:

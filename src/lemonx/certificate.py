@@ -9,6 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+from lemonx import methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.planning import Plan
 from lemonx.summary import changed_fields, parameters, size_table
@@ -24,8 +25,10 @@ def certificate(
     """Everything a reader needs to check the claim again."""
     before, after = parameters(plan)
     return {
-        "method": "lemon",
-        "paper": "LEMON: Lossless Model Expansion, ICLR 2024",
+        "method": plan.reading.method,
+        "paper": methods.find(plan.reading.method).paper,
+        "lossless": plan.reading.lossless,
+        "notes": list(plan.reading.notes),
         "source": {
             "name": plan.source.name,
             "model_type": plan.source_config.get("model_type"),
@@ -72,15 +75,19 @@ def model_card(plan: Plan, content: dict[str, Any]) -> str:
         )
     else:
         checked = f"Not verified: {content['verified']['skipped']}."
+    if plan.reading.lossless:
+        claim = f"This checkpoint computes the same function as `{plan.source.name}` and has more capacity to train on."
+    else:
+        claim = f"This checkpoint was grown from `{plan.source.name}` by a method that is not lossless."
     return f"""---
 library_name: transformers
 tags: [lemonx, model-expansion]
 ---
 # {plan.source.name}, expanded
 
-This checkpoint computes the same function as `{plan.source.name}` and has more capacity to train on.
-It was written by lemonx {content["versions"]["lemonx"]} (lossless model expansion, seed {plan.seed},
-free parameters: {plan.free.name}).
+{claim}
+It was written by lemonx {content["versions"]["lemonx"]}: method {plan.reading.method}, free parameters
+{plan.free.name}, seed {plan.seed}.
 
 | size | source | this |
 |---|---|---|

@@ -1,7 +1,7 @@
 """The type check: which expansion every space gets, and a refusal where a module cannot follow.
 
 An operator states what it reads and writes; consecutive operators are lossless together if the types agree
-(the paper's appendix B.5). It runs on specs alone, before a tensor is read.
+(the paper's appendix B.4.3). It runs on specs alone, before a tensor is read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lemonx.errors import BadTarget, Refused
+from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.modules import Linear, Norm
 from lemonx.signature import Side
 from lemonx.spec import Spec
@@ -19,11 +19,15 @@ from lemonx.vectors import Expansion, expansion, grouped_expansion, identity, mu
 
 @dataclass(frozen=True)
 class Types:
-    """The expansion of every space, and the eps that the target's norms need (config field -> value)."""
+    """The expansion of every space, and the eps that the target's norms need (config field -> value).
+
+    `exact`: every row was proved to follow.
+    """
 
     source: Spec
     spaces: Mapping[str, Expansion]
     eps: Mapping[str, float]
+    exact: bool = True
 
     def of(self, side: Side, size: int | None = None) -> Expansion:
         """The expansion of a side; `size` stands in for an axis `_`."""
@@ -48,11 +52,7 @@ def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str
     norms = {name: row for name in rows if isinstance(row := source.rows[name], Norm)}
     spaces = _expansions(source, target)
     spaces, eps = _with_gains(source, norms, Types(source, spaces, {}), config)
-    for name in rows:
-        row = source.rows[name]
-        if isinstance(row, Linear) and row.tied:
-            # logits = embedding . final: the final space is paired with the one the embedding writes.
-            spaces[row.reads.axes[0]] = spaces[source.rows[row.tied].writes.axes[0]].dual()
+    _pair_tied(source, rows, spaces)
     types = Types(source, spaces, eps)
     for name in rows:
         row = source.rows[name]
@@ -64,10 +64,35 @@ def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str
     return types
 
 
+def unchecked(source: Spec, target: Spec, rows: Collection[str], kinds: Mapping[str, str]) -> Types:
+    """Types for a method that is not lossless: every space expands by `kinds`, and nothing is proved."""
+    _check_sizes(source, target)
+    spaces = _expansions(source, target, kinds)
+    _pair_tied(source, rows, spaces)
+    return Types(source, spaces, {}, exact=False)
+
+
+def _pair_tied(source: Spec, rows: Collection[str], spaces: dict[str, Expansion]) -> None:
+    """logits = embedding . final: the final space is paired with the one the embedding writes."""
+    for name in rows:
+        row = source.rows[name]
+        if isinstance(row, Linear) and row.tied:
+            spaces[row.reads.axes[0]] = spaces[source.rows[row.tied].writes.axes[0]].dual()
+
+
+def _kinds(spec: Spec) -> set[str]:
+    """Names of rows, whether or not a block has a row of its own."""
+    return {name.replace(f"{stack}.0.", f"{stack}.*.") for name in spec.rows for stack in _stack_of(spec, name)}
+
+
+def _stack_of(spec: Spec, name: str) -> list[str]:
+    return [stack for stack in spec.stacks if name.startswith(f"{stack}.")] or [""]
+
+
 def _check_sizes(source: Spec, target: Spec) -> None:
-    if odd := sorted(source.rows.keys() ^ target.rows.keys()):
+    if odd := sorted(_kinds(source) ^ _kinds(target)):
         # A ResNet's first stage has a shortcut of its own only where its width differs from the stem's.
-        verb = "gain" if odd[0] in target.rows else "lose"
+        verb = "gain" if odd[0] in _kinds(target) else "lose"
         raise Refused(
             f"at these sizes the model would {verb} {odd[0]}: keep equal widths equal and different ones different"
         )
@@ -89,15 +114,16 @@ def _check_sizes(source: Spec, target: Spec) -> None:
             )
 
 
-def _expansions(source: Spec, target: Spec) -> dict[str, Expansion]:
+def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = None) -> dict[str, Expansion]:
     result: dict[str, Expansion] = {}
+    kinds = kinds or {}
     # Grouped spaces stand on others: those first.
     for name, space in sorted(source.spaces.items(), key=lambda item: item[1].under is not None):
-        size = target.spaces[name].size
+        size, kind = target.spaces[name].size, kinds.get(space.kind, space.kind)
         if space.under:
-            result[name] = grouped_expansion(space.size, size, result[space.under], space.kind)
+            result[name] = grouped_expansion(space.size, size, result[space.under], kind)
         else:
-            result[name] = expansion(space.kind, space.size, size)
+            result[name] = expansion(kind, space.size, size)
     return result
 
 
@@ -118,12 +144,16 @@ def _with_gains(
     spaces, eps = dict(types.spaces), dict[str, float]()
     fields = {name: source.eps if row.eps is None else row.eps for name, row in norms.items()}
     fixed = {norms[name].reads for name, where in fields.items() if not isinstance(where, str)}
-    for where in sorted({f for f in fields.values() if isinstance(f, str)}):
+    known = sorted({f for f in fields.values() if isinstance(f, str)})
+    for where in known * len(known):  # a gain that one field needs may decide another: once more for each
         behind = [name for name, other in fields.items() if other == where]
         values = {eta[name] for name in behind}
+        if not isinstance(config[where], float | int) or not config[where] >= 0:
+            raise BadCheckpoint(f"config.json: {where} is {config[where]!r}, not a number: save the model again")
         if len(values) == 1 and not any(norms[name].reads in fixed for name in behind):
             eps[where] = config[where] * values.pop() ** 2
         else:
+            eps.pop(where, None)
             fixed |= {norms[name].reads for name in behind}
     for name, row in norms.items():
         if row.reads in fixed and eta[name] != 1.0:

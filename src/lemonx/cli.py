@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from enum import Enum
 from pathlib import Path
@@ -80,6 +81,9 @@ DepthType = Annotated[
 Dtype = Annotated[
     DtypeChoice | None, typer.Option(help="Dtype to store. Default: the source's.", rich_help_panel=_CHOICES)
 ]
+Method = Annotated[
+    str, typer.Option(help="lemon, or a method it is compared with: see `lemonx methods`.", rich_help_panel=_CHOICES)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -94,6 +98,7 @@ def plan_command(
     width_factor: WidthFactor = None,
     set_: Set = None,
     like: Like = None,
+    method: Method = "lemon",
     seed: Seed = 0,
     free: Free = None,
     depth_type: DepthType = None,
@@ -109,6 +114,7 @@ def plan_command(
     made = api.plan(
         source,
         **_sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
+        method=method,
         seed=seed,
         free=_value(free),
         depth_type=depth_type,
@@ -132,6 +138,7 @@ def expand_command(
     width_factor: WidthFactor = None,
     set_: Set = None,
     like: Like = None,
+    method: Method = "lemon",
     seed: Seed = 0,
     free: Free = None,
     depth_type: DepthType = None,
@@ -157,6 +164,7 @@ def expand_command(
 
     sizes = _sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
     options: dict[str, Any] = {
+        "method": method,
         "seed": seed,
         "free": _value(free),
         "depth_type": depth_type,
@@ -212,6 +220,22 @@ def architectures_command(as_json: Json = False) -> None:
         show.print_architectures(content)
 
 
+@app.command("methods", rich_help_panel="Commands")
+def methods_command(
+    check: Annotated[bool, typer.Option("--check", help="Measure each on a small model: the paper's table 1.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List LEMON and the methods it is compared with: what each grows, and what it keeps."""
+    from lemonx import show
+
+    with show.waiting("growing a small model by every method", quiet=as_json or not check):
+        content = show.methods_json(check)
+    if as_json:
+        _print_json(content)
+    else:
+        show.print_methods(content)
+
+
 def _sizes(
     width: int | None,
     depth: int | None,
@@ -246,10 +270,10 @@ def _field(text: str) -> tuple[str, Any]:
 
 def _bytes(text: str) -> int:
     units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-    number, unit = text[:-2], text[-2:].upper()
-    if unit not in units or not number.strip().isdigit() or int(number) == 0:
+    match = re.fullmatch(r"([0-9]+) ?([KMGT]B)", text.upper())
+    if match is None or int(match[1]) == 0:
         raise BadTarget(f"--max-shard-size {text}: want a size such as 500MB or 5GB")
-    return int(number) * units[unit]
+    return int(match[1]) * units[match[2]]
 
 
 def _value(choice: Enum | None) -> Any:
@@ -263,10 +287,21 @@ def _print_json(content: Any) -> None:
 def main() -> None:
     """Run the command line: an error is one line and an exit code, never a traceback."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
     except LemonxError as error:
         print(f"lemonx: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("lemonx: stopped; nothing was written", file=sys.stderr)
         sys.exit(130)
+    except typer.Abort:
+        sys.exit(130)
+    except typer.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except Exception as error:
+        # A wrong option or argument, as the parser words it.
+        worded = getattr(error, "format_message", None)
+        if worded is None:
+            raise
+        print(f"lemonx: {worded().rstrip('.')}: see `lemonx --help`", file=sys.stderr)
+        sys.exit(2)

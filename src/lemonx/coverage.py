@@ -62,11 +62,9 @@ def match(spec: Spec, names: Iterable[str]) -> list[Matched]:
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: this spec would lose it")
+    _check_once(found)
     _check_blocks(spec, found)
-    present = {hit.row for hit in found}
-    for name, row in spec.rows.items():
-        if name not in present and not row.optional:
-            raise BadCheckpoint(f"the checkpoint has no tensor for {name!r}, which its config asks for")
+    _check_rows(spec, found)
     return found
 
 
@@ -82,9 +80,37 @@ def _place(spec: Spec, full: str) -> tuple[str | None, int]:
     """The stack and the index of the block that a tensor is in."""
     for stack in spec.stacks:
         index = full[len(stack) + 1 :].partition(".")[0]
-        if full.startswith(f"{stack}.") and index.isdigit():
+        if full.startswith(f"{stack}.") and index.isdecimal():
             return stack, int(index)
     return None, 0
+
+
+def _check_once(found: list[Matched]) -> None:
+    """No tensor under two names: an old suffix beside the new one, or with and without prefix."""
+    seen: dict[tuple[str, str, int], str] = {}
+    for hit in found:
+        other = seen.setdefault((hit.row, hit.suffix, hit.index), hit.name)
+        if other != hit.name:
+            raise BadCheckpoint(f"{other!r} and {hit.name!r} are the same tensor of the model: remove one of them")
+
+
+def _check_rows(spec: Spec, found: list[Matched]) -> None:
+    """Rows that are not optional have tensors; rows with any tensor have their first (a tied weight is elsewhere)."""
+    present = {(hit.row, hit.suffix) for hit in found}
+    begun = {row for row, _ in present}
+    for name, row in spec.rows.items():
+        stack = next((stack for stack in spec.stacks if name.startswith(f"{stack}.*.")), None)
+        asked = not row.optional and (stack is None or bool(_users(spec, stack, name)))
+        tied = isinstance(row, Linear) and row.tied is not None
+        if (asked or name in begun) and (name, next(iter(row.tensors()))) not in present and not tied:
+            raise BadCheckpoint(
+                f"the checkpoint has no tensor for {name!r}, which its config asks for: save the whole model again"
+            )
+
+
+def _users(spec: Spec, stack: str, row: str) -> set[int]:
+    """The blocks that use a general row: those without a row of their own under its name (a strided first block)."""
+    return {i for i in range(spec.stacks[stack].size) if row.replace(f"{stack}.*.", f"{stack}.{i}.") not in spec.rows}
 
 
 def _check_blocks(spec: Spec, found: list[Matched]) -> None:
@@ -93,9 +119,7 @@ def _check_blocks(spec: Spec, found: list[Matched]) -> None:
         if hit.stack is not None and "*" in hit.row and not isinstance(spec.rows[hit.row], Dropped):
             blocks[hit.stack, hit.row, hit.suffix].add(hit.index)
     for (stack, row, suffix), indices in blocks.items():
-        # A block with a row of its own under this name (a strided first block) does not use the general row.
-        size = spec.stacks[stack].size
-        wanted = {i for i in range(size) if row.replace(f"{stack}.*.", f"{stack}.{i}.") not in spec.rows}
+        size, wanted = spec.stacks[stack].size, _users(spec, stack, row)
         if indices != wanted:
             odd = min(indices ^ wanted)
             what = "lacks" if odd in wanted else "has an extra"

@@ -7,7 +7,7 @@ Post-LN has norms *in* the stream. There the source block's last norm and all no
 their affine part, and the last norm of the group takes it: Norm(Norm(x)) = Norm(x) up to eps. (The paper
 prints the group in the other order, which is not lossless: docs/errata.md.)
 
-Paper: section 4.3 and appendix E.
+Paper: section 4.3 and appendix D.
 """
 
 from __future__ import annotations
@@ -70,6 +70,6 @@ def mode(row: Row, last_norm: bool, stream: str, block: Block, depth_type: int) 
     if in_stream(row, stream):
         takes_affine = block.closes if last_norm else not block.added
         return KEEP if takes_affine else IDENTITY
-    if block.added and stream in row.writes.axes and stream not in row.reads.axes:
+    if block.added and stream in row.writes.axes:
         return SILENT if depth_type == 1 else CANCEL
     return KEEP

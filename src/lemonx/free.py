@@ -1,6 +1,6 @@
 """The free parameters: what losslessness leaves open, as named presets.
 
-Paper: appendix D.4, parameter choices. There D_T <= 2 D_S; with k copies of a unit, copies 2..k take what
+Paper: appendix C.4, parameter choices. There D_T <= 2 D_S; with k copies of a unit, copies 2..k take what
 the paper gives to W_2 (or W_res), and the first copy takes the rest, so that they always sum to W.
 """
 
@@ -40,6 +40,9 @@ PRESETS = {
     "vision": Free("vision", even=True, phi=0.02, depth_type=2),
     "language": Free("language", even=False, phi=0.002, depth_type=1, append_next=True),
 }
+
+# What the methods before LEMON do: copies share evenly, and nothing tells them apart.
+EVEN = Free("even", even=True, phi=0.0, depth_type=1, zeta=0.0)
 
 
 def preset(name: str) -> Free:

@@ -1,7 +1,7 @@
 """Row kinds: what each kind of module keeps on disk, and how its tensors expand.
 
 A row states what it reads and what it writes; the expansions of those two spaces decide everything else.
-Paper: appendix D (Pre-LN Transformers) and E (other architectures).
+Paper: appendix C (Pre-LN Transformers) and D (other architectures).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from lemonx.vectors import AVG, ZERO, Expansion, identity, multiples_near, produ
 
 # What becomes of a norm inside an added Post-LN block: its affine part is the identity.
 IDENTITY = "identity"
+# A module that is given zeros and must write zeros: its weights are kept, its biases are zero.
+UNBIASED = "unbiased"
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,15 @@ class Axis:
 
 @dataclass(frozen=True)
 class Typed:
-    """The expansions of what a row reads and writes, and of each axis of the tensor at hand."""
+    """The expansions of what a row reads and writes, and of each axis of the tensor at hand.
+
+    `exact`: they were checked; if not, a norm's parameters are copied as they are.
+    """
 
     reads: Expansion
     writes: Expansion
     axes: tuple[Expansion, ...]
+    exact: bool = True
 
 
 def matrix(axes: tuple[Axis, ...], expansions: tuple[Expansion, ...], mode: str) -> Matrix:
@@ -66,7 +72,8 @@ def matrix(axes: tuple[Axis, ...], expansions: tuple[Expansion, ...], mode: str)
     if transposed:
         roles, expansions = ["w", "r", *roles[2:]], (expansions[1], expansions[0], *expansions[2:])
     cut = 1 if roles[0] == "w" else len(roles) - 1
-    mode = SILENT if mode == CANCEL and "r" not in roles else mode
+    if mode in (CANCEL, UNBIASED):
+        mode = SILENT if "r" not in roles else KEEP if mode == UNBIASED else CANCEL
     rows, columns = product(*expansions[:cut]), product(*expansions[cut:])
     return Matrix(rows, columns, consumes="r" in roles, mode=mode, transposed=transposed)
 
@@ -160,7 +167,7 @@ class Norm(Row):
             return Vector(writes, factor, constant=None if mode == KEEP else 0.0, rule=f"{self.name} bias")
         if mode in (SILENT, CANCEL):
             return Vector(writes, np.zeros(writes.target_size), constant=0.0, rule=f"{self.name} silenced")
-        eta = self.eta(reads)
+        eta = self.eta(reads) if typed.exact else 1.0
         factor = np.where(copied, eta * writes.amp * writes.gain / reads.amp, 0.0)
         constant = 1.0 if mode == IDENTITY else None
         rule = self.name if eta == 1.0 else f"{self.name} η={eta:.4g}"

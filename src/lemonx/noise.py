@@ -23,6 +23,7 @@ Numbers are independent of one another. A test of goodness of fit needs 10^10 of
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -48,6 +49,12 @@ class Scratch(threading.local):
         if buffer is None or buffer.size < size or buffer.dtype != dtype:
             buffer = self._buffers[slot] = np.empty(size, dtype)
         return buffer[:size]
+
+    def tensor(self, slot: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        """The same as a tensor."""
+        size = math.prod(shape) * dtype.itemsize
+        # At least one byte more than nothing: torch cannot view an empty vector of numpy's as another dtype.
+        return torch.from_numpy(self.get(slot, size + 8, np.uint8))[:size].view(dtype).view(shape)
 
 
 _scratch = Scratch()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,13 +33,16 @@ if TYPE_CHECKING:
 # What becomes of a weight that writes the stream: kept; zero (type 1); copies that cancel (type 2).
 KEEP, SILENT, CANCEL = "keep", "silent", "cancel"
 
+# Elements that are scaled at a time, in float64: 0.5 MB.
+SCALED = 1 << 16
+
 
 @dataclass(frozen=True)
 class Matrix:
     """How a weight with two axes expands: rows are produced, columns are consumed, or else produced too.
 
-    `transposed`: the file keeps it the other way round, as (columns, rows). `jitter`: further copies of a
-    unit get noise on their fan-in, because their fan-out is silent and cannot tell them apart.
+    `transposed`: the file keeps it the other way round, as (columns, rows). `jitter`: copies of a unit
+    from this number on (0: none) get noise on their fan-in, because their fan-out is silent and tells nothing apart.
     """
 
     rows: Expansion
@@ -46,13 +50,13 @@ class Matrix:
     consumes: bool
     mode: str = KEEP
     transposed: bool = False
-    jitter: bool = False
+    jitter: int = 0
 
     @property
     def rule(self) -> str:
         """The operators in the paper's words; an axis that stays is not named."""
         if self.mode == SILENT:
-            return "type 1: zero"
+            return "silent: zero"
         words = ["type 2: cancelling"] if self.mode == CANCEL else []
         if not self.columns.is_identity:
             words.append(column_rule(self.columns) if self.consumes else row_rule(self.columns))
@@ -88,14 +92,23 @@ def blocks(rows: Expansion, limit: int) -> Iterator[Run]:
             yield Run(run.target + start, source, min(limit, run.length - start), run.copy)
 
 
-def expand_block(run: Run, how: Matrix, read: Reader, free: Free, rng: np.random.Generator) -> torch.Tensor:
-    """The target rows `run.target..` of an expanded weight."""
+def expand_block(
+    run: Run, how: Matrix, read: Reader, free: Free, rng: np.random.Generator, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The target rows `run.target..` of an expanded weight: in `out`, or what `read` gave if that is them already.
+
+    Without `out` they are in fresh memory. Either way the source's rows are not written to.
+    """
+    if out is None:
+        out = read.rows(0, 0).new_empty(run.length, how.columns.target_size)
     if how.mode == SILENT:
-        return read.rows(0, 0).new_zeros(run.length, how.columns.target_size)
+        return out.zero_()
     base = _produced_rows(run, how, read, free, rng)
+    if how.columns.is_identity and (how.mode == KEEP or not how.consumes):
+        return base
     if not how.consumes:
-        return _produce_columns(base, how.columns, free, rng)
-    return _consume_columns(base, how, free, rng)
+        return _produce_columns(base, how.columns, free, rng, out)
+    return _consume_columns(base, how, free, rng, out)
 
 
 def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.random.Generator) -> torch.Tensor:
@@ -103,24 +116,25 @@ def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.rand
 
     if run.source >= 0:
         base = read.rows(run.source, run.source + run.length)
-        if how.jitter and run.copy > 0:
-            base = base + noise.normal(base.new_empty(base.shape), free.phi, rng)
+        if 0 < how.jitter <= run.copy:
+            base = noise.normal(base.new_empty(base.shape), free.phi, rng).add_(base)
     elif run.source == AVG:
         base = read.mean().expand(run.length, -1)
+    elif run.source == RAND:
+        base = noise.normal(read.rows(0, 0).new_empty(run.length, how.columns.size), free.zeta, rng)
     else:
-        base = read.rows(0, 0).new_zeros(run.length, how.columns.size)
-        if run.source == RAND:
-            noise.normal(base, free.zeta, rng)
+        base = read.rows(0, 0).new_zeros(1, 1).expand(run.length, how.columns.size)
+    if how.rows.is_plain:
+        return base
     amp = how.rows.amp[run.target : run.target + run.length] * how.rows.gain
-    return _scaled(base, amp[:, None])
+    return _scaled(base, amp[:, None], base.new_empty(base.shape))
 
 
-def _produce_columns(base: torch.Tensor, columns: Expansion, free: Free, rng: np.random.Generator) -> torch.Tensor:
+def _produce_columns(
+    base: torch.Tensor, columns: Expansion, free: Free, rng: np.random.Generator, out: torch.Tensor
+) -> torch.Tensor:
     from lemonx import noise
 
-    if columns.is_identity:
-        return base
-    out = base.new_zeros(len(base), columns.target_size)
     for run in columns.runs:
         here = out[:, run.target : run.target + run.length]
         if run.source >= 0:
@@ -129,22 +143,25 @@ def _produce_columns(base: torch.Tensor, columns: Expansion, free: Free, rng: np
             here.copy_(base.double().mean(1, keepdim=True))
         elif run.source == RAND:
             noise.normal(here, free.zeta, rng)
-    return _scaled(out, (columns.amp * columns.gain)[None, :])
+        else:
+            here.zero_()
+    return out if columns.is_plain else _scaled(out, (columns.amp * columns.gain)[None, :], out)
 
 
-def _consume_columns(base: torch.Tensor, how: Matrix, free: Free, rng: np.random.Generator) -> torch.Tensor:
+def _consume_columns(
+    base: torch.Tensor, how: Matrix, free: Free, rng: np.random.Generator, out: torch.Tensor
+) -> torch.Tensor:
     from lemonx import noise, split
 
     columns = how.columns
-    if columns.is_identity and how.mode == KEEP:
-        return base
-    out = base.new_zeros(len(base), columns.target_size)
     for run in columns.runs:
         here = out[:, run.target : run.target + run.length]
         if run.source == ZERO:
             noise.normal(here, free.zeta, rng)
         elif run.source >= 0 and run.copy == 0 and how.mode == KEEP:
             here.copy_(base[:, run.source : run.source + run.length])
+        elif run.copy == 0:
+            here.zero_()
     first = 0
     if how.mode == CANCEL:
         # Second copies take Phi and first copies -Phi; third and later ones share the second's.
@@ -154,20 +171,31 @@ def _consume_columns(base: torch.Tensor, how: Matrix, free: Free, rng: np.random
                 noise.normal(second, free.cancel, rng)
                 out[:, pair.base : pair.base + pair.length] = -second
         first = 1
-    further = columns.further_copies(base=first)
-    for count in sorted({pair.copies for pair in further}):
-        runs = [(pair.target, pair.base, pair.length) for pair in further if pair.copies == count]
+    for count, runs in _further_runs(columns, first):
         split.split_columns(out, runs, free.share(count - first), free.phi, rng)
-    return _scaled(out, 1.0 / (columns.amp * columns.gain)[None, :])
+    return out if columns.is_plain else _scaled(out, 1.0 / (columns.amp * columns.gain)[None, :], out)
 
 
-def _scaled(block: torch.Tensor, factor: np.ndarray) -> torch.Tensor:
-    """block * factor, rounded once to the block's own precision; the block itself where factor is 1."""
+# The blocks of a tensor ask one after the other. Few are kept: an entry holds on to arrays of the width's size.
+@lru_cache(maxsize=16)
+def _further_runs(columns: Expansion, first: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
+    """The copies after the one numbered `first`, as (target, base, length), by the number of copies in all."""
+    further = columns.further_copies(base=first)
+    return [
+        (count, [(pair.target, pair.base, pair.length) for pair in further if pair.copies == count])
+        for count in sorted({pair.copies for pair in further})
+    ]
+
+
+def _scaled(block: torch.Tensor, factor: np.ndarray, out: torch.Tensor) -> torch.Tensor:
+    """block * factor into `out`, which may be the block itself, rounded once to its precision."""
     import torch
 
-    if (factor == 1.0).all():
-        return block
-    return (block.double() * torch.from_numpy(np.ascontiguousarray(factor))).to(block.dtype)
+    scale = torch.from_numpy(np.ascontiguousarray(factor)).expand(block.shape)
+    step = max(1, SCALED // max(1, block.shape[1]))
+    for here, there, by in zip(block.split(step), out.split(step), scale.split(step), strict=True):
+        there.copy_(here.double() * by)
+    return out
 
 
 def expand_matrix(weight: torch.Tensor, how: Matrix, free: Free, seed: int = 0, name: str = "weight") -> torch.Tensor:

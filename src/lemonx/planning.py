@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 
 from lemonx import architectures, depth
-from lemonx.check import Types, check, with_tied
+from lemonx.check import Types, check, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo
 from lemonx.coverage import Matched, match, tied_copies
 from lemonx.depth import Block
-from lemonx.errors import BadCheckpoint, BadTarget
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError
 from lemonx.free import Free, preset
 from lemonx.modules import Dropped, Linear, Recipe, Row, Typed, Vector
 from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
+from lemonx.reading import COPY, JITTER, NEXT, Change, Reading, lemon
 from lemonx.spec import Architecture, Spec
-from lemonx.target import Target, target_config
+from lemonx.target import NotWhole, Target, target_config
 from lemonx.vectors import AVG
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
@@ -70,8 +71,12 @@ class Plan:
     steps: tuple[Step, ...]
     dropped: Mapping[str, str]
     tied: Mapping[str, str]
-    free: Free
+    reading: Reading
     seed: int
+
+    @property
+    def free(self) -> Free:
+        return self.reading.free
 
     @property
     def exactness(self) -> str:
@@ -88,24 +93,29 @@ def make_plan(
     depth_type: int | None = None,
     seed: int = 0,
     dtype: str | None = None,
+    read: Callable[[Change, Free], Reading] = lemon,
 ) -> Plan:
-    """The plan that turns a checkpoint into the wanted sizes; refuses what cannot be lossless."""
+    """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy."""
     family = architectures.find(checkpoint.config)
+    if checkpoint.config.get("quantization_config"):
+        raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
     chosen = free if isinstance(free, Free) else preset(free or family.free)
     if depth_type is not None:
         if depth_type not in (1, 2):
             raise BadTarget(f"--depth-type is 1 or 2, not {depth_type}")
         chosen = replace(chosen, depth_type=depth_type)
-    new = target_config(family, checkpoint.config, wanted)
-    source, target = family.spec(checkpoint.config), family.spec(new)
+    source = family.spec(checkpoint.config)
     found = match(source, checkpoint.tensors)
+    present = with_tied(source, {hit.row for hit in found})
+    new, types, reading = _typed_target(
+        family, checkpoint.config, wanted, source, present, lambda change: read(change, chosen)
+    )
+    target = family.spec(new)
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
-    present = with_tied(source, {hit.row for hit in found})
-    types = check(source, target, present, family.config(checkpoint.config))
-    blocks = {name: depth.arrange(name, stack, target.stacks[name].size) for name, stack in source.stacks.items()}
-    builder = _Builder(source, target, types, blocks, chosen, checkpoint.tensors, found, _dtype(dtype))
+    blocks = {name: reading.arrange(name, stack, target.stacks[name].size) for name, stack in source.stacks.items()}
+    builder = _Builder(source, target, types, blocks, reading, checkpoint.tensors, _dtype(dtype))
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
     return Plan(
         source=checkpoint.path,
@@ -121,9 +131,40 @@ def make_plan(
         steps=tuple(sorted(steps, key=lambda step: _natural(step.name))),
         dropped=dropped,
         tied=tied,
-        free=chosen,
+        reading=reading,
         seed=seed,
     )
+
+
+def _typed_target(
+    family: Architecture,
+    config: Mapping[str, Any],
+    wanted: Target,
+    source: Spec,
+    rows: list[str],
+    read: Callable[[Change], Reading],
+) -> tuple[dict[str, Any], Types, Reading]:
+    """The target's config, and the types and the reading that lead to it; advised widths have passed the check."""
+
+    def typed(asked: Target) -> tuple[dict[str, Any], Types, Reading]:
+        new = target_config(family, config, asked)
+        target = family.spec(new)
+        reading = read(Change(source, target))
+        if not reading.lossless:
+            return new, unchecked(source, target, rows, dict(reading.kinds)), reading
+        return new, check(source, target, rows, family.config(config)), reading
+
+    def works(width: int) -> bool:
+        try:
+            typed(replace(wanted, width=width, width_factor=None))
+        except LemonxError:
+            return False
+        return True
+
+    try:
+        return typed(wanted)
+    except NotWhole as error:
+        raise BadTarget(error.advice(works)) from None
 
 
 def _dtype(name: str | None) -> str | None:
@@ -145,7 +186,9 @@ def _finished(
         for field in stack.lists:
             if isinstance(old := config.get(field), list):
                 if len(old) != stack.size:
-                    raise BadCheckpoint(f"config.json: {field} has {len(old)} entries for {stack.size} blocks")
+                    raise BadCheckpoint(
+                        f"config.json: {field} has {len(old)} entries for {stack.size} blocks: give it one a block"
+                    )
                 config[field] = [old[block.source] for block in blocks[name]]
     if dtype:
         config.pop("torch_dtype", None)
@@ -164,9 +207,8 @@ class _Builder:
     target: Spec
     types: Types
     blocks: Mapping[str, tuple[Block, ...]]
-    free: Free
+    reading: Reading
     tensors: Mapping[str, TensorInfo]
-    found: list[Matched]
     dtype: str | None
 
     def steps(self, hit: Matched) -> list[Step]:
@@ -179,24 +221,22 @@ class _Builder:
         result = []
         for index, block in enumerate(self.blocks[hit.stack]):
             if block.source == hit.index:
-                mode = depth.mode(row, last_norm, stream, block, self.free.depth_type)
-                silent = block.added and mode == KEEP and self.free.depth_type == 1
+                mode = self.reading.mode(row, last_norm, stream, block)
                 step = self._step(hit, hit.named(index), mode)
-                result.append(self._told_apart(step, hit) if silent else step)
+                result.append(self._with_further_units(step, hit, self.reading.further(block, mode)))
         return result
 
-    def _told_apart(self, step: Step, hit: Matched) -> Step:
-        """A step inside a type 1 block: its fan-out is zero, so its further units must differ in their fan-in.
-
-        They come from the next block (the paper's choice for language models), or else are jittered copies.
-        """
+    def _with_further_units(self, step: Step, hit: Matched, choices: tuple[str, ...]) -> Step:
+        """The step with its further heads and neurons from the first of these places that there is."""
         row = self.source.rows[hit.row]
         if not isinstance(row, Linear) or not isinstance(step.recipe, Matrix) or step.recipe.rows.is_identity:
             return step
         following = hit.named(hit.index + 1)
-        if self.free.append_next and following in self.tensors:
-            return replace(step, appended=following)
-        return replace(step, recipe=replace(step.recipe, jitter=True))
+        choice = next(c for c in choices if c != NEXT or following in self.tensors)
+        # The next block has one unit to append for each of this one's: what is appended again is jittered.
+        first = {COPY: 0, JITTER: 1, NEXT: 2 if JITTER in choices else 0}[choice]
+        recipe = replace(step.recipe, jitter=first if step.recipe.rows.copies.max() > first else 0)
+        return replace(step, recipe=recipe, appended=following if choice == NEXT else None)
 
     def _last_norm(self, stack: str, stream: str) -> str | None:
         """The last norm that stands in the stream of this stack's blocks, if any does (Post-LN)."""
@@ -208,12 +248,12 @@ class _Builder:
         axes = row.tensors()[hit.suffix]
         sizes = info.shape if axes else (1,)
         expansions = tuple(self.types.of(axis.side, size) for axis, size in zip(axes, sizes, strict=False))
-        typed = Typed(self.types.of(row.reads), self.types.of(row.writes), expansions)
+        typed = Typed(self.types.of(row.reads), self.types.of(row.writes), expansions, self.types.exact)
         recipe = row.recipe(hit.suffix, typed, mode)
         shape = tuple(e.target_size for e in expansions)
         dtype = self.dtype if self.dtype and info.dtype in _BITS else info.dtype
         flops = row.flops_per_weight * math.prod(shape) * self._positions(row) if hit.suffix == "weight" else 0
-        exact = exactness(recipe, info.dtype, dtype, self.free)
+        exact = exactness(recipe, info.dtype, dtype, self.reading.free)
         return Step(name, hit.name, hit.row, shape, dtype, recipe, exact, flops)
 
     def _positions(self, row: Row) -> int:
@@ -225,7 +265,10 @@ class _Builder:
         fits = len(wanted) == len(info.shape) and all(w in (None, s) for w, s in zip(wanted, info.shape, strict=True))
         if not fits:
             said = tuple("any" if w is None else w for w in wanted)
-            raise BadCheckpoint(f"{hit.name} has shape {list(info.shape)}, but config.json makes it {list(said)}")
+            raise BadCheckpoint(
+                f"{hit.name} has shape {list(info.shape)}, but config.json makes it {list(said)}: "
+                "give the config.json that belongs to these weights"
+            )
         if info.dtype not in _BITS and axes:
             raise BadCheckpoint(
                 f"{hit.name} is stored as {info.dtype}, which is not a float that can be expanded: dequantise it first"

@@ -19,9 +19,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from lemonx import architectures, matrix, summary
+from lemonx import architectures, matrix, methods, summary
 from lemonx.api import Verified
 from lemonx.planning import Plan
+from lemonx.verification.outputs import EXACT
 
 _STYLE = {"bit-exact": "green", "exact-sum": "green", "rounding-limited": "yellow"}
 
@@ -40,6 +41,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "flops": summary.flops(plan),
         "bytes": summary.bytes_on_disk(plan),
         "config": {name: [a, b] for name, a, b in summary.changed_fields(plan)},
+        "method": plan.reading.method,
+        "lossless": plan.reading.lossless,
         "free": plan.free.name,
         "depth_type": plan.free.depth_type,
         "exactness": plan.exactness,
@@ -85,6 +88,9 @@ def print_plan(plan: Plan) -> None:
     for name, before, after in summary.changed_fields(plan):
         fields.add_row(name, _short(before), _short(after))
     console.print(fields)
+    console.print(f"method: {plan.reading.method}, {'lossless' if plan.reading.lossless else 'not lossless'}")
+    for note in plan.reading.notes:
+        console.print(f"note: {note}")
     console.print(
         f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}; "
         f"weakest exactness in the stored dtype: {plan.exactness}"
@@ -157,7 +163,8 @@ def print_verified(measured: Verified) -> None:
     if content["symmetry"]:
         _print_symmetry(console, content["symmetry"])
     if measured.passed:
-        console.print("[green]the same function[/green]")
+        rounded = "" if measured.outputs.tolerance <= EXACT else ", up to the rounding of the stored weights"
+        console.print(f"[green]the same function[/green]{rounded}")
     else:
         console.print(f"[red]not the same function[/red]: {measured.outputs.reason()}")
 
@@ -179,6 +186,31 @@ def _print_symmetry(console: Console, symmetry: dict[str, Any]) -> None:
     console.print(
         f"symmetry: {symmetry['copies']} copies of units, {symmetry['twins']} of them twins of another{where}"
     )
+
+
+def methods_json(check: bool) -> list[dict[str, Any]]:
+    """Every method: its title, paper, what it grows; with `check` what was measured."""
+    from lemonx import overview
+
+    measured = overview.overview() if check else {}
+    return [
+        {"method": name, "title": m.title, "paper": m.paper, "grows": list(m.grows), **measured.get(name, {})}
+        for name, m in sorted(methods.methods().items())
+    ]
+
+
+def print_methods(content: list[dict[str, Any]]) -> None:
+    console = _console()
+    columns = [key for key in content[0] if key not in ("title", "paper", "grows")]
+    if len(columns) > 1:
+        table = Table(*columns, box=None, pad_edge=False)
+        for entry in content:
+            table.add_row(*(str(entry[column]) for column in columns))
+        console.print(table)
+        console.print("lossless, or the largest difference of an output relative to the largest output; -: not defined")
+    for entry in content:
+        console.print(f"[bold]{entry['method']}[/bold] ({' and '.join(entry['grows'])}): {entry['title']}.")
+        console.print(f"  {entry['paper']}", markup=False)
 
 
 def architectures_json() -> list[dict[str, Any]]:

@@ -15,6 +15,9 @@ from lemonx.modules import Row
 from lemonx.signature import Side
 from lemonx.vectors import Space
 
+# Larger than any axis of any model: a typing error is told before memory runs out.
+LARGEST = 2**24
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -114,7 +117,22 @@ class Architecture:
         return Config(values, self.defaults)
 
     def spec(self, values: Mapping[str, Any]) -> Spec:
-        return self.build(self.config(values))
+        """The spec of a config; BadCheckpoint where a field that is a size is not one."""
+        try:
+            spec = self.build(self.config(values))
+        except (TypeError, ValueError, ArithmeticError, IndexError) as error:
+            raise BadCheckpoint(f"config.json has a size that makes no sense ({error}): save the model again") from None
+        sizes = {
+            **{n: s.size for n, s in spec.spaces.items()},
+            **{n: s.size for n, s in spec.stacks.items()},
+            **spec.fixed,
+        }
+        for name, size in sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= LARGEST:
+                raise BadCheckpoint(
+                    f"config.json makes the size of {name} {size!r}: want a whole number up to {LARGEST}"
+                )
+        return spec
 
 
 REGISTRY: dict[str, Architecture] = {}

@@ -55,11 +55,11 @@ def split_columns(
     if share and _overlap(runs):
         low = min(first for _, first, _ in runs)
         weight = out[:, low : max(first + length for _, first, length in runs)]
-        weight = _buffer("weight", out.dtype, *weight.shape).copy_(weight)
+        weight = _scratch.tensor("weight", out.dtype, *weight.shape).copy_(weight)
     take = _take_exactly if out.dtype in noise.HALF else _take
     for target, first, length in runs:
         step = max(1, min(len(out), BLOCK // length))
-        wanted = _buffer("wanted", out.dtype, step, length)
+        wanted = _scratch.tensor("wanted", out.dtype, step, length)
         for copy, rest, w in zip(
             out[:, target : target + length].split(step),
             out[:, first : first + length].split(step),
@@ -79,11 +79,6 @@ def _overlap(runs: Sequence[tuple[int, int, int]]) -> bool:
     return any(left[1] > right[0] for left, right in pairwise(spans))
 
 
-def _buffer(slot: str, dtype: torch.dtype, rows: int, columns: int) -> torch.Tensor:
-    held = _scratch.get(slot, rows * columns * dtype.itemsize, np.uint8)
-    return torch.from_numpy(held).view(dtype).view(rows, columns)
-
-
 def _take(copy: torch.Tensor, rest: torch.Tensor, v: torch.Tensor, std: float) -> None:
     copy.copy_(v)
     rest.sub_(v)
@@ -91,7 +86,7 @@ def _take(copy: torch.Tensor, rest: torch.Tensor, v: torch.Tensor, std: float) -
 
 def _take_exactly(copy: torch.Tensor, rest: torch.Tensor, v: torch.Tensor, std: float) -> None:
     """Move about v from rest to copy: rest + copy is the old rest, exactly. v is overwritten."""
-    after = _buffer("after", v.dtype, *v.shape)
+    after = _scratch.tensor("after", v.dtype, *v.shape)
     _cut(v, rest, after, std)
     torch.sub(rest, v, out=after)
     torch.sub(rest, after, out=copy)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from lemonx.errors import BadTarget
+from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.spec import Architecture, Config
 
 # The options whose sizes grow with the width.
@@ -48,7 +48,10 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
             new[_single(family, config, option)] = _positive(option, value)
     for name, value in wanted.fields.items():
         new[name] = _checked(config, name, value)
-    target = family.spec(new)
+    try:
+        target = family.spec(new)
+    except BadCheckpoint as error:
+        raise BadTarget(f"the target's {error}") from None
     return {**new, **target.config}
 
 
@@ -58,7 +61,10 @@ def _sizes_of(family: Architecture, like: Mapping[str, Any]) -> dict[str, Any]:
             f"--like is a {like.get('model_type')!r}, the source a {family.model_types[0]!r}: sizes differ in kind"
         )
     other = family.config(like)
-    return {name: other[name] for names in family.sizes.values() for name in names}
+    try:
+        return {name: other[name] for names in family.sizes.values() for name in names}
+    except BadCheckpoint as error:
+        raise BadTarget(f"--like: {error}") from None
 
 
 def _ratio(family: Architecture, config: Mapping[str, Any], wanted: Target) -> Fraction | None:
@@ -68,7 +74,10 @@ def _ratio(family: Architecture, config: Mapping[str, Any], wanted: Target) -> F
         return wanted.width_factor
     if wanted.width is None:
         return None
-    return Fraction(_positive("width", wanted.width), config[_single(family, config, "width")])
+    before = config[_single(family, config, "width")]
+    if wanted.width < before:
+        raise BadTarget(f"--width {wanted.width} is less than the source's {before}: only growth is possible")
+    return Fraction(wanted.width, before)
 
 
 def _followers(
@@ -90,36 +99,51 @@ def _followers(
     for name, value in followers.items():
         scaled = [ratio * v for v in value] if isinstance(value, list) else [ratio * value]
         if any(v.denominator != 1 for v in scaled):
-            raise BadTarget(_not_whole(family, config, followers, name, ratio))
+            raise _not_whole(family, config, followers, name, ratio)
         result[name] = [int(v) for v in scaled] if isinstance(value, list) else int(scaled[0])
     return result
 
 
 def _not_whole(
     family: Architecture, config: Mapping[str, Any], followers: Mapping[str, Any], name: str, ratio: Fraction
-) -> str:
+) -> BadTarget:
     numbers = [n for value in followers.values() for n in (value if isinstance(value, list) else [value])]
-    message = f"{name} = {config[name]} times {ratio} is not whole"
+    what = f"{name} = {_spell(config[name])} times {ratio} is not whole"
     width = config[family.sizes["width"][0]]
-    if not isinstance(width, int):
-        return f"{message}: try a factor with denominator {math.gcd(*numbers)}, or give it with --set {name}=..."
+    if len(family.sizes["width"]) > 1 or not isinstance(width, int):
+        common = math.gcd(*numbers)
+        return BadTarget(f"{what}: try a factor in steps of 1/{common}, or give it with --set {name}=...")
     step = width // math.gcd(width, *numbers)
-    below = int(ratio * width) // step * step
-    sizes = [size for size in (below, below + step) if size >= width]
-    return f"{message}: widths that do are {' and '.join(map(str, sizes))}, or give --set {name}=..."
+    return NotWhole(what, name, width, step, int(ratio * width))
+
+
+class NotWhole(BadTarget):
+    """A size that follows the width is not whole; `near` says which widths would do."""
+
+    def __init__(self, what: str, name: str, width: int, step: int, asked: int) -> None:
+        self.what, self.name, self.width, self.step, self.asked = what, name, width, step, asked
+        super().__init__(self.advice(lambda size: True))
+
+    def advice(self, works: Callable[[int], bool]) -> str:
+        """The message, with the widths next to the one asked for that work."""
+        below = self.asked // self.step * self.step
+        down = next((n for n in range(below, self.width, -self.step) if works(n)), None)
+        up = next((n for n in range(below + self.step, 4 * self.asked, self.step) if works(n)), None)
+        sizes = " and ".join(str(n) for n in (down, up) if n is not None)
+        return f"{self.what}: widths that do are {sizes}, or give --set {self.name}=..."
 
 
 def _single(family: Architecture, config: Mapping[str, Any], option: str) -> str:
     """The one config field behind an option, where it is one number."""
     flag = f"--{option.replace('_', '-')}"
     if option not in family.sizes:
-        raise BadTarget(f"a {family.model_types[0]} has no size for {flag}")
-    names = family.sizes[option]
-    if len(names) > 1 or isinstance(config[names[0]], list):
+        raise BadTarget(f"a {config['model_type']} has no size for {flag}")
+    first, *others = family.sizes[option]
+    if others or isinstance(config[first], list):
         advice = "--width-factor, or " if option == "width" else ""
-        fields = " ".join(f"--set {name}={_spell(config[name])}" for name in names)
-        raise BadTarget(f"a {family.model_types[0]} has several sizes behind {flag}: use {advice}{fields}")
-    return names[0]
+        fields = " ".join(f"--set {name}={_spell(config[name])}" for name in (first, *others))
+        raise BadTarget(f"a {config['model_type']} has several sizes behind {flag}: use {advice}{fields}")
+    return first
 
 
 def _spell(value: Any) -> str:
@@ -136,12 +160,14 @@ def _checked(config: Config, name: str, value: Any) -> Any:
     asked = sorted(n for n in config.asked if _is_size(config[n]))
     if name not in asked:
         raise BadTarget(f"{name!r} is not a size of this model: its sizes are {', '.join(asked)}")
-    if not _is_size(value) or (isinstance(config[name], list) and not isinstance(value, list)):
+    before = config[name]
+    several, unset = isinstance(before, list), value is None and before is not None
+    if not _is_size(value) or isinstance(value, list) != several or unset:
         raise BadTarget(
-            f"--set {name}={_spell(value)}: want {'a list of' if isinstance(config[name], list) else 'a'} whole number"
+            f"--set {name}={_spell(value)}: want {'a list of whole numbers' if several else 'a whole number'}"
         )
-    if isinstance(config[name], list) and len(value) != len(config[name]):
-        raise BadTarget(f"--set {name}: want {len(config[name])} numbers, got {len(value)}")
+    if isinstance(before, list) and isinstance(value, list) and len(value) != len(before):
+        raise BadTarget(f"--set {name}: want {len(before)} numbers, got {len(value)}")
     return value
 
 

@@ -227,10 +227,10 @@ def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Ex
     group, target_group = size // under.size, target // under.target_size
     short = under.copies * target_group < group
     if size % under.size or target % under.target_size or short.any():
-        least = under.target_size * -(-group // int(under.copies.min()))
+        least = under.target_size * max(-(-group // int(under.copies.min())), -(-target // under.target_size))
         raise Refused(
-            f"{target} query heads do not fit {under.target_size} key-value heads: every key-value head must be "
-            f"followed by its own {group} query heads: try {least} or another multiple of {under.target_size} above"
+            f"{target} query heads do not fit {under.target_size} key-value heads, each of which must keep its own "
+            f"{group} query heads: try {least} query heads, or a larger multiple of {under.target_size}"
         )
     slot = np.arange(target) % target_group + under.copy_number.repeat(target_group) * target_group
     source = under.source.repeat(target_group) * group + slot % group

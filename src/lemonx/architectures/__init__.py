@@ -23,7 +23,7 @@ def find(config: Mapping[str, Any]) -> Architecture:
     """The family of a config.json."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise BadCheckpoint("config.json does not say its model_type")
+        raise BadCheckpoint("config.json does not say its model_type: give a folder that transformers saved")
     known = families()
     if model_type not in known:
         near = difflib.get_close_matches(model_type, known, 1)

@@ -23,16 +23,18 @@ def resnet(c: Config) -> Spec:
     widths, last = [c["embedding_size"], *c["hidden_sizes"]], len(c["hidden_sizes"])
     three, strided = c["layer_type"] == "bottleneck", c["downsample_in_first_stage"]
     side = IMAGE // 4
-    spaces: dict[str, Space] = {"stem": circ(widths[0], (2 * side) ** 2), "stage0": circ(widths[0], side**2)}
+    # Without a shortcut of its own the first stage goes on with the stem's stream.
+    entry = "stage0" if strided or widths[0] != widths[1] else "stage1"
+    spaces: dict[str, Space] = {"stem": circ(widths[0], (2 * side) ** 2), entry: circ(widths[0], side**2)}
     rows: dict[str, Row] = {
         "resnet.embedder.embedder.convolution": conv("channels -> stem"),
-        "resnet.embedder.embedder.normalization": batch_norm("stem -> stage0"),
+        "resnet.embedder.embedder.normalization": batch_norm(f"stem -> {entry}"),
         "classifier.1": linear(f"stage{last} -> _", optional=True),
     }
     stacks = {}
     for i, width in enumerate(widths[1:], start=1):
         name = f"resnet.encoder.stages.{i - 1}.layers"
-        changes = widths[i - 1] != width or i > 1 or strided
+        changes = i > 1 or entry == "stage0"
         side //= 2 if i > 1 or strided else 1
         stacks[name] = Stack(c["depths"][i - 1], f"stage{i}", pinned=int(changes))
         spaces |= _stage(i, width, width // 4 if three else width, side**2)
@@ -58,15 +60,16 @@ def torchvision_resnet(c: Config) -> Spec:
     three, cifar = c["block"] == "bottleneck", c["stem"] == "cifar"
     side = 32 if cifar else IMAGE // 4
     stem = side if cifar else 2 * side
-    spaces: dict[str, Space] = {"stem": circ(widths[0], stem**2), "stage0": circ(widths[0], side**2)}
+    entry = "stage0" if widths[0] != widths[1] else "stage1"
+    spaces: dict[str, Space] = {"stem": circ(widths[0], stem**2), entry: circ(widths[0], side**2)}
     rows: dict[str, Row] = {
         "conv1": conv("channels -> stem"),
-        "bn1": batch_norm("stem -> stage0"),
+        "bn1": batch_norm(f"stem -> {entry}"),
         c["classifier"]: linear(f"stage{last} -> _"),
     }
     stacks, fixed = {}, {"channels": c["num_channels"]}
-    for i, (before, width) in enumerate(pairwise(widths), start=1):
-        name, changes = f"layer{i}", before != width or i > 1
+    for i, width in enumerate(widths[1:], start=1):
+        name, changes = f"layer{i}", i > 1 or entry == "stage0"
         side //= 2 if i > 1 else 1
         stacks[name] = Stack(c["layers"][i - 1], f"stage{i}", pinned=int(changes))
         spaces |= _stage(i, width, c["inner_width"][i - 1], side**2)

@@ -29,7 +29,9 @@ def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str
     logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(path)
-        model, info = _class(config).from_pretrained(path, dtype=dtype, output_loading_info=True)
+        model, info = _class(config).from_pretrained(
+            path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise BadCheckpoint(f"transformers cannot load {path}: {reason}") from error

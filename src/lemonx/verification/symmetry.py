@@ -19,7 +19,7 @@ from lemonx.planning import Plan, Step
 
 @dataclass(frozen=True)
 class Symmetry:
-    """How many further copies of units the target holds, and which of them are twins of the first copy."""
+    """How many further copies of units the target holds, how many pairs of copies are twins, and where."""
 
     copies: int
     twins: int
@@ -27,8 +27,8 @@ class Symmetry:
 
 
 def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
-    """Compare every further copy of every unit with its first copy, over all tensors that touch it."""
-    equal: dict[tuple[str, str], np.ndarray] = {}
+    """Compare every further copy of every unit with the earlier ones, over all tensors that touch it."""
+    equal: dict[_Scope, np.ndarray] = {}
     for step in plan.steps:
         axes = list(_unit_axes(step, plan))
         if not axes:
@@ -38,11 +38,14 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
             units = tensor.reshape(shape).movedim(axis, 0)
             same = (units[further] == units[first]).reshape(len(further), -1).all(1).numpy()
             equal[scope] = equal.get(scope, np.ones(len(further), bool)) & same
-    where = tuple(f"{space} in {block}" if block else space for (space, block), twins in equal.items() if twins.any())
-    return Symmetry(sum(map(len, equal.values())), sum(int(t.sum()) for t in equal.values()), where)
+    twins = {scope: int(same.sum()) for scope, same in equal.items() if same.any()}
+    where = tuple(f"{space} in {block}" if block else space for space, block, _ in twins)
+    return Symmetry(sum(len(same) for (*_, base), same in equal.items() if base == 0), sum(twins.values()), where)
 
 
-_UnitAxis = tuple[tuple[str, str], tuple[int, ...], int, np.ndarray, np.ndarray]
+# The units, the block they are in, and the number of the earlier copy that further ones are compared with.
+_Scope = tuple[str, str, int]
+_UnitAxis = tuple[_Scope, tuple[int, ...], int, np.ndarray, np.ndarray]
 
 
 def _unit_axes(step: Step, plan: Plan) -> Iterator[_UnitAxis]:
@@ -64,11 +67,14 @@ def _unit_axes(step: Step, plan: Plan) -> Iterator[_UnitAxis]:
 
 
 def _pairs(step: Step, plan: Plan, name: str, shape: tuple[int, ...], position: int) -> Iterator[_UnitAxis]:
+    """Every further copy with every earlier copy of its unit: a third may be the twin of the second."""
     expansion = plan.types.spaces[name]
-    if expansion.copies.max() > 1:
-        further = np.flatnonzero((expansion.source >= 0) & (expansion.copy_number > 0))
-        first = expansion.first_copies[expansion.source[further]]
-        yield _scope(step, plan, name), shape, position, first, further
+    for base in range(int(expansion.copies.max()) - 1):
+        pairs = [
+            (pair.base + i, pair.target + i) for pair in expansion.further_copies(base) for i in range(pair.length)
+        ]
+        earlier, further = np.array(pairs).T
+        yield (*_scope(step, plan, name), base), shape, position, earlier, further
 
 
 def _unfused(axes: tuple[Axis, ...], shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
@@ -82,19 +88,19 @@ def _unfused(axes: tuple[Axis, ...], shape: tuple[int, ...], plan: Plan) -> tupl
 
 
 def _scope(step: Step, plan: Plan, space: str) -> tuple[str, str]:
-    """Which units these are: a space inside a block is another one in every block, a stream is one throughout.
+    """Which units these are: those inside a block are others in every block, all others are one throughout.
 
     A norm keeps units in place, so what it reads and what it writes are the same units.
     """
     units = _joined_by_norms(plan, space)
-    if units & {stack.stream for stack in plan.source_spec.stacks.values()}:
+    rows = plan.source_spec.rows
+    touching = [name for name in plan.rows if units & {*rows[name].reads.axes, *rows[name].writes.axes}]
+    inside = [s for s in plan.source_spec.stacks if all(name.startswith(f"{s}.") for name in touching)]
+    if not inside or plan.source_spec.stacks[inside[0]].stream in units:
         return min(units), ""
-    stack = next((s for s in plan.source_spec.stacks if step.row.startswith(f"{s}.")), None)
-    if stack is None:
-        return min(units), ""
-    bare = stack.removeprefix(plan.source_spec.prefix)
-    name = step.name.removeprefix(f"{stack}.").removeprefix(f"{bare}.")
-    return min(units), f"{stack}.{name.split('.')[0]}"
+    stack = inside[0]
+    shown = stack if step.name.startswith(f"{stack}.") else stack.removeprefix(plan.source_spec.prefix)
+    return min(units), f"{stack}.{step.name.removeprefix(f'{shown}.').split('.')[0]}"
 
 
 def _joined_by_norms(plan: Plan, space: str) -> set[str]:

@@ -1,0 +1,16 @@
+"""G_stack: the whole stack repeated."""
+
+from lemonx.errors import Refused
+from lemonx.free import Free
+from lemonx.methods import method
+from lemonx.reading import Change, Reading, placed, stacked
+
+
+@method("gstack", paper="Du et al., Stacking Your Transformers (G_stack), NeurIPS 2024", grows=("depth",))
+def gstack(change: Change, free: Free) -> Reading:
+    """The whole stack repeated a whole number of times: not lossless."""
+    for name, stack in change.source.stacks.items():
+        if change.target.stacks[name].size % stack.size:
+            sizes = f"{2 * stack.size} or {3 * stack.size}"
+            raise Refused(f"gstack repeats the {stack.size} blocks of {name} a whole number of times: try {sizes}")
+    return placed(stacked)

@@ -1,0 +1,34 @@
+"""HyperCloning: every width a whole multiple, copies with an even split, with or without noise."""
+
+from dataclasses import replace
+from functools import partial
+
+from lemonx import depth
+from lemonx.errors import Refused
+from lemonx.free import EVEN, Free
+from lemonx.methods import method
+from lemonx.reading import Change, Reading, copies
+
+PAPER = "Samragh et al., Scaling Smart: Accelerating Pre-training with Small Model Initialization, 2024"
+
+
+@method("hypercloning", paper=PAPER, grows=("width",))
+def hypercloning(change: Change, free: Free) -> Reading:
+    """Whole multiples of the width, copies with an even split: lossless, symmetric for ever."""
+    return _reading(change, 0.0)
+
+
+@method("hypercloning-noise", paper=PAPER, grows=("width",))
+def hypercloning_noise(change: Change, free: Free) -> Reading:
+    """Whole multiples of the width, an even split and noise that sums to zero over copies: lossless."""
+    return _reading(change, free.phi)
+
+
+def _reading(change: Change, phi: float) -> Reading:
+    for name, space in change.source.spaces.items():
+        size = change.target.spaces[name].size
+        if size % space.size:
+            raise Refused(
+                f"hypercloning takes whole multiples, and {name} goes from {space.size} to {size}: try {space.size * 2}"
+            )
+    return Reading(replace(EVEN, phi=phi), lossless=True, mode=partial(depth.mode, depth_type=1), further=copies)

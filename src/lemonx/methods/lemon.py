@@ -1,0 +1,12 @@
+"""LEMON: lossless at any width and depth, with copies told apart."""
+
+from lemonx.free import Free
+from lemonx.methods import method
+from lemonx.reading import Change, Reading
+from lemonx.reading import lemon as read
+
+
+@method("lemon", paper="Wang et al., LEMON: Lossless Model Expansion, ICLR 2024")
+def lemon(change: Change, free: Free) -> Reading:
+    """Lossless in width and depth at any size; copies are told apart, so all of them learn."""
+    return read(change, free)

@@ -1,0 +1,26 @@
+"""LLaMA-Pro: identity blocks spread over the stack."""
+
+from functools import partial
+
+from lemonx import depth
+from lemonx.errors import Refused
+from lemonx.free import EVEN, Free
+from lemonx.methods import method
+from lemonx.reading import Change, Reading, copies
+
+
+@method("llama-pro", paper="Wu et al., LLaMA Pro: Progressive LLaMA with Block Expansion, ACL 2024", grows=("depth",))
+def llama_pro(change: Change, free: Free) -> Reading:
+    """A copy of the last block of every group of blocks, with zeros where it writes the stream: lossless."""
+    for name, stack in change.source.stacks.items():
+        added = change.target.stacks[name].size - stack.size
+        if added and stack.size % added and added % stack.size:
+            divisors = [n for n in range(1, stack.size + 1) if stack.size % n == 0]
+            near = min(divisors, key=lambda n: abs(n - added))
+            raise Refused(
+                f"llama-pro cuts the {stack.size} blocks of {name} into equal groups: try {stack.size + near} blocks"
+            )
+    frozen = ", ".join(change.source.stacks)
+    note = f"the paper trains the added blocks alone: freeze the blocks of {frozen} that come from the source"
+    silent = partial(depth.mode, depth_type=1)
+    return Reading(EVEN, lossless=True, mode=silent, further=copies, notes=(note,))

@@ -1,0 +1,23 @@
+"""MSLT, multi-stage layerwise training: copies of the top blocks on top."""
+
+from lemonx.depth import Block
+from lemonx.errors import Refused
+from lemonx.free import Free
+from lemonx.methods import method
+from lemonx.reading import Change, Reading, in_order, placed
+from lemonx.spec import Stack
+
+
+@method("mslt", paper="Yang et al., Progressively Stacking 2.0: Multi-stage Layerwise Training, 2020", grows=("depth",))
+def mslt(change: Change, free: Free) -> Reading:
+    """Copies of the topmost blocks on top; train those first, with the blocks below frozen, then all: not lossless."""
+    frozen = ", ".join(f"{name}.0 to {name}.{stack.size - 1}" for name, stack in change.source.stacks.items())
+    return placed(_top_again, f"stage 1: freeze the embeddings and {frozen}; last stage: train all")
+
+
+def _top_again(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
+    added = target - stack.size
+    if added > stack.size - stack.pinned:
+        most = 2 * stack.size - stack.pinned
+        raise Refused(f"mslt copies the top blocks once a stage: {name} can grow from {stack.size} to {most} at most")
+    return in_order([*range(stack.size), *range(stack.size - added, stack.size)])

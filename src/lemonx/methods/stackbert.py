@@ -1,0 +1,18 @@
+"""StackBERT: the stack on top of itself."""
+
+from lemonx.errors import Refused
+from lemonx.free import Free
+from lemonx.methods import method
+from lemonx.reading import Change, Reading, placed, stacked
+
+PAPER = "Gong et al., Efficient Training of BERT by Progressively Stacking, ICML 2019"
+
+
+@method("stackbert", paper=PAPER, grows=("depth",))
+def stackbert(change: Change, free: Free) -> Reading:
+    """The whole stack once more on top of itself, doubling the depth: not lossless."""
+    for name, stack in change.source.stacks.items():
+        size = change.target.stacks[name].size
+        if size not in (stack.size, 2 * stack.size):
+            raise Refused(f"stackbert doubles the {stack.size} blocks of {name}, stage by stage: try {2 * stack.size}")
+    return placed(stacked)

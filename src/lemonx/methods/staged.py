@@ -1,0 +1,35 @@
+"""Staged training: width doubled by copies with halves, depth doubled by blocks whose norms are silent."""
+
+from lemonx.depth import Block
+from lemonx.errors import Refused
+from lemonx.free import EVEN, Free
+from lemonx.methods import method
+from lemonx.modules import UNBIASED, BatchNorm, Row
+from lemonx.operators import KEEP, SILENT
+from lemonx.reading import Change, Reading, copies
+
+
+@method("staged", paper="Shen et al., Staged Training for Transformer Language Models, ICML 2022")
+def staged(change: Change, free: Free) -> Reading:
+    """Doubles width by copies with halves and depth by identity blocks: lossless, symmetric for ever.
+
+    In an added block the norms of its branches are zero and so are all biases, so that the branches write nothing.
+    """
+    sizes = {**change.source.spaces, **change.source.stacks}
+    targets = {**change.target.spaces, **change.target.stacks}
+    for name, old in sizes.items():
+        if targets[name].size not in (old.size, 2 * old.size):
+            wrong = f"{name} goes from {old.size} to {targets[name].size}"
+            raise Refused(f"staged doubles a size or keeps it, and {wrong}: try {2 * old.size}")
+    return Reading(EVEN, lossless=True, mode=_silent_norms, further=copies)
+
+
+def _silent_norms(row: Row, last_norm: bool, stream: str, block: Block) -> str:
+    if not block.added:
+        return KEEP
+    if row.is_norm and stream in row.reads.axes and stream in row.writes.axes:
+        raise Refused(
+            "staged silences the norm in front of a branch, and a Post-LN block has none there: use --method lemon"
+        )
+    in_branch = stream in row.reads.axes or stream in row.writes.axes
+    return SILENT if (row.is_norm or isinstance(row, BatchNorm)) and in_branch else UNBIASED

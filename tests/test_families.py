@@ -1,0 +1,381 @@
+"""Every family in every direction that its mathematics allows; the rest is refused, with the reason.
+
+Sources have all parameters random (pico.py) and are stored in float64; targets are loaded from disk by the
+model's own class. EXACT is relative to the largest output. Exact arithmetic would give 0: rounding in float64
+gives about 1e-15 here, and Post-LN depth loses eps (1e-12) at each norm that became an identity, so 1e-10
+leaves room for neither a forgotten factor nor a float32 anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lemonx
+import pico
+from lemonx import architectures
+from lemonx.errors import BadTarget, LemonxError, Refused
+from lemonx.verification.float64 import Float64
+
+EXACT = 1e-10
+NEW_TOKENS = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """Options of `lemonx.expand`, and either None (exact) or the error and what it says."""
+
+    name: str
+    options: Mapping[str, Any]
+    refusal: tuple[type[LemonxError], str] | None = None
+
+
+def exact(name: str, **options: Any) -> Case:
+    return Case(name, options)
+
+
+def refused(name: str, kind: type[LemonxError], says: str, **options: Any) -> Case:
+    return Case(name, options, (kind, says))
+
+
+SHRINKS = (
+    refused("narrower", BadTarget, "36 .*48: only growth", width=36),
+    refused("shallower", BadTarget, "would lose blocks, 2 to 1: only growth", depth=1),
+)
+DEPTH = (
+    exact("depth-3-type-1", depth=3, depth_type=1),
+    exact("depth-3-type-2", depth=3, depth_type=2),
+    exact("depth-5-language", depth=5, free="language"),
+    exact("depth-5-vision", depth=5, free="vision"),
+)
+WIDTH = (
+    exact("width-96", width=96),
+    exact("width-72", width=72),
+    exact("width-120", width=120),
+)
+# Where a head is hidden_size / heads wide, heads grow with the width only.
+FIXED_HEAD_DIM = (
+    refused("heads-alone", Refused, "head_dim would change from 12 to 6.*keep it at 12", heads=8),
+    refused("width-alone", Refused, "head_dim would change from 12 to 18.*keep it at 12", width=72, heads=4),
+    refused("no-kv-heads", BadTarget, "has no size for --kv-heads", kv_heads=4),
+    exact("ffn-384", ffn=384),
+    exact("ffn-250", ffn=250),
+    refused("ffn-smaller", BadTarget, "hidden would shrink", ffn=64),
+)
+PRE_LN = (
+    *WIDTH,
+    exact("width-144-vision", width=144, free="vision"),
+    exact("width-72-language", width=72, free="language"),
+    refused("width-not-whole", BadTarget, "not whole: widths that do are 60 and 72", width=64),
+    *FIXED_HEAD_DIM,
+    *DEPTH,
+    *SHRINKS,
+    exact("all-96", width=96, ffn=500, depth=5),
+    exact("all-72-type-2", width=72, ffn=400, depth=3, depth_type=2),
+    exact("all-120-vision", width=120, ffn=500, depth=5, free="vision"),
+    exact("all-120-language", width=120, ffn=500, depth=5, free="language"),
+)
+POST_LN = (
+    exact("width-96", width=96),
+    exact("width-144", width=144),
+    exact("width-96-vision", width=96, free="vision"),
+    refused("width-72", Refused, r"72 is not a multiple of 48.*: try 96\b", width=72),
+    refused("width-120", Refused, r"120 is not a multiple of 48.*: try 96\b.* or 144\b", width=120),
+    *FIXED_HEAD_DIM,
+    *DEPTH,
+    *SHRINKS,
+    exact("all-96", width=96, ffn=500, depth=5),
+    exact("all-144-type-2", width=144, ffn=600, depth=3, depth_type=2),
+)
+# GELU, then LayerNorm, then the decoder: every unit must be a copy, and every one equally often.
+MLM_HEAD = (
+    exact("width-96", width=96),
+    exact("width-144", width=144),
+    refused("width-72", Refused, r"transform passes a nonlinearity.*: try 96\b", width=72),
+    refused("width-120", Refused, r"transform passes a nonlinearity.*: try 96\b.* or 144\b", width=120),
+    exact("all-96", width=96, ffn=400, depth=3),
+)
+# head_dim is a field of its own, so heads, key-value heads and width grow one at a time.
+GROUPED = (
+    *WIDTH,
+    exact("width-144-vision", width=144, free="vision"),
+    exact("width-72-alone", width=72, heads=4, kv_heads=2, ffn=100),
+    exact("width-52-alone", width=52, heads=4, kv_heads=2, ffn=100),
+    refused("width-not-whole", BadTarget, "not whole: widths that do are 72", width=50),
+    exact("heads-8-kv-2", heads=8),
+    exact("heads-6-kv-2", heads=6),
+    exact("heads-4-kv-4", kv_heads=4),
+    exact("heads-8-kv-8", heads=8, kv_heads=8),
+    exact("heads-6-kv-3", heads=6, kv_heads=3),
+    exact("heads-16-kv-4", heads=16, kv_heads=4),
+    exact("heads-12-kv-4-vision", heads=12, kv_heads=4, free="vision"),
+    refused("heads-4-kv-3", Refused, "4 query heads do not fit 3 key-value heads.*try 6", kv_heads=3),
+    refused("kv-fewer", BadTarget, "would shrink from 2 to 1", kv_heads=1),
+    exact("ffn-200", ffn=200),
+    exact("ffn-150", ffn=150),
+    exact("ffn-101", ffn=101),
+    *DEPTH,
+    *SHRINKS,
+    exact("all-96", width=96, heads=12, kv_heads=4, ffn=230, depth=5),
+    exact("all-72-type-2", width=72, heads=12, kv_heads=6, ffn=232, depth=3, depth_type=2),
+    exact("all-120-vision", width=120, heads=24, kv_heads=12, ffn=333, depth=5, free="vision"),
+    exact("all-120-language", width=120, heads=12, kv_heads=4, ffn=333, depth=5, free="language"),
+)
+NOT_A_DIVISOR = refused("heads-10", BadTarget, "hidden_size 48 must be a multiple of its 10 heads", heads=10)
+ODD_WIDTH = exact("width-50-alone", width=50, heads=4, kv_heads=2, ffn=100)
+VARIANT = (
+    exact("width-72", width=72),
+    exact("width-96", width=96),
+    exact("all-120", width=120, depth=5, free="vision"),
+    exact("all-120-type-1", width=120, depth=3, depth_type=1),
+)
+POST_LN_VARIANT = (
+    exact("width-96", width=96),
+    refused("width-72", Refused, r"72 is not a multiple of 48.*: try 96\b", width=72),
+    exact("all-96", width=96, ffn=500, depth=5),
+    exact("all-144-type-2", width=144, depth=3, depth_type=2),
+)
+SWINV2 = (
+    exact("width-48", width=48),
+    exact("width-72", width=72),
+    exact("factor-2", width_factor=2),
+    refused("width-36", Refused, "swinv2.layernorm: .*whole copies.*at 48 -> 72", width=36),
+    refused("width-60", Refused, "swinv2.layernorm: .*whole copies.*at 48 -> 120", width=60),
+    refused("heads-alone", Refused, "head_dim0 would change from 12 to 6", fields={"num_heads": [4, 8]}),
+    refused("no-ffn", BadTarget, "has no size for --ffn", ffn=400),
+    refused("one-depth", BadTarget, "--set depths=", depth=4),
+    # Stage 0 shifts every second window: added blocks must not move the others off their phase.
+    exact("depths-3-2", fields={"depths": [3, 2]}),
+    exact("depths-4-2-type-1", fields={"depths": [4, 2]}, depth_type=1),
+    exact("depths-2-3", fields={"depths": [2, 3]}),
+    exact("depths-5-3-language", fields={"depths": [5, 3]}, free="language"),
+    refused("shallower", BadTarget, "would lose blocks", fields={"depths": [1, 2]}),
+    exact("all-48", width=48, fields={"depths": [3, 3]}),
+    exact("all-72-type-1", width=72, fields={"depths": [4, 4]}, depth_type=1),
+)
+# The widths decide whether a first block has a shortcut with parameters of its own.
+REWIRED = "at these sizes the model would (gain|lose)"
+RESNET = (
+    exact("factor-2", width_factor=2),
+    exact("factor-1.5", width_factor=1.5),
+    exact("factor-5/2-language", width_factor="5/2", free="language"),
+    exact("depths-3-5", fields={"depths": [3, 5]}),
+    exact("depths-4-3-type-1", fields={"depths": [4, 3]}, depth_type=1),
+    exact("all", width_factor=1.5, fields={"depths": [3, 4]}),
+    refused("several-widths", BadTarget, "several sizes behind --width: use --width-factor", width=32),
+    refused("narrower", BadTarget, "would shrink", fields={"hidden_sizes": [16, 24]}),
+    refused("shallower", BadTarget, "would lose blocks", fields={"depths": [1, 3]}),
+    refused("factor-below-1", BadTarget, "at least 1", width_factor=0.5),
+)
+HF_BOTTLENECK = (
+    *RESNET,
+    exact("last-stage-only", fields={"hidden_sizes": [16, 48]}),
+    exact("stem-only", fields={"embedding_size": 24}),
+    # A stem as wide as stage 0 has no shortcut in transformers, but the source has one.
+    refused("stem-meets-stage", Refused, REWIRED, fields={"embedding_size": 16}),
+)
+HF_BASIC = (
+    *RESNET,
+    exact("last-stage-only", fields={"hidden_sizes": [16, 48]}),
+    refused("stem-leaves-stage", Refused, REWIRED, fields={"embedding_size": 24}),
+)
+TORCHVISION = (
+    exact("factor-2", width_factor=2),
+    exact("factor-1.5", width_factor=1.5),
+    # ResNet-50 to WideResNet-50-2 is this.
+    exact("inner-wide", fields={"inner_width": [16, 32]}),
+    exact("inner-odd-language", fields={"inner_width": [11, 17]}, free="language"),
+    exact("layers-3-5", fields={"layers": [3, 5]}),
+    exact("layers-4-3-type-1", fields={"layers": [4, 3]}, depth_type=1),
+    exact("all", width_factor=1.5, fields={"layers": [3, 4]}),
+    exact("inner-and-depth", fields={"inner_width": [16, 25], "layers": [3, 4]}, depth_type=1),
+    refused("several-widths", BadTarget, "several sizes behind --width: use --width-factor", width=32),
+    refused("narrower", BadTarget, "would shrink", fields={"inner_width": [5, 16]}),
+)
+CIFAR = (
+    exact("inner-wide", fields={"inner_width": [16, 32]}),
+    exact("inner-1.5-language", fields={"inner_width": [12, 24]}, free="language"),
+    exact("layers-3-5", fields={"layers": [3, 5]}),
+    exact("layers-4-3-type-1", fields={"layers": [4, 3]}, depth_type=1),
+    exact("all", fields={"inner_width": [16, 25], "layers": [4, 5]}),
+    # Its shortcut pads channels with zeros, by place.
+    refused("factor-2", Refused, "would change from 8 to 16.*keep it at 8", width_factor=2),
+    refused("stages", Refused, "would change from 8 to 16", fields={"width": 16, "stage_width": [16, 32]}),
+)
+
+GROWTH: dict[str, tuple[Case, ...]] = {
+    "gpt2-lm": PRE_LN,
+    "gpt2-inner": VARIANT,
+    "gpt2-untied": VARIANT,
+    "gpt2-cls": VARIANT,
+    "gpt2-base": VARIANT,
+    "bert-mlm": POST_LN,
+    "bert-mlm-untied": POST_LN_VARIANT,
+    "bert-pretraining": POST_LN_VARIANT,
+    "bert-cls": POST_LN_VARIANT,
+    "bert-base": POST_LN_VARIANT,
+    "megatron-cls": PRE_LN,
+    "megatron-mlm": MLM_HEAD,
+    "megatron-base": VARIANT,
+    "vit-cls": PRE_LN,
+    "vit-no-qkv-bias": VARIANT,
+    "vit-base": VARIANT,
+    "deit-cls": VARIANT,
+    "deit-teacher": PRE_LN,
+    "swinv2-cls": SWINV2,
+    "llama-tied": (*GROUPED, NOT_A_DIVISOR),
+    "llama-untied": VARIANT,
+    "llama-biases": (*VARIANT, *DEPTH),
+    "llama-head-dim": (*VARIANT, exact("heads-8", heads=8), exact("heads-12-kv-4", heads=12, kv_heads=4)),
+    "llama-cls": VARIANT,
+    "llama-base": VARIANT,
+    "mistral": (*GROUPED, ODD_WIDTH),
+    "qwen2-sliding": (*GROUPED, ODD_WIDTH),
+    "qwen2-tied": VARIANT,
+    "qwen2-untied": VARIANT,
+    "olmo2": (*GROUPED, ODD_WIDTH),
+    "resnet-bottleneck": HF_BOTTLENECK,
+    "resnet-bottleneck-early": HF_BOTTLENECK[:6],
+    "resnet-basic": HF_BASIC,
+    "torchvision-bottleneck": (
+        *TORCHVISION,
+        exact("stages-only", fields={"stage_width": [24, 64]}),
+        refused("stem-meets-stage", Refused, REWIRED, fields={"width": 16}),
+    ),
+    "torchvision-basic": (
+        *TORCHVISION,
+        refused("stage-leaves-stem", Refused, REWIRED, fields={"stage_width": [16, 32]}),
+    ),
+    "cifar-basic": CIFAR,
+}
+# Ids and (model type, option) pairs that no case covers, each with its reason. None is left.
+UNCOVERED: dict[Any, str] = {}
+
+CASES = [pytest.param(name, case, id=f"{name}:{case.name}") for name, cases in GROWTH.items() for case in cases]
+LOSSLESS = [param for param in CASES if param.values[1].refusal is None]
+REFUSALS = [param for param in CASES if param.values[1].refusal is not None]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """All that is compared: outputs by name, and the greedy tokens of a decoder."""
+
+    outputs: Mapping[str, Tensor]
+    tokens: Tensor | None
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Behaviour]]:
+    """The saved checkpoint of a pico id and what it computes, made once a process."""
+
+    @cache
+    def make(name: str) -> tuple[Path, Behaviour]:
+        model = pico.PICO[name]()
+        folder = pico.save(model, tmp_path_factory.mktemp(name) / "source")
+        return folder, behaviour(type(model), folder)
+
+    return make
+
+
+def behaviour(model_class: Any, folder: Path) -> Behaviour:
+    """What a checkpoint computes, loaded from disk in float64: padded and not, generating, training."""
+    with Float64():
+        model, info = model_class.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
+        assert not any(info.values()), f"{folder} does not load cleanly: {info}"
+        model.eval()
+        found, tokens = {}, None
+        for padded in (False, True):
+            batch = pico.inputs(model, seed=1, padded=padded)
+            for name, value in pico.named_outputs(model, batch).items():
+                found[f"{name}, padded" if padded else name] = value
+            if model.main_input_name == "pixel_values":
+                break
+        if model.can_generate():
+            made = model.generate(
+                **batch,
+                max_new_tokens=NEW_TOKENS,
+                min_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                use_cache=True,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            tokens = made.sequences
+            found |= {f"logits of new token {i}": logits for i, logits in enumerate(made.logits)}
+        if any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules()):
+            model.train()
+            found["logits in train mode"] = pico.outputs(model, batch)
+            model.eval()
+            found["logits with the new running statistics"] = pico.outputs(model, batch)
+    return Behaviour(found, tokens)
+
+
+def assert_same(before: Behaviour, after: Behaviour) -> None:
+    assert before.outputs.keys() == after.outputs.keys()
+    for name, reference in before.outputs.items():
+        # A base model's last hidden state is wider: its first entries are the source's.
+        other = after.outputs[name][..., : reference.shape[-1]]
+        assert other.dtype == reference.dtype == torch.float64
+        difference = float((reference - other).abs().max() / reference.abs().max())
+        assert difference <= EXACT, f"{name} differs by {difference:.1e} of its largest"
+    if before.tokens is not None:
+        assert after.tokens is not None and before.tokens.equal(after.tokens)
+
+
+@pytest.mark.parametrize(("name", "case"), LOSSLESS)
+def test_the_function_is_kept(name: str, case: Case, source: Any, tmp_path: Path) -> None:
+    folder, before = source(name)
+    output = lemonx.expand(folder, tmp_path / "target", verify=False, **case.options)
+    after = behaviour(type(pico.PICO[name]()), output)
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize(("name", "case"), REFUSALS)
+def test_the_impossible_is_refused(name: str, case: Case, source: Any, tmp_path: Path) -> None:
+    folder, _ = source(name)
+    assert case.refusal is not None
+    kind, says = case.refusal
+    with pytest.raises(kind) as caught:
+        lemonx.expand(folder, tmp_path / "target", verify=False, **case.options)
+    assert re.search(says, str(caught.value)), str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_weight_is_seen(source: Any, tmp_path: Path) -> None:
+    """The comparison itself can fail: one weight of one added tensor, off by a millionth, is found."""
+    from safetensors.torch import load_file, save_file
+
+    folder, before = source("llama-tied")
+    output = lemonx.expand(folder, tmp_path / "target", verify=False, width=72)
+    file = output / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.mlp.down_proj.weight"][0, 120] += 1e-6
+    save_file(weights, file)
+    after = behaviour(type(pico.PICO["llama-tied"]()), output)
+    with pytest.raises(AssertionError, match="differs by"):
+        assert_same(before, after)
+
+
+def test_every_family_and_every_pico_model_occurs() -> None:
+    assert set(GROWTH) | {name for name in UNCOVERED if isinstance(name, str)} == set(pico.PICO)
+    asked: dict[str, set[str]] = {}
+    for name, cases in GROWTH.items():
+        model_type = pico.PICO[name]().config.model_type
+        for case in cases:
+            asked.setdefault(model_type, set()).update(case.options, case.options.get("fields", ()))
+    for model_type, family in architectures.families().items():
+        for option, fields in family.sizes.items():
+            # A width, or a factor, takes all sizes but the depth with it.
+            ways = {option, *fields} | (set() if option == "depth" else {"width", "width_factor"})
+            assert asked.get(model_type, set()) & ways or (model_type, option) in UNCOVERED, (
+                f"no case grows {option} of {model_type}"
+            )

@@ -1,0 +1,124 @@
+"""A plan is run block by block: the blocks fit together, bad numbers stop it, and jobs are made as they are done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import lemonx
+import pico
+from lemonx import noise, operators, runner
+from lemonx.errors import BadCheckpoint
+from lemonx.free import PRESETS
+from lemonx.operators import CANCEL, KEEP, SILENT, Matrix, Reader
+from lemonx.vectors import expansion, identity
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+
+
+# A Llama; weights that are kept transposed; a table with leading axes and mean rows; added blocks that cancel.
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("llama-tied", {"width": 72, "depth": 3}),
+        ("gpt2-lm", {"width": 72, "depth": 3}),
+        ("vit-cls", {"width": 72, "depth": 3, "depth_type": 2}),
+    ],
+)
+def test_many_small_blocks(name: str, sizes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "BLOCK", 5000)
+    source = pico.save(pico.PICO[name](), tmp_path / "source")
+    lemonx.expand(source, tmp_path / "one", threads=1, **sizes)  # verified
+    lemonx.expand(source, tmp_path / "three", threads=3, verify=False, **sizes)
+    one, three = (load_file(tmp_path / run / "model.safetensors") for run in ("one", "three"))
+    assert one.keys() == three.keys()
+    for key, tensor in one.items():
+        assert tensor.numpy().tobytes() == three[key].numpy().tobytes(), key
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_and_inf_are_found(dtype: torch.dtype) -> None:
+    kind = torch.finfo(dtype)
+    fine = torch.tensor([0.0, -0.0, kind.max, kind.min, kind.tiny, -kind.tiny, 1.0, -1.0] * 40, dtype=dtype)
+    runner._check_finite(fine, "w")
+    runner._check_finite(fine[:0], "w")
+    for position in (0, 77, 319):
+        for bad in (torch.nan, -torch.nan, torch.inf, -torch.inf):
+            broken = fine.clone()
+            broken[position] = bad
+            with pytest.raises(BadCheckpoint, match="w holds NaN or Inf"):
+                runner._check_finite(broken.view(20, 16), "w")
+
+
+def test_a_cast_that_overflows_is_refused(tmp_path: Path) -> None:
+    model = pico.PICO["llama-tied"]()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3, 5] = 1e6
+    source = pico.save(model, tmp_path / "source")
+    with pytest.raises(BadCheckpoint, match=r"embed_tokens.weight holds .* too large for torch.float16"):
+        lemonx.expand(source, tmp_path / "out", width=72, dtype="float16", verify=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_jobs_are_made_as_they_are_done(workers: int) -> None:
+    made, done, lock = [], [], threading.Lock()
+
+    def job(number: int) -> None:
+        with lock:
+            done.append(number)
+
+    def jobs() -> Iterator[runner.Job]:
+        for number in range(200):
+            assert len(made) - len(done) <= workers
+            made.append(number)
+            yield lambda number=number: job(number)
+
+    runner._run(jobs(), workers)
+    assert sorted(done) == list(range(200))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_job_that_fails_stops_the_others(workers: int) -> None:
+    started = []
+
+    def fail() -> None:
+        raise BadCheckpoint("broken")
+
+    def jobs() -> Iterator[runner.Job]:
+        yield fail
+        for number in range(10**6):
+            started.append(number)
+            yield lambda: threading.Event().wait(0.001)
+
+    with pytest.raises(BadCheckpoint, match="broken"):
+        runner._run(jobs(), workers)
+    assert len(started) < 1000
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", [KEEP, SILENT, CANCEL])
+@pytest.mark.parametrize("kinds", [("avg", "zero"), ("zero", "circ"), ("iso", "iso"), ("circ", None)])
+def test_a_reused_buffer_changes_nothing(dtype: torch.dtype, mode: str, kinds: tuple[str, str | None]) -> None:
+    """With `out`, whatever it held before, a block is the same as without; and the source is left alone."""
+    weight = noise.normal(torch.empty(6, 8, dtype=dtype), 1.0, noise.generator(0, "w", 0))
+    before = weight.clone()
+    rows = expansion(kinds[0], 6, 15)
+    columns = expansion(kinds[1], 8, 20) if kinds[1] else identity(8)
+    how = Matrix(rows, columns, consumes=True, mode=mode, jitter=True)
+    read = Reader(lambda start, stop: weight[start:stop], lambda: weight.double().mean(0).to(dtype))
+    for part, run in enumerate(operators.blocks(rows, 4)):
+        used = torch.full((run.length, columns.target_size), torch.nan, dtype=dtype)
+        fresh, reused = (
+            operators.expand_block(run, how, read, PRESETS["vision"], noise.generator(0, "w", part), out)
+            for out in (None, used)
+        )
+        assert torch.equal(fresh, reused)
+        assert torch.isfinite(fresh).all()
+    assert torch.equal(weight, before)

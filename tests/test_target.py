@@ -1,0 +1,295 @@
+"""What was asked for -> the target's config: what follows the width, what is refused, what is advised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lemonx import architectures
+from lemonx.check import check, with_tied
+from lemonx.errors import BadTarget, LemonxError
+from lemonx.target import Target, target_config
+
+Config = Mapping[str, Any]
+GPT2: Config = dict(
+    model_type="gpt2", n_embd=48, n_head=4, n_layer=2, n_inner=None, vocab_size=61, n_positions=64, bos_token_id=1
+)
+LLAMA: Config = dict(
+    model_type="llama",
+    hidden_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=2,
+    intermediate_size=100,
+    vocab_size=61,
+)
+MISTRAL: Config = {**LLAMA, "model_type": "mistral", "head_dim": 8}
+SWINV2: Config = dict(
+    model_type="swinv2", embed_dim=24, depths=[2, 2], num_heads=[2, 4], image_size=32, patch_size=4, window_size=4
+)
+RESNET: Config = dict(model_type="resnet", embedding_size=8, hidden_sizes=[16, 24], depths=[2, 2])
+TORCHVISION: Config = dict(
+    model_type="torchvision_resnet", width=8, stage_width=[8, 16], inner_width=[8, 16], layers=[2, 2], block="basic"
+)
+ALL = {c["model_type"]: c for c in (GPT2, LLAMA, MISTRAL, SWINV2, RESNET, TORCHVISION)}
+
+
+def grown(config: Config, **wanted: Any) -> dict[str, Any]:
+    return target_config(architectures.find(config), config, Target(**wanted))
+
+
+def assert_grown(config: Config, sizes: Config, **wanted: Any) -> None:
+    """These fields get these values, and no other field of config.json changes."""
+    found = grown(config, **wanted)
+    for name, value in sizes.items():
+        assert found[name] == value, name
+    for name in config.keys() - sizes.keys():
+        assert found[name] == config[name], name
+
+
+def assert_refused(config: Config, *words: str, **wanted: Any) -> str:
+    with pytest.raises(BadTarget) as refusal:
+        grown(config, **wanted)
+    message = str(refusal.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+def assert_passes_the_check(config: Config, **wanted: Any) -> None:
+    family = architectures.find(config)
+    source, target = family.spec(config), family.spec(grown(config, **wanted))
+    rows = [name for name, row in source.rows.items() if not row.optional]
+    check(source, target, with_tied(source, rows), family.config(config))
+
+
+# ----------------------------------------------------------------- what follows the width
+
+
+def test_width_takes_heads_and_ffn_along() -> None:
+    assert_grown(GPT2, {"n_embd": 72, "n_head": 6, "n_inner": None}, width=72)
+    assert_grown({**GPT2, "n_inner": 100}, {"n_embd": 96, "n_head": 8, "n_inner": 200}, width=96)
+    sizes = {"hidden_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 200}
+    assert_grown(LLAMA, sizes, width=96)
+
+
+def test_depth_follows_nothing() -> None:
+    assert_grown(GPT2, {"n_layer": 5}, depth=5)
+    assert_grown(LLAMA, {"hidden_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4,
+                         "intermediate_size": 200, "num_hidden_layers": 3}, width=96, depth=3)  # fmt: skip
+
+
+def test_what_is_given_does_not_follow() -> None:
+    assert_grown(
+        LLAMA,
+        {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 4, "intermediate_size": 101},
+        width=96,
+        heads=12,
+        ffn=101,
+    )
+    assert_grown(
+        LLAMA,
+        {"hidden_size": 96, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 111},
+        width=96,
+        fields={"num_key_value_heads": 2, "intermediate_size": 111},
+    )
+
+
+def test_what_is_given_need_not_be_whole_in_proportion() -> None:
+    """101 * 5/4 is not whole, but it does not have to follow."""
+    config = {**GPT2, "n_inner": 101}
+    assert_refused(config, "n_inner", width=60)
+    assert_grown(config, {"n_embd": 60, "n_head": 5, "n_inner": 130}, width=60, fields={"n_inner": 130})
+    assert_grown(config, {"n_embd": 60, "n_head": 5, "n_inner": 131}, width=60, ffn=131)
+
+
+def test_nothing_follows_without_a_width() -> None:
+    assert_grown(LLAMA, {"num_attention_heads": 8}, heads=8)
+    assert_grown(LLAMA, {"intermediate_size": 128}, ffn=128)
+    assert_grown(LLAMA, {"num_key_value_heads": 4}, kv_heads=4)
+    assert_grown(GPT2, {"n_inner": 200}, ffn=200)
+
+
+def test_a_size_that_follows_by_itself_stays_unsaid() -> None:
+    """num_key_value_heads and n_inner may be None: as many as heads, four times the width."""
+    assert_grown({**LLAMA, "num_key_value_heads": None}, {"hidden_size": 96, "num_attention_heads": 8,
+                 "num_key_value_heads": None, "intermediate_size": 200}, width=96)  # fmt: skip
+
+
+def test_derived_head_dim_is_written_down() -> None:
+    """hidden_size / heads is a head's size until one of them grows alone; then config.json must say it."""
+    assert grown(LLAMA, width=96, heads=4)["head_dim"] == 12
+    assert grown(MISTRAL, width=96, heads=4)["head_dim"] == 8
+
+
+@pytest.mark.parametrize(("factor", "heads"), [("2", 8), ("3/2", 6), ("5/4", 5), ("1", 4)])
+def test_width_factor(factor: str, heads: int) -> None:
+    ratio = Fraction(factor)
+    sizes = {"n_embd": 48 * ratio, "n_head": heads, "n_inner": 100 * ratio}
+    assert_grown({**GPT2, "n_inner": 100}, sizes, width_factor=ratio)
+
+
+def test_width_factor_scales_lists() -> None:
+    assert_grown(RESNET, {"embedding_size": 12, "hidden_sizes": [24, 36]}, width_factor=Fraction(3, 2))
+    assert_grown(SWINV2, {"embed_dim": 36, "num_heads": [3, 6]}, width_factor=Fraction(3, 2))
+    twice = {"width": 16, "stage_width": [16, 32], "inner_width": [16, 32]}
+    assert_grown(TORCHVISION, twice, width_factor=Fraction(2))
+    assert_grown(RESNET, {"embedding_size": 16, "hidden_sizes": [40, 48]}, width_factor=Fraction(2),
+                 fields={"hidden_sizes": [40, 48]})  # fmt: skip
+
+
+def test_what_the_spec_adds_is_written() -> None:
+    assert grown(SWINV2, width=48)["hidden_size"] == 96
+
+
+def test_source_is_left_alone() -> None:
+    before = {**RESNET, "hidden_sizes": list(RESNET["hidden_sizes"])}
+    grown(RESNET, width_factor=Fraction(2))
+    assert before == RESNET
+
+
+# ----------------------------------------------------------------- what cannot be, and what could
+
+
+def test_two_ways_to_say_the_width() -> None:
+    assert_refused(GPT2, "--width", "--width-factor", width=96, width_factor=Fraction(2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(width=st.integers(49, 200), n_inner=st.integers(1, 300), heads=st.sampled_from([1, 2, 3, 4, 6, 8]))
+def test_advised_widths_work(width: int, n_inner: int, heads: int) -> None:
+    """Where a follower is not whole, the widths in the message are: they pass the check too."""
+    config = {**GPT2, "n_inner": n_inner, "n_head": heads}
+    if (heads * width) % 48 == 0 and (n_inner * width) % 48 == 0:
+        assert grown(config, width=width)["n_inner"] * 48 == n_inner * width
+        return
+    message = assert_refused(config, "is not whole", "--set", width=width)
+    advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that do are ")[2].partition(", or")[0])]
+    assert advised
+    for size in advised:
+        assert size > 48
+        assert_passes_the_check(config, width=size)
+    below, above = ([n for n in advised if n < width] or [0])[-1], advised[-1]
+    assert above > width
+    # Nothing nearer would have done.
+    between = [w for w in range(max(below, 48) + 1, above) if w != width]
+    assert all((heads * w) % 48 or (n_inner * w) % 48 for w in between)
+
+
+@pytest.mark.parametrize("config", [RESNET, TORCHVISION], ids=lambda config: config["model_type"])
+def test_advised_factors_work(config: Config) -> None:
+    """Several sizes are the width here: no --width could be given, so a factor is advised."""
+    message = assert_refused(config, "is not whole", "--set", width_factor=Fraction(10, 7))
+    assert "widths that do" not in message
+    step = re.search(r"1/(\d+)", message)
+    assert step
+    for times in (1, 3, 5):
+        assert_passes_the_check(config, width_factor=1 + times * Fraction(1, int(step[1])))
+
+
+def test_factor_that_is_not_whole_for_a_list() -> None:
+    message = assert_refused(SWINV2, "num_heads", "is not whole", width_factor=Fraction(5, 4))
+    advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that do are ")[2].partition(", or")[0])]
+    assert advised
+    for size in advised:
+        grown(SWINV2, width=size)
+
+
+@pytest.mark.parametrize("width", [0, -3, 1, 20, 47])
+def test_width_cannot_shrink(width: int) -> None:
+    message = assert_refused(GPT2, str(width), width=width)
+    assert "growth" in message or "at least 1" in message
+
+
+@pytest.mark.parametrize("option", ["depth", "heads", "kv_heads", "ffn"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_are_positive(option: str, value: int) -> None:
+    assert_refused(LLAMA, option, "at least 1", str(value), **{option: value})
+
+
+def test_options_that_a_family_has_not() -> None:
+    assert_refused(GPT2, "gpt2", "--kv-heads", kv_heads=4)
+    assert_refused(SWINV2, "swinv2", "--ffn", ffn=100)
+
+
+def test_options_with_several_sizes_behind_them() -> None:
+    message = assert_refused(RESNET, "--width-factor", "--set embedding_size=8", "--set hidden_sizes=[16,24]", width=16)
+    assert " [" not in message.partition("use")[2]  # can be pasted into a shell
+    assert_refused(RESNET, "--depth", "--set depths=[2,2]", depth=3)
+    assert_refused(SWINV2, "--heads", "--set num_heads=[2,4]", heads=4)
+
+
+# ----------------------------------------------------------------- --set
+
+
+def test_set() -> None:
+    assert_grown(RESNET, {"depths": [3, 2]}, fields={"depths": [3, 2]})
+    assert_grown(GPT2, {"n_inner": 193}, fields={"n_inner": 193})
+    assert_grown(GPT2, {"n_embd": 96, "n_head": 8, "n_inner": 500}, width=96, fields={"n_inner": 500})
+
+
+@pytest.mark.parametrize(
+    "name", ["n_embed", "bos_token_id", "layer_norm_epsilon", "tie_word_embeddings", "model_type", ""]
+)
+def test_set_takes_sizes_only(name: str) -> None:
+    message = assert_refused(GPT2, repr(name), "n_embd", fields={name: 3})
+    for other in ("n_head", "n_inner", "n_layer"):
+        assert other in message
+
+
+@pytest.mark.parametrize("value", [0, -4, 1.5, 64.0, "64", True, [64, 64], [], {}, None])
+def test_set_wants_a_whole_number(value: Any) -> None:
+    assert_refused(LLAMA, "hidden_size", "whole number", fields={"hidden_size": value})
+
+
+@pytest.mark.parametrize("value", [32, [16], [16, 24, 32], [16, 0], [16, 24.0], [16, None], [[16], [24]], [], None])
+def test_set_wants_a_list_of_the_same_length(value: Any) -> None:
+    assert_refused(RESNET, "hidden_sizes", fields={"hidden_sizes": value})
+
+
+def test_set_may_leave_open_what_is_open() -> None:
+    """n_inner is None in the source: it follows the width, and may say so."""
+    assert_grown(GPT2, {"n_inner": None}, fields={"n_inner": None})
+
+
+# ----------------------------------------------------------------- --like
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_like_itself_is_the_same(name: str) -> None:
+    assert_grown(ALL[name], {}, like=ALL[name])
+
+
+def test_like_takes_the_sizes_and_nothing_else() -> None:
+    like = {**GPT2, "n_embd": 96, "n_head": 8, "n_layer": 3, "n_inner": 400, "bos_token_id": 7, "vocab_size": 99}
+    assert_grown(GPT2, {"n_embd": 96, "n_head": 8, "n_layer": 3, "n_inner": 400}, like=like)
+    assert_grown(RESNET, {"depths": [3, 4]}, like={**RESNET, "depths": [3, 4]})
+
+
+def test_like_is_overruled_by_what_is_given() -> None:
+    like = {**GPT2, "n_embd": 96, "n_head": 8, "n_layer": 3}
+    assert_grown(GPT2, {"n_embd": 96, "n_head": 8, "n_layer": 4}, like=like, depth=4)
+
+
+def test_like_must_be_of_the_family() -> None:
+    assert_refused(GPT2, "--like", "llama", "gpt2", like=LLAMA)
+    assert_refused(GPT2, "--like", like={})
+
+
+@pytest.mark.parametrize("config", [RESNET, SWINV2], ids=lambda config: config["model_type"])
+def test_like_with_other_stages_is_refused(config: Config) -> None:
+    """Three stages are not a larger two: what would fill the third?"""
+    like = {**config}
+    for name in config:
+        if isinstance(config[name], list):
+            like[name] = [*config[name], config[name][-1]]
+    for source, target in ((config, like), (like, config)):
+        with pytest.raises(LemonxError):
+            assert_passes_the_check(source, like=target)
