@@ -41,9 +41,11 @@ FAMILIES: dict[str, tuple[str, tuple[dict[str, Any] | None, ...]]] = {
     "olmo2": ("OLMo 2 (Res-Post-Norm, RMSNorm)", _DECODER),
     "swinv2": (
         "Swin V2 (Res-Post-Norm)",
-        ({"width": 48}, {"width": 36}, {"width": 60}, None, None, None, {"fields": {"depths": [4, 3]}},
-         {"width": 48, "fields": {"depths": [3, 3]}}),
-    ),  # fmt: skip
+        (
+            *({"width": 48}, {"width": 36}, {"width": 60}, None, None, None),
+            *({"fields": {"depths": [4, 3]}}, {"width": 48, "fields": {"depths": [3, 3]}}),
+        ),
+    ),
     "llama": ("Llama (RMSNorm)", _DECODER),
     "mistral": ("Mistral (RMSNorm)", _DECODER),
     "qwen2": ("Qwen2 (RMSNorm)", _DECODER),
@@ -53,17 +55,18 @@ FAMILIES: dict[str, tuple[str, tuple[dict[str, Any] | None, ...]]] = {
     ),
     "torchvision": (
         "ResNet (torchvision)",
-        (*_STAGED, {"fields": {"inner_width": [17, 31]}}, {"fields": {"layers": [3, 5]}},
-         {"width_factor": 1.5, "fields": {"layers": [3, 5]}}),
-    ),  # fmt: skip
+        (
+            *(*_STAGED, {"fields": {"inner_width": [17, 31]}}, {"fields": {"layers": [3, 5]}}),
+            {"width_factor": 1.5, "fields": {"layers": [3, 5]}},
+        ),
+    ),
 }
 
 
 def measure(family: str, options: dict[str, Any], folder: Path) -> str:
     """The largest difference over all pico models of a family, or how many of them are refused."""
-    import pico
-
     import lemonx
+    import pico
 
     worst, refused, tried = 0.0, 0, 0
     for name, build in pico.PICO.items():
