@@ -85,7 +85,7 @@ def measure(family: str, options: dict[str, Any], folder: Path) -> str:
         worst = max(worst, outputs["difference"])
     if refused == tried:
         return "refused"
-    return f"{worst:.0e}" + (f" ({refused} of {tried} heads refused)" if refused else "")
+    return (f"{worst:.0e}" if worst else "0") + (f" ({refused} of {tried} heads refused)" if refused else "")
 
 
 def table() -> str:

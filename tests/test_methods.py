@@ -1,0 +1,187 @@
+"""The methods that LEMON is compared with: what each writes, and the paper's table 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import lemonx
+from lemonx import methods, overview
+from lemonx.checkpoints import Checkpoint
+from lemonx.errors import Refused
+from lemonx.free import EVEN
+from lemonx.planning import Plan, make_plan
+from lemonx.reading import lemon
+from lemonx.target import Target
+from lemonx.verification.outputs import EXACT, compare
+from lemonx.verification.symmetry import find_twins
+from pico import PICO, save
+
+LAYERS = "transformer.h"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("methods")
+    for name in ("gpt2-lm", "gpt2-inner", "bert-mlm", "llama-tied", "resnet-basic"):
+        save(PICO[name](), folder / name)
+    return folder
+
+
+def grown(source: Path, target: Path, method: str, **options: object) -> dict[str, torch.Tensor]:
+    lemonx.expand(source, target, method=method, verify=False, force=True, **options)
+    return load_file(target / "model.safetensors")
+
+
+def difference(source: Path, target: Path) -> float:
+    with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
+        return compare(small, large, exact=True).difference
+
+
+def planned(source: Path, method: str, **sizes: int) -> Plan:
+    return lemonx.plan(source, method=method, **sizes)
+
+
+def test_table_1_of_the_paper() -> None:
+    """Lossless (yes), lossy (no) or not applicable, as the paper claims; depth, divisible, indivisible width."""
+    claims = {
+        "stackbert": ("no", "n/a", "n/a"),
+        "mslt": ("no", "n/a", "n/a"),
+        "fpi": ("no", "yes", "no"),
+        "staged": ("yes", "yes", "n/a"),
+        "lemon": ("yes", "yes", "yes"),
+    }
+    measured = overview.overview()
+    words = {overview.LOSSLESS: "yes", overview.UNDEFINED: "n/a"}
+    for name, claim in claims.items():
+        cells = tuple(words.get(measured[name][case], "no") for case in overview.CASES)
+        assert cells == claim, name
+        assert measured[name]["free parameters"] == ("yes" if name == "lemon" else "no")
+
+
+@pytest.mark.parametrize("model", ["gpt2-lm", "bert-mlm", "llama-tied"])
+def test_fpi_is_lossless_at_a_multiple_and_stays_symmetric(sources: Path, tmp_path: Path, model: str) -> None:
+    grown(sources / model, tmp_path / "t", "fpi", width=96)
+    assert difference(sources / model, tmp_path / "t") <= EXACT
+    with Checkpoint.open(tmp_path / "t") as target:
+        symmetry = find_twins(planned(sources / model, "fpi", width=96), target)
+    assert symmetry.twins == symmetry.copies > 0
+
+
+def test_fpi_splits_evenly(sources: Path, tmp_path: Path) -> None:
+    """W* = [[W/2, W/2], [W/2, W/2]] for a weight between two doubled spaces."""
+    small = load_file(sources / "llama-tied" / "model.safetensors")
+    large = grown(sources / "llama-tied", tmp_path / "t", "fpi", width=96)
+    name = "model.layers.0.mlp.down_proj.weight"
+    torch.testing.assert_close(large[name], small[name].repeat(2, 2) / 2, rtol=1e-15, atol=0)
+
+
+def test_aki_takes_further_rows_from_the_next_block(sources: Path, tmp_path: Path) -> None:
+    small = load_file(sources / "llama-tied" / "model.safetensors")
+    large = grown(sources / "llama-tied", tmp_path / "t", "aki", width=96)
+    name, rows = "model.layers.{}.mlp.up_proj.weight", 100
+    halves = {block: small[name.format(block)].repeat(1, 2) / 2 for block in (0, 1)}
+    torch.testing.assert_close(large[name.format(0)][:rows], halves[0], rtol=1e-15, atol=0)
+    torch.testing.assert_close(large[name.format(0)][rows:], halves[1], rtol=1e-15, atol=0)
+    # The last block has no next one and copies its own.
+    torch.testing.assert_close(large[name.format(1)][rows:], halves[1], rtol=1e-15, atol=0)
+    assert difference(sources / "llama-tied", tmp_path / "t") > 1e-3
+
+
+def test_staged_width_is_lemon_with_an_even_split(sources: Path) -> None:
+    """The same recipe for every tensor: copies, halves, no noise."""
+    with Checkpoint.open(sources / "gpt2-lm") as source:
+        plain = make_plan(source, Target(width=96), free=EVEN, read=lemon)
+    staged = planned(sources / "gpt2-lm", "staged", width=96)
+    assert staged.free == plain.free
+    for ours, theirs in zip(plain.steps, staged.steps, strict=True):
+        assert (ours.name, ours.shape, ours.recipe.rule) == (theirs.name, theirs.shape, theirs.recipe.rule)
+
+
+def test_staged_depth_silences_norms_and_biases(sources: Path, tmp_path: Path) -> None:
+    large = grown(sources / "gpt2-lm", tmp_path / "t", "staged", depth=4)
+    small = load_file(sources / "gpt2-lm" / "model.safetensors")
+    for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "attn.c_proj.bias", "mlp.c_proj.bias", "mlp.c_fc.bias"):
+        assert not large[f"{LAYERS}.1.{name}"].any()
+        assert large[f"{LAYERS}.0.{name}"].equal(small[f"{LAYERS}.0.{name}"])
+    assert large[f"{LAYERS}.1.mlp.c_fc.weight"].equal(small[f"{LAYERS}.0.mlp.c_fc.weight"])
+    assert difference(sources / "gpt2-lm", tmp_path / "t") <= EXACT
+
+
+@pytest.mark.parametrize("factor", [2, 1.5])
+def test_net2net_is_lossless_on_a_resnet(sources: Path, tmp_path: Path, factor: float) -> None:
+    grown(sources / "resnet-basic", tmp_path / "t", "net2net", width_factor=factor, fields={"depths": [3, 4]})
+    assert difference(sources / "resnet-basic", tmp_path / "t") <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("method", "depth", "order"),
+    [
+        ("stackbert", 4, [0, 1, 0, 1]),
+        ("gstack", 6, [0, 1, 0, 1, 0, 1]),
+        ("mslt", 3, [0, 1, 1]),
+        ("mslt", 4, [0, 1, 0, 1]),
+        ("fpi", 3, [0, 1, 0]),
+        ("solar", 4, [0, 1, 0, 1]),
+        ("llama-pro", 3, [0, 1, 1]),
+        ("llama-pro", 4, [0, 0, 1, 1]),
+        ("staged", 4, [0, 0, 1, 1]),
+    ],
+)
+def test_where_added_blocks_stand(sources: Path, method: str, depth: int, order: list[int]) -> None:
+    plan = planned(sources / "gpt2-lm", method, depth=depth)
+    assert [block.source for block in plan.blocks[LAYERS]] == order
+
+
+def test_solar_overlaps() -> None:
+    """32 blocks to 48, as in its paper: 0..23 and then 8..31."""
+    from lemonx.methods.solar import _overlapping
+    from lemonx.spec import Stack
+
+    order = [block.source for block in _overlapping("layers", Stack(32, "residual"), 48)]
+    assert order == [*range(24), *range(8, 32)]
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "says"),
+    [
+        ("stackbert", {"width": 96}, "depth only"),
+        ("hypercloning", {"depth": 4}, "width only"),
+        ("hypercloning", {"width": 72}, "whole multiples"),
+        ("staged", {"width": 144}, "try 96"),
+        ("staged", {"depth": 3}, "try 4"),
+        ("stackbert", {"depth": 6}, "try 4"),
+        ("gstack", {"depth": 5}, "try 4 or 6"),
+        ("solar", {"depth": 3}, "even number up to 4"),
+        ("mslt", {"depth": 5}, "to 4 at most"),
+        ("lama-pro", {"depth": 4}, "did you mean 'llama-pro'"),
+    ],
+)
+def test_where_a_method_is_not_defined_it_says_so(sources: Path, method: str, sizes: dict[str, int], says: str) -> None:
+    with pytest.raises(lemonx.LemonxError, match=says):
+        planned(sources / "gpt2-inner", method, **sizes)
+
+
+def test_staged_is_not_defined_for_post_ln_depth(sources: Path) -> None:
+    with pytest.raises(Refused, match="Post-LN"):
+        planned(sources / "bert-mlm", "staged", depth=4)
+
+
+def test_a_lossy_method_says_what_it_is(sources: Path, tmp_path: Path) -> None:
+    import json
+
+    lemonx.expand(sources / "gpt2-lm", tmp_path / "t", method="gstack", depth=4)
+    content = json.loads((tmp_path / "t" / "lemonx.json").read_text())
+    assert content["method"] == "gstack" and content["lossless"] is False
+    outputs = content["verified"]["outputs"]
+    assert not outputs["passed"] and outputs["difference"] > 1e-3 and outputs["kl"] > 0
+    assert "not lossless" in (tmp_path / "t" / "README.md").read_text()
+    assert not lemonx.verify(sources / "gpt2-lm", tmp_path / "t").passed
+
+
+def test_every_method_states_its_paper() -> None:
+    for name, method in methods.methods().items():
+        assert method.title and method.paper and set(method.grows) <= {"width", "depth"}, name
