@@ -117,12 +117,11 @@ def progress(plan: Plan, *, quiet: bool, verify: bool) -> Iterator[Callable[[int
     )
     with Progress(*columns, console=_console(stderr=True), disable=quiet, transient=True) as bar:
         task = bar.add_task("expanding", total=total)
-        done = 0
 
         def tell(count: int) -> None:
-            nonlocal done
-            done += count
-            bar.update(task, completed=done, description="verifying" if verify and done >= total else "expanding")
+            bar.advance(task, count)
+            if verify and bar.tasks[0].finished:
+                bar.update(task, description="verifying")
 
         yield tell
 
