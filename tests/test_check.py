@@ -155,7 +155,6 @@ def test_rms_norm_may_feed_its_own_stream() -> None:
     typed(rows, {"residual": ("zero", 4, 6)})
 
 
-@pytest.mark.xfail(strict=True, reason="product() takes the mean of a slice for the mean of the whole fused axis")
 def test_layer_norm_over_a_concatenation_of_means_is_refused() -> None:
     """Erratum 8, Swin's patch merging: each slice's remainder is the slice's mean, not the concatenation's."""
     rows: Rows = {"embed": embedding("5 -> stage"), "merge": layer_norm("(4 stage) -> (4 merged)")}

@@ -283,6 +283,11 @@ def test_like_must_be_of_the_family() -> None:
     assert_refused(GPT2, "--like", like={})
 
 
+def test_like_with_wider_heads_is_refused() -> None:
+    """Taking the number of heads and leaving their width would not be like it."""
+    assert_refused(LLAMA, "--like", "head_dim", like={**LLAMA, "head_dim": 2 * grown(LLAMA, depth=9)["head_dim"]})
+
+
 @pytest.mark.parametrize("config", [RESNET, SWINV2], ids=lambda config: config["model_type"])
 def test_like_with_other_stages_is_refused(config: Config) -> None:
     """Three stages are not a larger two: what would fill the third?"""

@@ -260,7 +260,6 @@ def test_product_is_kron(factors: list[Expansion]) -> None:
     assert np.allclose(dense(product(*factors)), wanted, rtol=1e-14, atol=0)
 
 
-@pytest.mark.xfail(strict=True, reason="product() gives the mean of the whole fused axis where E is a mean per slice")
 @LAW
 @given(plain(("avg",), 4), st.integers(1, 3), st.integers(1, 3))
 def test_product_with_means_is_kron_or_refused(e: Expansion, outer: int, inner: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from lemonx.errors import Refused
 from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
 from lemonx.signature import Side, parse, side
-from lemonx.vectors import AVG, ZERO, Expansion, identity, multiples_near, product
+from lemonx.vectors import AVG, PART, ZERO, Expansion, identity, multiples_near, product
 
 # What becomes of a norm inside an added Post-LN block: its affine part is the identity.
 IDENTITY = "identity"
@@ -75,6 +75,10 @@ def matrix(axes: tuple[Axis, ...], expansions: tuple[Expansion, ...], mode: str)
     if mode in (CANCEL, UNBIASED):
         mode = SILENT if "r" not in roles else KEEP if mode == UNBIASED else CANCEL
     rows, columns = product(*expansions[:cut]), product(*expansions[cut:])
+    if rows.has(PART) or ("r" not in roles and columns.has(PART)):
+        raise Refused(
+            "several means would have to be written into one fused axis: only an axis of its own can hold a mean"
+        )
     return Matrix(rows, columns, consumes="r" in roles, mode=mode, transposed=transposed)
 
 
@@ -217,7 +221,11 @@ class BatchNorm(Row):
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
         if not np.array_equal(reads.source, writes.source):
-            raise Refused(f"a BatchNorm keeps channels in place, but {self.reads} and {self.writes} expand differently")
+            sizes = " and ".join(f"{e.size} -> {e.target_size}" for e in (reads, writes))
+            raise Refused(
+                f"a BatchNorm keeps channels in place, but {self.reads} and {self.writes} expand differently "
+                f"({sizes}): give both the same size"
+            )
 
     def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
         if suffix == "num_batches_tracked":

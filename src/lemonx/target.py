@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, BadTarget
-from lemonx.spec import Architecture, Config
+from lemonx.spec import Architecture, Config, Spec
 
 # The options whose sizes grow with the width.
 FOLLOWERS = ("heads", "kv_heads", "ffn")
@@ -38,7 +38,7 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
     spec = family.build(config)
     new = {**values, **spec.config}
     if wanted.like is not None:
-        new |= _sizes_of(family, wanted.like)
+        new |= _sizes_of(family, spec, wanted.like)
     ratio = _ratio(family, config, wanted)
     if ratio is not None:
         options = ["width", *FOLLOWERS] if wanted.width_factor is not None else FOLLOWERS
@@ -55,16 +55,26 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
     return {**new, **target.config}
 
 
-def _sizes_of(family: Architecture, like: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of another config of this family; its units (the width of a head) must be those of the source."""
     if like.get("model_type") not in family.model_types:
         raise BadTarget(
             f"--like is a {like.get('model_type')!r}, the source a {family.model_types[0]!r}: sizes differ in kind"
         )
-    other = family.config(like)
     try:
-        return {name: other[name] for names in family.sizes.values() for name in names}
+        other, config = family.spec(like), family.config(like)
+        sizes = {name: config[name] for names in family.sizes.values() for name in names}
     except BadCheckpoint as error:
         raise BadTarget(f"--like: {error}") from None
+    fused = {
+        axis for row in source.rows.values() for s in (row.reads, row.writes) if len(s.axes) > 1 for axis in s.axes
+    }
+    for name in sorted(fused & source.fixed.keys()):
+        if other.fixed.get(name) != source.fixed[name]:
+            raise BadTarget(
+                f"--like has {name} = {other.fixed.get(name)}, the source {source.fixed[name]}: it cannot change"
+            )
+    return sizes
 
 
 def _ratio(family: Architecture, config: Mapping[str, Any], wanted: Target) -> Fraction | None:
@@ -130,7 +140,8 @@ class NotWhole(BadTarget):
         down = next((n for n in range(below, self.width, -self.step) if works(n)), None)
         up = next((n for n in range(below + self.step, 4 * self.asked, self.step) if works(n)), None)
         sizes = " and ".join(str(n) for n in (down, up) if n is not None)
-        return f"{self.what}: widths that do are {sizes}, or give --set {self.name}=..."
+        widths = f"widths that do are {sizes}, or " if sizes else ""
+        return f"{self.what}: {widths}give it with --set {self.name}=..."
 
 
 def _single(family: Architecture, config: Mapping[str, Any], option: str) -> str:

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from lemonx.errors import Refused
 
-# Flags stand where a target index has no source index.
-ZERO, AVG, RAND = -1, -2, -3
+# Flags stand where a target index has no source index: it holds zero, the mean, anything; or, in a fused axis, the
+# mean of a part of it, which nothing can produce or norm, but a linear map may ignore.
+ZERO, AVG, RAND, PART = -1, -2, -3, -4
 
 
 class Run(NamedTuple):
@@ -166,6 +167,8 @@ class Expansion:
 
     def expand(self, x: NDArray, fill: NDArray | None = None) -> NDArray:
         """E x along the last axis; `fill` gives the arbitrary entries (flag RAND), 0 without it."""
+        if self.has(PART):
+            raise ValueError("an axis fused from means is not an expansion of one vector")
         y = x[..., np.maximum(self.source, 0)] * self.amp
         y[..., self.source == ZERO] = 0
         y[..., self.source == AVG] = x.mean(-1, keepdims=True)
@@ -247,6 +250,8 @@ def product(*factors: Expansion) -> Expansion:
         flagged = np.minimum(result.source[:, None], factor.source[None, :])
         index = result.source[:, None] * factor.size + factor.source[None, :]
         source = np.where(flagged < 0, flagged, index).reshape(-1)
+        if (factor.has(AVG) and result.size > 1) or (result.has(AVG) and factor.size > 1):
+            source[source == AVG] = PART
         amp = (result.amp[:, None] * factor.amp[None, :]).reshape(-1)
         result = Expansion(result.size * factor.size, source, amp, result.gain * factor.gain)
     return result
