@@ -55,9 +55,9 @@ class Matrix:
     @property
     def rule(self) -> str:
         """The operators in the paper's words; an axis that stays is not named."""
-        if self.mode == SILENT:
-            return "silent: zero"
-        words = ["type 2: cancelling"] if self.mode == CANCEL else []
+        if self.mode != KEEP:
+            return "silent: zero" if self.mode == SILENT else "type 2: cancelling copies"
+        words = []
         if not self.columns.is_identity:
             words.append(column_rule(self.columns) if self.consumes else row_rule(self.columns))
         if not self.rows.is_identity:

@@ -284,13 +284,16 @@ def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
     if isinstance(recipe, Vector):
         return BIT_EXACT if _powers_of_two(recipe.factor[recipe.factor != 0]) else ROUNDED
     rows, columns = recipe.rows, recipe.columns
+    most = int(columns.copies.max())
+    if recipe.mode == CANCEL:
+        # Pairs cancel exactly; a third copy takes a share of the second's, which rounds unless the split is exact.
+        return EXACT_SUM if most <= 2 or target in ("BF16", "F16") else ROUNDED
     scales = np.concatenate([rows.amp * rows.gain, columns.amp * columns.gain])
     if rows.has(AVG) or (columns.has(AVG) and not recipe.consumes) or not _powers_of_two(scales):
         return ROUNDED
-    most = int(columns.copies.max())
     if most == 1 or not recipe.consumes:
         return BIT_EXACT
-    if target in ("BF16", "F16") or (recipe.mode == CANCEL and most == 2):
+    if target in ("BF16", "F16"):
         return EXACT_SUM
     exact_share = all(
         _powers_of_two(np.array([free.share(k)])) or free.share(k) == 0 for k in set(columns.copies.tolist())

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lemonx.noise import Scratch
 
 # Bytes per block of the target: large enough that a call's cost does not show, small enough for the caches.
-# Measured with bf16 and float32: half of it costs 10 %, twice as much up to half of the speed.
+# Measured with bf16 and float32: at 1 MB a fifth of the speed is lost, at 8 MB between a tenth and a half.
 BLOCK = 1 << 21
 
 Progress = Callable[[int], None]
