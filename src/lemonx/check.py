@@ -7,7 +7,7 @@ An operator states what it reads and writes; consecutive operators are lossless 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
@@ -28,10 +28,15 @@ class Types:
     spaces: Mapping[str, Expansion]
     eps: Mapping[str, float]
     exact: bool = True
+    # One object per side, however many blocks there are: a plan holds a reference, not an array, per tensor.
+    _known: dict[tuple[Side, int | None], Expansion] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, side: Side, size: int | None = None) -> Expansion:
         """The expansion of a side; `size` stands in for an axis `_`."""
-        return product(*(self._axis(name, size) for name in side.axes))
+        key = side, size if "_" in side.axes else None
+        if key not in self._known:
+            self._known[key] = product(*(self._axis(name, size) for name in side.axes))
+        return self._known[key]
 
     def _axis(self, name: str, size: int | None) -> Expansion:
         if name in self.spaces:
