@@ -245,6 +245,8 @@ def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Ex
 
 def product(*factors: Expansion) -> Expansion:
     """The expansion of fused axes (a b c), first axis outermost."""
+    if len(factors) == 1:
+        return factors[0]
     result = identity(1)
     for factor in factors:
         flagged = np.minimum(result.source[:, None], factor.source[None, :])
