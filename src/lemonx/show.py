@@ -144,6 +144,10 @@ def print_expanded(plan: Plan, output: Path) -> None:
     if verified["outputs"]:
         _print_outputs(console, verified["outputs"])
         _print_symmetry(console, verified["symmetry"])
+        if not content["lossless"]:
+            kl = verified["outputs"]["kl"]
+            far = "" if kl is None else f": its predictions are {kl:.2g} nats from the source's"
+            console.print(f"[yellow]{content['method']} is not lossless here[/yellow]{far}")
     else:
         console.print(f"not verified ({verified['skipped']}): `lemonx verify {plan.source} {output}` does it later")
 
