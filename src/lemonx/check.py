@@ -87,11 +87,9 @@ def _pair_tied(source: Spec, rows: Collection[str], spaces: dict[str, Expansion]
 
 def _kinds(spec: Spec) -> set[str]:
     """Names of rows, whether or not a block has a row of its own."""
-    return {name.replace(f"{stack}.0.", f"{stack}.*.") for name in spec.rows for stack in _stack_of(spec, name)}
-
-
-def _stack_of(spec: Spec, name: str) -> list[str]:
-    return [stack for stack in spec.stacks if name.startswith(f"{stack}.")] or [""]
+    return {
+        name.replace(f"{stack}.0.", f"{stack}.*.") if (stack := spec.stack_of(name)) else name for name in spec.rows
+    }
 
 
 def _check_sizes(source: Spec, target: Spec) -> None:
@@ -169,13 +167,9 @@ def _with_gains(
 
 def _check_units(source: Spec, rows: Collection[str], types: Types) -> None:
     """A nonlinearity maps copies to copies and nothing else: no means, no amplitudes, no gains."""
-    normed = {
-        axis
-        for name in rows
-        if isinstance(row := source.rows[name], Norm)
-        for axis in (*row.reads.axes, *row.writes.axes)
-    }
-    used = {axis for name in rows for s in (source.rows[name].reads, source.rows[name].writes) for axis in s.axes}
+    present = [source.rows[name] for name in rows]
+    normed = {axis for row in present if isinstance(row, Norm) for axis in row.touches}
+    used = {axis for row in present for axis in row.touches}
     for name in sorted(used & set(types.spaces)):
         units = types.spaces[name]
         if (name not in normed or name in source.acts) and not (units.is_plain and (units.source >= 0).all()):

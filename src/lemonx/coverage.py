@@ -99,7 +99,7 @@ def _check_rows(spec: Spec, found: list[Matched]) -> None:
     present = {(hit.row, hit.suffix) for hit in found}
     begun = {row for row, _ in present}
     for name, row in spec.rows.items():
-        stack = next((stack for stack in spec.stacks if name.startswith(f"{stack}.*.")), None)
+        stack = spec.stack_of(name) if "*" in name else None
         asked = not row.optional and (stack is None or bool(_users(spec, stack, name)))
         tied = isinstance(row, Linear) and row.tied is not None
         if (asked or name in begun) and (name, next(iter(row.tensors()))) not in present and not tied:

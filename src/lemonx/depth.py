@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from lemonx.errors import Refused
 from lemonx.modules import IDENTITY, Row
 from lemonx.operators import CANCEL, KEEP, SILENT
-from lemonx.spec import Stack
+from lemonx.spec import Spec, Stack
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,12 @@ def arrange(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
 def in_stream(row: Row, stream: str) -> bool:
     """A norm that stands in the stream itself: Post-LN."""
     return row.is_norm and stream in row.reads.axes and stream in row.writes.axes
+
+
+def stream_norms(spec: Spec, stack: str) -> list[str]:
+    """The norms in the stream of a stack's blocks, in order; Pre-LN blocks have none."""
+    stream = spec.stacks[stack].stream
+    return [name for name, row in spec.rows.items() if name.startswith(f"{stack}.*.") and in_stream(row, stream)]
 
 
 def mode(row: Row, last_norm: bool, stream: str, block: Block, depth_type: int) -> str:

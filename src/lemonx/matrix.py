@@ -62,11 +62,8 @@ def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, not
 
 def _eps_note(spec: Spec, config: Mapping[str, Any]) -> str:
     """Post-LN depth is exact up to the eps of its norms."""
-    for name, stack in spec.stacks.items():
-        inside = [row for key, row in spec.rows.items() if key.startswith(f"{name}.*.")]
-        if spec.eps and any(depth.in_stream(row, stack.stream) for row in inside):
-            return f"up to eps = {config[spec.eps]:g}"
-    return ""
+    post_ln = any(depth.stream_norms(spec, name) for name in spec.stacks)
+    return f"up to eps = {config[spec.eps]:g}" if post_ln and spec.eps else ""
 
 
 def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Iterator[tuple[Target, str]]:

@@ -101,6 +101,11 @@ class Row(ABC):
     def require(self, reads: Expansion, writes: Expansion) -> None:  # noqa: B027
         """Raise Refused unless this kind of module maps `reads` to `writes`; a linear map always can."""
 
+    @property
+    def touches(self) -> frozenset[str]:
+        """Every axis that it reads or writes."""
+        return frozenset({*self.reads.axes, *self.writes.axes})
+
     flops_per_weight = 0
     is_norm = False
 

@@ -41,6 +41,10 @@ class Step:
     name: str
     source: str
     row: str
+    suffix: str
+    # The stack as the file names it and the target's block in it; None and 0 outside of all stacks.
+    stack: str | None
+    block: int
     shape: tuple[int, ...]
     dtype: str
     recipe: Recipe
@@ -48,6 +52,16 @@ class Step:
     flops: int
     # Where the further heads and neurons of a silenced block come from, if not from `source`.
     appended: str | None = None
+
+    @property
+    def rule(self) -> str:
+        """The rule in the paper's words, and where further units come from if they are not plain copies."""
+        words = [self.recipe.rule]
+        if self.appended:
+            words.append("next block's")
+        elif isinstance(self.recipe, Matrix) and self.recipe.jitter:
+            words.append("jitter")
+        return " + ".join(words)
 
 
 @dataclass(frozen=True)
@@ -215,14 +229,14 @@ class _Builder:
         """The target tensors that come from this one: one a block of the target."""
         self._check_tensor(hit)
         if hit.stack is None:
-            return [self._step(hit, hit.named(0), KEEP)]
+            return [self._step(hit, 0, KEEP)]
         row, stream = self.source.rows[hit.row], self.source.stacks[hit.stack].stream
-        last_norm = hit.row == self._last_norm(hit.stack, stream)
+        last_norm = hit.row in depth.stream_norms(self.source, hit.stack)[-1:]
         result = []
         for index, block in enumerate(self.blocks[hit.stack]):
             if block.source == hit.index:
                 mode = self.reading.mode(row, last_norm, stream, block)
-                step = self._step(hit, hit.named(index), mode)
+                step = self._step(hit, index, mode)
                 result.append(self._with_further_units(step, hit, self.reading.further(block, mode)))
         return result
 
@@ -238,12 +252,7 @@ class _Builder:
         recipe = replace(step.recipe, jitter=first if step.recipe.rows.copies.max() > first else 0)
         return replace(step, recipe=recipe, appended=following if choice == NEXT else None)
 
-    def _last_norm(self, stack: str, stream: str) -> str | None:
-        """The last norm that stands in the stream of this stack's blocks, if any does (Post-LN)."""
-        inside = [name for name in self.source.rows if name.startswith(f"{stack}.*.")]
-        return next((n for n in reversed(inside) if depth.in_stream(self.source.rows[n], stream)), None)
-
-    def _step(self, hit: Matched, name: str, mode: str) -> Step:
+    def _step(self, hit: Matched, block: int, mode: str) -> Step:
         row, info = self.source.rows[hit.row], self.tensors[hit.name]
         axes = row.tensors()[hit.suffix]
         sizes = info.shape if axes else (1,)
@@ -254,7 +263,8 @@ class _Builder:
         dtype = self.dtype if self.dtype and info.dtype in _BITS else info.dtype
         flops = row.flops_per_weight * math.prod(shape) * self._positions(row) if hit.suffix == "weight" else 0
         exact = exactness(recipe, info.dtype, dtype, self.reading.free)
-        return Step(name, hit.name, hit.row, shape, dtype, recipe, exact, flops)
+        stack = None if hit.stack is None else hit.stack[hit.bare :]
+        return Step(hit.named(block), hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops)
 
     def _positions(self, row: Row) -> int:
         return max((self.target.spaces[a].positions for a in row.writes.axes if a in self.target.spaces), default=1)

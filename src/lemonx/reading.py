@@ -78,6 +78,10 @@ def kept(row: Row, last_norm: bool, stream: str, block: Block) -> str:
     return KEEP
 
 
+# Added blocks write zeros: identity blocks, as LEMON's type 1.
+silenced = partial(depth.mode, depth_type=1)
+
+
 def in_order(sources: Iterable[int]) -> tuple[Block, ...]:
     """Blocks that come from these source blocks, none of them silenced."""
     return tuple(Block(source, added=False, closes=True) for source in sources)

@@ -61,6 +61,10 @@ class Spec:
             return int(name)
         return self.spaces[name].size if name in self.spaces else self.fixed[name]
 
+    def stack_of(self, row: str) -> str | None:
+        """The stack that a row's module is in."""
+        return next((stack for stack in self.stacks if row.startswith(f"{stack}.")), None)
+
     def side_size(self, side: Side) -> int | None:
         sizes = [self.axis_size(name) for name in side.axes]
         if None in sizes:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from lemonx.checkpoints.safetensors_file import item_size
 from lemonx.planning import Plan, Step
-
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8}
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Group:
 def size_table(plan: Plan) -> Iterator[tuple[str, int, int]]:
     """(name, source, target) of every space and stack that this checkpoint has, as the spec names them."""
     rows = [plan.source_spec.rows[name] for name in plan.rows]
-    used = {axis for row in rows for axis in (*row.reads.axes, *row.writes.axes)}
+    used = {axis for row in rows for axis in row.touches}
     for name, space in plan.source_spec.spaces.items():
         if name in used:
             yield name, space.size, plan.target_spec.spaces[name].size
@@ -51,7 +50,7 @@ def parameters(plan: Plan) -> tuple[int, int]:
 
 def bytes_on_disk(plan: Plan) -> tuple[int, int]:
     source = sum(info.nbytes for info in plan.tensors.values())
-    return source, sum(math.prod(step.shape) * _BYTES[step.dtype] for step in plan.steps)
+    return source, sum(math.prod(step.shape) * item_size(step.dtype) for step in plan.steps)
 
 
 def flops(plan: Plan) -> tuple[int, int]:
@@ -77,24 +76,16 @@ def groups(plan: Plan) -> list[Group]:
     counted: dict[tuple[str | None, str, tuple[int, ...], str, str], int] = {}
     order = {name: i for i, name in enumerate(plan.source_spec.rows)}
     for step in sorted(plan.steps, key=lambda step: order[step.row]):
-        key = (*_place(step, plan), step.shape, _rule(step), step.exactness)
+        key = (*_place(step), step.shape, step.rule, step.exactness)
         counted[key] = counted.get(key, 0) + 1
     return [Group(stack, name, shape, n, rule, exact) for (stack, name, shape, rule, exact), n in counted.items()]
 
 
-def _place(step: Step, plan: Plan) -> tuple[str | None, str]:
+def _place(step: Step) -> tuple[str | None, str]:
     """The stack a tensor is in, and its name inside a block; a block's own rows (`layers.0.x`) stay whole."""
-    stack = next((s for s in plan.source_spec.stacks if step.row.startswith(f"{s}.*.")), None)
-    if stack is None:
+    if step.stack is None or "*" not in step.row:
         return None, step.name
-    shown = stack if step.name.startswith(f"{stack}.") else stack.removeprefix(plan.source_spec.prefix)
-    return shown, step.name.removeprefix(f"{shown}.").partition(".")[2]
-
-
-def _rule(step: Step) -> str:
-    if step.appended:
-        return f"{step.recipe.rule} + next block's"
-    return f"{step.recipe.rule} + jitter" if getattr(step.recipe, "jitter", False) else step.recipe.rule
+    return step.stack, step.name.removeprefix(f"{step.stack}.{step.block}.")
 
 
 def human(count: float) -> str:

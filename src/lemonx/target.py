@@ -128,7 +128,7 @@ def _not_whole(
 
 
 class NotWhole(BadTarget):
-    """A size that follows the width is not whole; `near` says which widths would do."""
+    """A size that follows the width is not whole; `advice` says which widths would do."""
 
     def __init__(self, what: str, name: str, width: int, step: int, asked: int) -> None:
         self.what, self.name, self.width, self.step, self.asked = what, name, width, step, asked

@@ -1,13 +1,11 @@
 """HyperCloning: every width a whole multiple, copies with an even split, with or without noise."""
 
 from dataclasses import replace
-from functools import partial
 
-from lemonx import depth
 from lemonx.errors import Refused
 from lemonx.free import EVEN, Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, copies
+from lemonx.reading import Change, Reading, copies, kept
 
 PAPER = "Samragh et al., Scaling Smart: Accelerating Pre-training with Small Model Initialization, 2024"
 
@@ -31,4 +29,4 @@ def _reading(change: Change, phi: float) -> Reading:
             raise Refused(
                 f"hypercloning takes whole multiples, and {name} goes from {space.size} to {size}: try {space.size * 2}"
             )
-    return Reading(replace(EVEN, phi=phi), lossless=True, mode=partial(depth.mode, depth_type=1), further=copies)
+    return Reading(replace(EVEN, phi=phi), lossless=True, mode=kept, further=copies)

@@ -1,12 +1,9 @@
 """LLaMA-Pro: identity blocks spread over the stack."""
 
-from functools import partial
-
-from lemonx import depth
 from lemonx.errors import Refused
 from lemonx.free import EVEN, Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, copies
+from lemonx.reading import Change, Reading, copies, silenced
 
 
 @method("llama-pro", paper="Wu et al., LLaMA Pro: Progressive LLaMA with Block Expansion, ACL 2024", grows=("depth",))
@@ -22,5 +19,4 @@ def llama_pro(change: Change, free: Free) -> Reading:
             )
     frozen = ", ".join(change.source.stacks)
     note = f"the paper trains the added blocks alone: freeze the blocks of {frozen} that come from the source"
-    silent = partial(depth.mode, depth_type=1)
-    return Reading(EVEN, lossless=True, mode=silent, further=copies, notes=(note,))
+    return Reading(EVEN, lossless=True, mode=silenced, further=copies, notes=(note,))

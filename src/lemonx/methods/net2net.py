@@ -1,11 +1,11 @@
 """Net2Net: copies of units with an even split, identity blocks."""
 
-from functools import partial
-
-from lemonx import depth
 from lemonx.free import EVEN, Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, copies
+from lemonx.reading import Change, Reading, copies, silenced
+
+# A LayerNorm cannot follow copies of unequal number: that is where the method stops being lossless.
+CIRCULAR = (("avg", "circ"), ("zero", "circ"))
 
 
 @method(
@@ -17,9 +17,4 @@ def net2net(change: Change, free: Free) -> Reading:
     The paper draws the units to copy at random and adds identity layers; here units are copied in turn, which is what
     makes it lossless under LayerNorm at a multiple, and an identity layer of a residual network is a silent block.
     """
-    silent = partial(depth.mode, depth_type=1)
-    return Reading(EVEN, lossless=change.whole_streams, mode=silent, further=copies, kinds=CIRCULAR)
-
-
-# A LayerNorm cannot follow copies of unequal number: that is where the method stops being lossless.
-CIRCULAR = (("avg", "circ"), ("zero", "circ"))
+    return Reading(EVEN, lossless=change.whole_streams, mode=silenced, further=copies, kinds=CIRCULAR)

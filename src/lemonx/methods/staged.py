@@ -1,10 +1,11 @@
 """Staged training: width doubled by copies with halves, depth doubled by blocks whose norms are silent."""
 
+from lemonx import depth
 from lemonx.depth import Block
 from lemonx.errors import Refused
 from lemonx.free import EVEN, Free
 from lemonx.methods import method
-from lemonx.modules import UNBIASED, BatchNorm, Row
+from lemonx.modules import UNBIASED, BatchNorm, Norm, Row
 from lemonx.operators import KEEP, SILENT
 from lemonx.reading import Change, Reading, copies
 
@@ -27,9 +28,8 @@ def staged(change: Change, free: Free) -> Reading:
 def _silent_norms(row: Row, last_norm: bool, stream: str, block: Block) -> str:
     if not block.added:
         return KEEP
-    if row.is_norm and stream in row.reads.axes and stream in row.writes.axes:
+    if depth.in_stream(row, stream):
         raise Refused(
             "staged silences the norm in front of a branch, and a Post-LN block has none there: use --method lemon"
         )
-    in_branch = stream in row.reads.axes or stream in row.writes.axes
-    return SILENT if (row.is_norm or isinstance(row, BatchNorm)) and in_branch else UNBIASED
+    return SILENT if isinstance(row, Norm | BatchNorm) and stream in row.touches else UNBIASED

@@ -51,8 +51,7 @@ _UnitAxis = tuple[_Scope, tuple[int, ...], int, np.ndarray, np.ndarray]
 def _unit_axes(step: Step, plan: Plan) -> Iterator[_UnitAxis]:
     """Each axis of a tensor that is a space with copies: its scope, the unfused shape, and the pairs."""
     row = plan.source_spec.rows[step.row]
-    suffix = next((s for s in row.tensors() if s and step.name.endswith(f".{s}")), "")
-    axes = row.tensors()[suffix]
+    axes = row.tensors()[step.suffix]
     names = [name for axis in axes for name in axis.side.axes]
     shape = _unfused(axes, step.shape, plan)
     for position, name in enumerate(names):
@@ -93,14 +92,12 @@ def _scope(step: Step, plan: Plan, space: str) -> tuple[str, str]:
     A norm keeps units in place, so what it reads and what it writes are the same units.
     """
     units = _joined_by_norms(plan, space)
-    rows = plan.source_spec.rows
-    touching = [name for name in plan.rows if units & {*rows[name].reads.axes, *rows[name].writes.axes}]
-    inside = [s for s in plan.source_spec.stacks if all(name.startswith(f"{s}.") for name in touching)]
-    if not inside or plan.source_spec.stacks[inside[0]].stream in units:
+    spec = plan.source_spec
+    stacks = {spec.stack_of(name) for name in plan.rows if units & spec.rows[name].touches}
+    stack = stacks.pop() if len(stacks) == 1 else None
+    if stack is None or spec.stacks[stack].stream in units:
         return min(units), ""
-    stack = inside[0]
-    shown = stack if step.name.startswith(f"{stack}.") else stack.removeprefix(plan.source_spec.prefix)
-    return min(units), f"{stack}.{step.name.removeprefix(f'{shown}.').split('.')[0]}"
+    return min(units), f"{step.stack}.{step.block}"
 
 
 def _joined_by_norms(plan: Plan, space: str) -> set[str]:
