@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import NotVerified
+from lemonx.errors import BadCheckpoint, NotVerified
 from lemonx.verification.loading import floating_outputs, load, sample
 
 if TYPE_CHECKING:
@@ -137,7 +137,10 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     from lemonx.checkpoints.safetensors_file import torch_dtype
 
     largest = max(checkpoint.tensors.values(), key=lambda info: info.nbytes)
-    return str(torch_dtype(largest.dtype)).removeprefix("torch.")
+    name = str(torch_dtype(largest.dtype)).removeprefix("torch.")
+    if name not in _PRECISION:
+        raise BadCheckpoint(f"{largest.name} is stored as {largest.dtype}, not as a float: dequantise the model first")
+    return name
 
 
 def _noise(path: Path, dtype: str, reference: _Outputs, seed: int) -> float:
