@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup 2/3: torch and transformers (the large part)"
 	@$(BIN)/python -m pip install --quiet --quiet torch transformers
 	@echo "setup 3/3: lemonx and its tools"
-	@$(BIN)/python -m pip install --quiet --quiet --editable '.[dev,demo]'
+	@$(BIN)/python -m pip install --quiet --quiet --editable '.[dev]'
 	@touch $@
 	@echo "setup done"
 

@@ -1,4 +1,4 @@
-"""What a person sees: tables, progress, results."""
+"""A plan, the progress of an expansion, and what was measured."""
 
 from __future__ import annotations
 
@@ -19,16 +19,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from lemonx import architectures, matrix, methods, summary
+from lemonx import summary
 from lemonx.api import Verified
 from lemonx.planning import Plan
+from lemonx.show.console import console
 from lemonx.verification.outputs import EXACT
 
 _STYLE = {"bit-exact": "green", "exact-sum": "green", "rounding-limited": "yellow"}
-
-
-def _console(*, stderr: bool = False) -> Console:
-    return Console(stderr=stderr, highlight=False)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -61,8 +58,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def print_plan(plan: Plan) -> None:
-    console = _console()
-    console.print(f"[bold]{plan.family.title}[/bold]  {plan.source}")
+    out = console()
+    out.print(f"[bold]{plan.family.title}[/bold]  {plan.source}")
     sizes = Table("size", "source", "target", box=None, pad_edge=False)
     for name, before, after in summary.size_table(plan):
         sizes.add_row(name, str(before), f"[bold]{after}[/bold]" if before != after else str(after))
@@ -73,7 +70,7 @@ def print_plan(plan: Plan) -> None:
         ("bytes on disk", summary.bytes_on_disk(plan)),
     ):
         sizes.add_row(label, summary.human(before), summary.human(after))
-    console.print(sizes)
+    out.print(sizes)
     tensors = Table("tensors", "shape", "number", "rule", "exactness", box=None, pad_edge=False)
     heading = None
     for group in summary.groups(plan):
@@ -83,20 +80,20 @@ def print_plan(plan: Plan) -> None:
         shape = " x ".join(map(str, group.shape)) or "scalar"
         name = f"  {group.name}" if group.stack else group.name
         tensors.add_row(name, shape, str(group.count), group.rule, f"[{_STYLE[group.exactness]}]{group.exactness}[/]")
-    console.print(tensors)
+    out.print(tensors)
     fields = Table("config.json", "source", "target", box=None, pad_edge=False)
     for name, before, after in summary.changed_fields(plan):
         fields.add_row(name, _short(before), _short(after))
-    console.print(fields)
-    console.print(f"method: {plan.reading.method}, {'lossless' if plan.reading.lossless else 'not lossless'}")
+    out.print(fields)
+    out.print(f"method: {plan.reading.method}, {'lossless' if plan.reading.lossless else 'not lossless'}")
     for note in plan.reading.notes:
-        console.print(f"note: {note}")
-    console.print(
+        out.print(f"note: {note}")
+    out.print(
         f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}; "
         f"weakest exactness in the stored dtype: {plan.exactness}"
     )
     for name, why in plan.dropped.items():
-        console.print(f"not written: {name} ({why})")
+        out.print(f"not written: {name} ({why})")
 
 
 def _short(value: Any) -> str:
@@ -115,7 +112,7 @@ def progress(plan: Plan, *, quiet: bool, verify: bool) -> Iterator[Callable[[int
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_console(stderr=True), disable=quiet, transient=True) as bar:
+    with Progress(*columns, console=console(stderr=True), disable=quiet, transient=True) as bar:
         task = bar.add_task("expanding", total=total)
 
         def tell(count: int) -> None:
@@ -126,30 +123,21 @@ def progress(plan: Plan, *, quiet: bool, verify: bool) -> Iterator[Callable[[int
         yield tell
 
 
-@contextmanager
-def waiting(what: str, *, quiet: bool) -> Iterator[None]:
-    if quiet:
-        yield
-    else:
-        with _console(stderr=True).status(what):
-            yield
-
-
 def print_expanded(plan: Plan, output: Path) -> None:
-    console = _console()
+    out = console()
     content = json.loads((output / "lemonx.json").read_text())
     before, after = content["source"]["parameters"], content["target"]["parameters"]
-    console.print(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
+    out.print(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
     verified = content["verified"]
     if verified["outputs"]:
-        _print_outputs(console, verified["outputs"])
-        _print_symmetry(console, verified["symmetry"])
+        _print_outputs(out, verified["outputs"])
+        _print_symmetry(out, verified["symmetry"])
         if not content["lossless"]:
             kl = verified["outputs"]["kl"]
             far = "" if kl is None else f": its predictions are {kl:.2g} nats from the source's"
-            console.print(f"[yellow]{content['method']} is not lossless here[/yellow]{far}")
+            out.print(f"[yellow]{content['method']} is not lossless here[/yellow]{far}")
     else:
-        console.print(f"not verified ({verified['skipped']}): `lemonx verify {plan.source} {output}` does it later")
+        out.print(f"not verified ({verified['skipped']}): `lemonx verify {plan.source} {output}` does it later")
 
 
 def verified_json(measured: Verified) -> dict[str, Any]:
@@ -160,96 +148,28 @@ def verified_json(measured: Verified) -> dict[str, Any]:
 
 
 def print_verified(measured: Verified) -> None:
-    console = _console()
+    out = console()
     content = verified_json(measured)
-    _print_outputs(console, content["outputs"])
+    _print_outputs(out, content["outputs"])
     if content["symmetry"]:
-        _print_symmetry(console, content["symmetry"])
+        _print_symmetry(out, content["symmetry"])
     if measured.passed:
         rounded = "" if measured.outputs.tolerance <= EXACT else ", up to the rounding of the stored weights"
-        console.print(f"[green]the same function[/green]{rounded}")
+        out.print(f"[green]the same function[/green]{rounded}")
     else:
-        console.print(f"[red]not the same function[/red]: {measured.outputs.reason()}")
+        out.print(f"[red]not the same function[/red]: {measured.outputs.reason()}")
 
 
-def _print_outputs(console: Console, outputs: dict[str, Any]) -> None:
+def _print_outputs(out: Console, outputs: dict[str, Any]) -> None:
     noise = f"; the source's own noise in its dtype is {outputs['noise']:.1e}" if outputs["noise"] is not None else ""
-    console.print(
+    out.print(
         f"{', '.join(outputs['outputs'])} on {outputs['inputs']}, in float64: largest difference "
         f"{outputs['difference']:.1e} of the largest output (tolerance {outputs['tolerance']:.1e}{noise})"
     )
     if outputs["tokens_equal"] is not None:
-        console.print(
-            f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens"
-        )
+        out.print(f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens")
 
 
-def _print_symmetry(console: Console, symmetry: dict[str, Any]) -> None:
+def _print_symmetry(out: Console, symmetry: dict[str, Any]) -> None:
     where = f" (in {', '.join(symmetry['where'][:3])})" if symmetry["twins"] else ""
-    console.print(
-        f"symmetry: {symmetry['copies']} copies of units, {symmetry['twins']} of them twins of another{where}"
-    )
-
-
-def methods_json(check: bool) -> list[dict[str, Any]]:
-    """Every method: its title, paper, what it grows; with `check` what was measured."""
-    from lemonx import overview
-
-    measured = overview.overview() if check else {}
-    return [
-        {"method": name, "title": m.title, "paper": m.paper, "grows": list(m.grows), **measured.get(name, {})}
-        for name, m in sorted(methods.methods().items())
-    ]
-
-
-def print_methods(content: list[dict[str, Any]]) -> None:
-    console = _console()
-    columns = [key for key in content[0] if key not in ("title", "paper", "grows")]
-    if len(columns) > 1:
-        table = Table(*columns, box=None, pad_edge=False)
-        for entry in content:
-            table.add_row(*(str(entry[column]) for column in columns))
-        console.print(table)
-        console.print("lossless, or the largest difference of an output relative to the largest output; -: not defined")
-    for entry in content:
-        console.print(f"[bold]{entry['method']}[/bold] ({' and '.join(entry['grows'])}): {entry['title']}.")
-        console.print(f"  {entry['paper']}", markup=False)
-
-
-def architectures_json() -> list[dict[str, Any]]:
-    """Every family: its title, the config fields behind each option, and what can grow."""
-    known = architectures.families()
-    return [
-        {
-            "model_type": name,
-            "title": known[name].title,
-            "sizes": {option: list(fields) for option, fields in known[name].sizes.items()},
-            "free": known[name].free,
-            "grows": cells,
-        }
-        for name, cells in matrix.matrix().items()
-    ]
-
-
-def print_architectures(content: list[dict[str, Any]]) -> None:
-    """The matrix, with what needs more words as numbered notes below it."""
-    console, notes = _console(), list[str]()
-    table = Table("model_type", *matrix.COLUMNS, box=None, pad_edge=False)
-    for entry in content:
-        table.add_row(entry["model_type"], *(_cell(cell, notes) for cell in entry["grows"].values()))
-    console.print(table)
-    for number, note in enumerate(notes, start=1):
-        console.print(f"[{number}] {note}", markup=False)
-    console.print("exact: the same function in exact arithmetic, for every input; -: the family has no such size")
-    for entry in content:
-        sizes = ", ".join(field for fields in entry["sizes"].values() for field in fields)
-        console.print(f"[bold]{entry['model_type']}[/bold]: {entry['title']}. Sizes for --set: {sizes}")
-
-
-def _cell(text: str, notes: list[str]) -> str:
-    word, _, note = text.partition(", " if text.startswith(matrix.EXACT) else ": ")
-    style = "green" if word == matrix.EXACT else "dim" if word == matrix.NONE else "red"
-    if note and note not in notes:
-        notes.append(note)
-    mark = rf" \[{notes.index(note) + 1}]" if note else ""
-    return f"[{style}]{word}[/]{mark}"
+    out.print(f"symmetry: {symmetry['copies']} copies of units, {symmetry['twins']} of them twins of another{where}")

@@ -1,0 +1,38 @@
+"""The command line: one module a group of commands, one function a command.
+
+Only what `--help` needs is imported here; the rest when a command runs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+# The order in which `lemonx --help` lists the commands.
+from lemonx.cli import catalogue, expansion  # noqa: F401
+from lemonx.cli.app import app
+from lemonx.errors import LemonxError
+
+
+def main() -> None:
+    """Run the command line: an error is one line and an exit code, never a traceback."""
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except LemonxError as error:
+        print(f"lemonx: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("lemonx: stopped; nothing was written", file=sys.stderr)
+        sys.exit(130)
+    except typer.Abort:
+        sys.exit(130)
+    except typer.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except Exception as error:
+        # A wrong option or argument, as the parser words it.
+        worded = getattr(error, "format_message", None)
+        if worded is None:
+            raise
+        print(f"lemonx: {worded().rstrip('.')}: see `lemonx --help`", file=sys.stderr)
+        sys.exit(2)

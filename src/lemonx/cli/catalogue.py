@@ -1,0 +1,40 @@
+"""architectures, methods: what there is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lemonx.cli.app import Json, app, print_json
+
+
+@app.command("architectures", rich_help_panel="Commands")
+def architectures_command(as_json: Json = False) -> None:
+    """List the supported families: what grows, and how exactly."""
+    from lemonx.show import catalogue as show
+    from lemonx.show.console import waiting
+
+    with waiting("asking the type check", quiet=as_json):
+        content = show.architectures_json()
+    if as_json:
+        print_json(content)
+    else:
+        show.print_architectures(content)
+
+
+@app.command("methods", rich_help_panel="Commands")
+def methods_command(
+    check: Annotated[bool, typer.Option("--check", help="Measure each on a small model: the paper's table 1.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List LEMON and the methods it is compared with: what each grows, and what it keeps."""
+    from lemonx.show import catalogue as show
+    from lemonx.show.console import waiting
+
+    with waiting("growing a small model by every method", quiet=as_json or not check):
+        content = show.methods_json(check)
+    if as_json:
+        print_json(content)
+    else:
+        show.print_methods(content)

@@ -1,0 +1,155 @@
+"""plan, expand, verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lemonx.cli.app import Json, app, print_json
+from lemonx.cli.options import (
+    CHOICES,
+    Depth,
+    DepthType,
+    Dtype,
+    Ffn,
+    Free,
+    Heads,
+    KvHeads,
+    Like,
+    Method,
+    Seed,
+    Set,
+    Source,
+    Width,
+    WidthFactor,
+    in_bytes,
+    sizes,
+    value_of,
+)
+
+
+@app.command("plan", rich_help_panel="Commands")
+def plan_command(
+    source: Source,
+    width: Width = None,
+    depth: Depth = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    ffn: Ffn = None,
+    width_factor: WidthFactor = None,
+    set_: Set = None,
+    like: Like = None,
+    method: Method = "lemon",
+    seed: Seed = 0,
+    free: Free = None,
+    depth_type: DepthType = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Show what `expand` with the same options would write: sizes, rules, exactness. Reads headers only.
+
+    `lemonx plan ./small --width 768 --depth 12`
+    """
+    from lemonx import api
+    from lemonx.show import expansion as show
+
+    made = api.plan(
+        source,
+        **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
+        method=method,
+        seed=seed,
+        free=value_of(free),
+        depth_type=depth_type,
+        dtype=value_of(dtype),
+    )
+    if as_json:
+        print_json(show.plan_json(made))
+    else:
+        show.print_plan(made)
+
+
+@app.command("expand", rich_help_panel="Commands")
+def expand_command(
+    source: Source,
+    output: Annotated[Path, typer.Argument(help="Folder to create.", show_default=False)],
+    width: Width = None,
+    depth: Depth = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    ffn: Ffn = None,
+    width_factor: WidthFactor = None,
+    set_: Set = None,
+    like: Like = None,
+    method: Method = "lemon",
+    seed: Seed = 0,
+    free: Free = None,
+    depth_type: DepthType = None,
+    dtype: Dtype = None,
+    max_shard_size: Annotated[
+        str, typer.Option(help="Largest file, such as 500MB or 5GB.", rich_help_panel=CHOICES)
+    ] = "5GB",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Worker threads. Default: one a core, at most 8.", rich_help_panel=CHOICES),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option(help="Load the result from disk and compare outputs before it appears.")
+    ] = True,
+    force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a larger checkpoint that computes the same function, and verify it.
+
+    `lemonx expand ./small ./large --width 768 --depth 12`
+    """
+    from lemonx import api
+    from lemonx.show import expansion as show
+
+    target = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
+    options: dict[str, Any] = {
+        "method": method,
+        "seed": seed,
+        "free": value_of(free),
+        "depth_type": depth_type,
+        "dtype": value_of(dtype),
+    }
+    made = api.plan(source, **target, **options)
+    with show.progress(made, quiet=as_json, verify=verify) as tell:
+        api.expand(
+            source,
+            output,
+            **target,
+            **options,
+            max_shard_size=in_bytes(max_shard_size),
+            threads=threads,
+            verify=verify,
+            force=force,
+            progress=tell,
+        )
+    if as_json:
+        print_json(json.loads((output / "lemonx.json").read_text()))
+    else:
+        show.print_expanded(made, output)
+
+
+@app.command("verify", rich_help_panel="Commands")
+def verify_command(
+    source: Source,
+    output: Annotated[Path, typer.Argument(help="Folder with the expanded checkpoint.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Load both checkpoints, run them on the same inputs in float64, and compare. Exit code 1 if they differ."""
+    from lemonx import api
+    from lemonx.show import expansion as show
+    from lemonx.show.console import waiting
+
+    with waiting("running both models in float64", quiet=as_json):
+        measured = api.verify(source, output)
+    if as_json:
+        print_json(show.verified_json(measured))
+    else:
+        show.print_verified(measured)
+    raise typer.Exit(0 if measured.passed else 1)

@@ -1,0 +1,120 @@
+"""Options that several commands share, and what their texts mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lemonx.errors import BadTarget
+
+
+class FreeChoice(str, Enum):
+    vision = "vision"
+    language = "language"
+
+
+class DtypeChoice(str, Enum):
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+SIZES, CHOICES = "Target sizes", "Choices"
+Source = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.", show_default=False)]
+Width = Annotated[
+    int | None, typer.Option(help="Hidden size. Heads and FFN follow in proportion.", rich_help_panel=SIZES)
+]
+Depth = Annotated[int | None, typer.Option(help="Number of layers.", rich_help_panel=SIZES)]
+Heads = Annotated[int | None, typer.Option(help="Number of (query) heads.", rich_help_panel=SIZES)]
+KvHeads = Annotated[int | None, typer.Option(help="Number of key-value heads.", rich_help_panel=SIZES)]
+Ffn = Annotated[int | None, typer.Option(help="Inner size of the MLP.", rich_help_panel=SIZES)]
+WidthFactor = Annotated[
+    str | None,
+    typer.Option(help="Ratio for all widths, such as 2, 1.5 or 3/2: for models with stages.", rich_help_panel=SIZES),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Any size by its name in config.json, as JSON. Repeatable.",
+        rich_help_panel=SIZES,
+    ),
+]
+Like = Annotated[
+    Path | None,
+    typer.Option(help="A config.json, or a folder with one, to take all sizes from.", rich_help_panel=SIZES),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the free parameters.", rich_help_panel=CHOICES)]
+Free = Annotated[
+    FreeChoice | None,
+    typer.Option(
+        help="The paper's free parameters for vision or for language. Default: what fits the model.",
+        rich_help_panel=CHOICES,
+    ),
+]
+DepthType = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2,
+        help="Added blocks write 1: zeros, or 2: copies that cancel. Default: as --free.",
+        rich_help_panel=CHOICES,
+    ),
+]
+Dtype = Annotated[
+    DtypeChoice | None, typer.Option(help="Dtype to store. Default: the source's.", rich_help_panel=CHOICES)
+]
+Method = Annotated[
+    str, typer.Option(help="lemon, or a method it is compared with: see `lemonx methods`.", rich_help_panel=CHOICES)
+]
+
+
+def sizes(
+    width: int | None,
+    depth: int | None,
+    heads: int | None,
+    kv_heads: int | None,
+    ffn: int | None,
+    width_factor: str | None,
+    set_: list[str] | None,
+    like: Path | None,
+) -> dict[str, Any]:
+    return {
+        "width": width,
+        "depth": depth,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": ffn,
+        "width_factor": width_factor,
+        "fields": dict(_field(text) for text in set_ or ()),
+        "like": like,
+    }
+
+
+def _field(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    try:
+        return name, json.loads(value if equals else "")
+    except ValueError:
+        raise BadTarget(
+            f"--set {text}: want FIELD=VALUE with a number or a list, such as hidden_sizes=[64,128]"
+        ) from None
+
+
+def in_bytes(text: str) -> int:
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    match = re.fullmatch(r"([0-9]+) ?([KMGT]B)", text.upper())
+    if match is None or int(match[1]) == 0:
+        raise BadTarget(f"--max-shard-size {text}: want a size such as 500MB or 5GB")
+    return int(match[1]) * units[match[2]]
+
+
+def value_of(choice: Enum | None) -> Any:
+    return choice.value if choice else None

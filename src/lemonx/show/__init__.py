@@ -1,0 +1,1 @@
+"""What a person sees: tables, progress, results; one module a group of commands."""

@@ -1,0 +1,74 @@
+"""The families and the methods as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from lemonx import architectures, matrix, methods
+from lemonx.show.console import console
+
+
+def methods_json(check: bool) -> list[dict[str, Any]]:
+    """Every method: its title, paper, what it grows; with `check` what was measured."""
+    from lemonx import overview
+
+    measured = overview.overview() if check else {}
+    return [
+        {"method": name, "title": m.title, "paper": m.paper, "grows": list(m.grows), **measured.get(name, {})}
+        for name, m in sorted(methods.methods().items())
+    ]
+
+
+def print_methods(content: list[dict[str, Any]]) -> None:
+    out = console()
+    columns = [key for key in content[0] if key not in ("title", "paper", "grows")]
+    if len(columns) > 1:
+        table = Table(*columns, box=None, pad_edge=False)
+        for entry in content:
+            table.add_row(*(str(entry[column]) for column in columns))
+        out.print(table)
+        out.print("lossless, or the largest difference of an output relative to the largest output; -: not defined")
+    for entry in content:
+        out.print(f"[bold]{entry['method']}[/bold] ({' and '.join(entry['grows'])}): {entry['title']}.")
+        out.print(f"  {entry['paper']}", markup=False)
+
+
+def architectures_json() -> list[dict[str, Any]]:
+    """Every family: its title, the config fields behind each option, and what can grow."""
+    known = architectures.families()
+    return [
+        {
+            "model_type": name,
+            "title": known[name].title,
+            "sizes": {option: list(fields) for option, fields in known[name].sizes.items()},
+            "free": known[name].free,
+            "grows": cells,
+        }
+        for name, cells in matrix.matrix().items()
+    ]
+
+
+def print_architectures(content: list[dict[str, Any]]) -> None:
+    """The matrix, with what needs more words as numbered notes below it."""
+    out, notes = console(), list[str]()
+    table = Table("model_type", *matrix.COLUMNS, box=None, pad_edge=False)
+    for entry in content:
+        table.add_row(entry["model_type"], *(_cell(cell, notes) for cell in entry["grows"].values()))
+    out.print(table)
+    for number, note in enumerate(notes, start=1):
+        out.print(f"[{number}] {note}", markup=False)
+    out.print("exact: the same function in exact arithmetic, for every input; -: the family has no such size")
+    for entry in content:
+        sizes = ", ".join(field for fields in entry["sizes"].values() for field in fields)
+        out.print(f"[bold]{entry['model_type']}[/bold]: {entry['title']}. Sizes for --set: {sizes}")
+
+
+def _cell(text: str, notes: list[str]) -> str:
+    word, _, note = text.partition(", " if text.startswith(matrix.EXACT) else ": ")
+    style = "green" if word == matrix.EXACT else "dim" if word == matrix.NONE else "red"
+    if note and note not in notes:
+        notes.append(note)
+    mark = rf" \[{notes.index(note) + 1}]" if note else ""
+    return f"[{style}]{word}[/]{mark}"
