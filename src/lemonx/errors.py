@@ -2,6 +2,7 @@
 
     LemonxError                 exit code
     ├── BadTarget               2   the sizes asked for make no sense
+    ├── BadRecipe               2   a training recipe that cannot be followed
     ├── BadCheckpoint           3   the input is broken
     ├── Refused                 4   it cannot be done losslessly; names the nearest sizes that work
     ├── UnknownArchitecture     4   no spec covers this checkpoint
@@ -27,6 +28,12 @@ class LemonxError(Exception):
 
 class BadTarget(LemonxError):
     """The sizes asked for make no sense: smaller than the source, not an integer, unknown."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class BadRecipe(LemonxError):
+    """A training recipe that cannot be followed: an unknown key, a wrong value, settings that contradict each other."""
 
     exit_code: ClassVar[int] = 2
 
