@@ -18,6 +18,7 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lemonx.models import pre_ln_bert
 from lemonx.models.resnet import TorchvisionResNetConfig, TorchvisionResNetForImageClassification
 
 # One head is 12 wide; two key-value heads serve four query heads.
@@ -135,6 +136,14 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         megatron_mlm=hf.MegatronBertForMaskedLM,
         megatron_cls=hf.MegatronBertForSequenceClassification,
         megatron_base=hf.MegatronBertModel,
+    ),
+    **_family(
+        pre_ln_bert.PreLnBertConfig,
+        _MEGATRON,
+        pre_ln_mlm=pre_ln_bert.PreLnBertForMaskedLM,
+        pre_ln_mlm_untied=(pre_ln_bert.PreLnBertForMaskedLM, {"tie_word_embeddings": False}),
+        pre_ln_cls=pre_ln_bert.PreLnBertForSequenceClassification,
+        pre_ln_base=pre_ln_bert.PreLnBertModel,
     ),
     **_family(
         hf.ViTConfig,
@@ -263,7 +272,7 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False) -> dict[str,
         return {"pixel_values": pixels.to(model.dtype)}
     # The first ids are special: a classifier reads the last token that is not padding.
     ids = torch.randint(3, config.vocab_size, (2, 11), generator=generator)
-    encoder = config.model_type in ("bert", "megatron-bert")
+    encoder = config.model_type in ("bert", "megatron-bert", "pre-ln-bert")
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if encoder:
         batch["token_type_ids"] = torch.randint(0, 2, ids.shape, generator=generator)

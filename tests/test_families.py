@@ -225,6 +225,11 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "megatron-cls": PRE_LN,
     "megatron-mlm": MLM_HEAD,
     "megatron-base": VARIANT,
+    # Its masked-LM head is the decoder alone: that is what lets it grow where MegatronBert's cannot.
+    "pre-ln-mlm": PRE_LN,
+    "pre-ln-mlm-untied": VARIANT,
+    "pre-ln-cls": (*VARIANT, *DEPTH),
+    "pre-ln-base": VARIANT,
     "vit-cls": PRE_LN,
     "vit-no-qkv-bias": VARIANT,
     "vit-base": VARIANT,

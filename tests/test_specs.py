@@ -35,6 +35,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "llama": [{"tie_word_embeddings": True}],
     "gpt2": [{"tie_word_embeddings": False}],
     "bert": [{"tie_word_embeddings": False}],
+    "pre-ln-bert": [{"tie_word_embeddings": False}],
     "torchvision_resnet": [{"shortcut": "A"}, {"block": "basic"}],
 }
 

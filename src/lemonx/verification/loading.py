@@ -57,9 +57,13 @@ def model_class(config: Any) -> Any:
     """The class that config.json names, or else the bare model."""
     import transformers
 
+    from lemonx import models
+
     name = (config.architectures or [""])[0]
     if hasattr(transformers, name):
         return getattr(transformers, name)
+    if (ours := models.find(name)) is not None:
+        return ours
     if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         return transformers.AutoModelForImageClassification
     return transformers.AutoModel
