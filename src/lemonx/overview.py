@@ -20,8 +20,8 @@ CASES: dict[str, dict[str, int]] = {
     "width (indivisible)": {"width": 72},
 }
 LOSSLESS, UNDEFINED = "lossless", "-"
-# Steps for a method that learns how to grow: enough to leave its starting point.
-LESSONS = 5
+# Steps for a method that learns how to grow, or while it trains: enough to leave its starting point.
+LESSONS = 3
 
 
 def overview() -> dict[str, dict[str, Any]]:
@@ -51,7 +51,28 @@ def _grow(method: Method, folder: Path, sizes: dict[str, int], number: int = 0, 
     lessons = Lessons(steps=LESSONS) if method.learns else None
     options: dict[str, Any] = {"seed": seed, "verify": False, "force": True, "lessons": lessons}
     api.expand(folder / f"source{number}", target, method=method.name, **options, **sizes)
-    return target
+    return _inherited(method.inherits, folder / f"source{number}", target) if method.inherits else target
+
+
+def _inherited(kind: str, source: Path, target: Path) -> Path:
+    """The target after its first steps with a loss towards the source."""
+    from lemonx.data.tasks import default, task_of
+    from lemonx.training.recipe import parse_recipe
+    from lemonx.training.run import run
+
+    with Checkpoint.open(target) as checkpoint:
+        config = checkpoint.config
+    recipe = {
+        "task": task_of(config),
+        "data": default(config),
+        "source": str(target),
+        "steps": LESSONS,
+        "batch_size": 4,
+        "learning_rate": 1e-3,
+        "inheritance": {"kind": kind, "teacher": str(source)},
+        "save_every": 0,
+    }
+    return run(parse_recipe(recipe), target.parent / "trained", force=True).output
 
 
 def _measure(method: Method, folder: Path, sizes: dict[str, int]) -> str:
@@ -80,7 +101,11 @@ def _small_model(seed: int) -> Any:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_embd=48, n_head=4, n_layer=2, vocab_size=61, n_positions=32, bos_token_id=1, eos_token_id=2)
+    from lemonx.data.vocabulary import BYTES
+
+    config = GPT2Config(
+        n_embd=48, n_head=4, n_layer=2, vocab_size=BYTES.size, n_positions=64, bos_token_id=1, eos_token_id=2
+    )
     model = GPT2LMHeadModel(config).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
