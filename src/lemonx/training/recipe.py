@@ -35,6 +35,7 @@ class Expand(_Strict):
     free: Literal["vision", "language"] | None = None
     depth_type: Literal[1, 2] | None = None
     seed: int = 0
+    verify: bool = True
 
     @property
     def options(self) -> dict[str, Any]:

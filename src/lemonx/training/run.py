@@ -47,11 +47,9 @@ def run(
 
     `progress(step, total, figures)` is called after every step, and with figures after every evaluation.
     """
-    output = Path(output)
-    prepared = _prepared(recipe)
-    folder.begin(output, recipe, resume=resume, force=force)
-    with model.quiet():
-        return _Job(recipe, output, prepared, progress).run()
+    job = _Job(recipe, Path(output), _prepared(recipe), progress)
+    with folder.claimed(job.output, recipe, resume=resume, force=force), model.quiet():
+        return job.run()
 
 
 def _prepared(recipe: Recipe) -> data.Prepared:
