@@ -50,7 +50,7 @@ def certificate(
         "versions": versions(),
         "exactness": dict(Counter(step.exactness for step in plan.steps)),
         "tensors": {
-            step.name: {"from": step.source, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
+            step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
         },
         "not_written": dict(plan.dropped),
         "verified": {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadCheckpoint
 from lemonx.modules import Vector
 from lemonx.operators import Matrix, Reader, blocks, expand_block
@@ -57,6 +58,24 @@ def run_plan(
     finally:
         torch.set_num_threads(before)
     checkpoint.check_unchanged()
+
+
+def write_made(
+    plan: Plan, tensors: Mapping[str, torch.Tensor], writer: CheckpointWriter, progress: Progress | None = None
+) -> None:
+    """Write the tensors that a method made, by name, in the dtypes of the plan."""
+    if odd := sorted(tensors.keys() ^ {step.name for step in plan.steps}):
+        raise BadCheckpoint(
+            f"{odd[0]} is named otherwise by transformers than by the source's file: load the source with "
+            "transformers, save it again, and use that"
+        )
+    for step in plan.steps:
+        tensor = tensors[step.name].to(torch_dtype(step.dtype))
+        if tensor.is_floating_point():
+            _check_finite(tensor, step.name)
+        writer.write(step.name, 0, tensor)
+        if progress:
+            progress(tensor.nbytes)
 
 
 def _run(jobs: Iterator[Job], workers: int) -> None:
