@@ -47,8 +47,8 @@ class Optimizer(_Strict):
     """AdamW; weight decay is on matrices only."""
 
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _in_range(self) -> Optimizer:

@@ -104,7 +104,7 @@ class _Job:
             for name, path in checkpoint.companions.items():
                 (self.output / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, self.output / name)
-        found = model.loaded(recipe.task, source, self.data.model)
+        found = model.loaded(recipe.task, source, self.data.model, recipe.seed)
         shutil.rmtree(self.output / ".expanded", ignore_errors=True)
         return found
 
