@@ -30,14 +30,15 @@ def print_recipes(found: Mapping[str, str]) -> None:
 
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Callable[[int, int, Mapping[str, Any]], None]]:
-    """A bar over the steps, with the last validation loss."""
+    """A bar over the steps with the last validation loss; where no terminal can show one, a line an evaluation."""
+    err = console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=console(stderr=True),
-        disable=quiet,
+        console=err,
+        disable=quiet or not err.is_terminal,
         transient=True,
     )
     with bar:
@@ -46,7 +47,10 @@ def progress(*, quiet: bool) -> Iterator[Callable[[int, int, Mapping[str, Any]],
         def tell(step: int, total: int, figures: Mapping[str, Any]) -> None:
             bar.update(task, completed=step, total=total)
             if "eval_loss" in figures:
-                bar.update(task, description=f"validation loss {figures['eval_loss']:.4f}")
+                text = f"validation loss {figures['eval_loss']:.4f}"
+                bar.update(task, description=text)
+                if not quiet and not err.is_terminal:
+                    err.print(f"step {step} of {total}: {text}")
 
         yield tell
 

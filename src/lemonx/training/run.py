@@ -149,7 +149,8 @@ class _Job:
         # config.json last: a folder with it is a checkpoint.
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(path, self.output / path.name)
-        shutil.rmtree(partial)
+        for other in (partial, *self.output.glob("stage-*")):
+            shutil.rmtree(other)
         curve = curves.rows(history)
         final = [row for row in curve if "validation_loss" in row][-1]
         folder.write_text(self.output / folder.CURVE, curves.csv_text(curve))
