@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,37 @@ class Saved:
         return json.loads((self.path / _STATE).read_text())["log_history"]
 
 
-def begin(output: Path, recipe: Recipe, *, resume: bool, force: bool) -> None:
-    """Makes `output` the folder of a run of this recipe, new or unfinished; anything else is a BadOutput."""
+@contextmanager
+def claimed(output: Path, recipe: Recipe, *, resume: bool, force: bool) -> Iterator[None]:
+    """`output` as the folder of a run of this recipe, new or unfinished; anything else is a BadOutput.
+
+    A run that fails before its first checkpoint leaves things as they were.
+    """
     content = _run_of(output)
+    old = None
     if content is not None and force:
-        _remove(output)
+        # Renamed first: a run that is half removed must not look like an unfinished one.
+        old = beside(output, "old-")
+        os.rename(output, old)
         content = None
     if content is None:
         _create(output, recipe)
-        return
+    else:
+        _check_resumable(output, content, recipe, resume)
+    try:
+        yield
+    except BaseException:
+        if not any(output.glob("checkpoint-*")) and not any(output.glob("stage-*")):
+            shutil.rmtree(output)
+            if old is not None:
+                os.rename(old, output)
+        raise
+    finally:
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_resumable(output: Path, content: Mapping[str, Any], recipe: Recipe, resume: bool) -> None:
     if content.get("finished"):
         raise BadOutput(f"{str(output)!r} holds a finished run: choose another output, or --force its replacement")
     if content.get("recipe") != recipe.as_dict():
@@ -72,18 +95,10 @@ def _run_of(output: Path) -> dict[str, Any] | None:
 def _create(output: Path, recipe: Recipe) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
-        write_text(
-            output / RUN, json.dumps({"lemonx": versions()["lemonx"], "finished": False, "recipe": recipe.as_dict()})
-        )
+        begun = {"lemonx": versions()["lemonx"], "finished": False, "recipe": recipe.as_dict()}
+        write_text(output / RUN, json.dumps(begun))
     except OSError as error:
         raise BadOutput(f"{str(output)!r} cannot be written ({error.strerror}): choose another output") from None
-
-
-def _remove(output: Path) -> None:
-    # Renamed first: a run that is half removed must not look like an unfinished one.
-    old = beside(output, "old-")
-    os.rename(output, old)
-    shutil.rmtree(old)
 
 
 def write_text(path: Path, text: str) -> None:

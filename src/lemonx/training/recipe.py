@@ -17,7 +17,7 @@ assert get_args(Task) == TASKS
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Expand(_Strict):
@@ -35,6 +35,7 @@ class Expand(_Strict):
     free: Literal["vision", "language"] | None = None
     depth_type: Literal[1, 2] | None = None
     seed: int = 0
+    verify: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
@@ -46,8 +47,8 @@ class Optimizer(_Strict):
     """AdamW; weight decay is on matrices only."""
 
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _in_range(self) -> Optimizer:

@@ -47,11 +47,9 @@ def run(
 
     `progress(step, total, figures)` is called after every step, and with figures after every evaluation.
     """
-    output = Path(output)
-    prepared = _prepared(recipe)
-    folder.begin(output, recipe, resume=resume, force=force)
-    with model.quiet():
-        return _Job(recipe, output, prepared, progress).run()
+    job = _Job(recipe, Path(output), _prepared(recipe), progress)
+    with folder.claimed(job.output, recipe, resume=resume, force=force), model.quiet():
+        return job.run()
 
 
 def _prepared(recipe: Recipe) -> data.Prepared:
@@ -106,7 +104,7 @@ class _Job:
             for name, path in checkpoint.companions.items():
                 (self.output / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, self.output / name)
-        found = model.loaded(recipe.task, source, self.data.model)
+        found = model.loaded(recipe.task, source, self.data.model, recipe.seed)
         shutil.rmtree(self.output / ".expanded", ignore_errors=True)
         return found
 
@@ -151,7 +149,8 @@ class _Job:
         # config.json last: a folder with it is a checkpoint.
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(path, self.output / path.name)
-        shutil.rmtree(partial)
+        for other in (partial, *self.output.glob("stage-*")):
+            shutil.rmtree(other)
         curve = curves.rows(history)
         final = [row for row in curve if "validation_loss" in row][-1]
         folder.write_text(self.output / folder.CURVE, curves.csv_text(curve))
