@@ -43,8 +43,8 @@ def print_result(content: dict[str, Any], page: Path) -> None:
     mark, steps = content["mark"], content["steps"]
     out.print(f"[bold]{experiment['title']}[/bold]")
     out.print(
-        f"mark: {experiment['metric']} {mark['mean']:.4f}{plus_minus(mark['spread'], 4)}, what {experiment['baseline']} "
-        f"reaches in {steps} steps; {len(experiment['seeds'])} seed(s)"
+        f"mark: {experiment['metric']} {mark['mean']:.4f}{plus_minus(mark['spread'], 4)}, "
+        f"what {experiment['baseline']} reaches in {steps} steps; {len(experiment['seeds'])} seed(s)"
     )
     lengths = sorted({at["steps"] for arm in content["arms"] for at in arm["at"]})
     table = Table("method", *(f"{n} steps" for n in lengths), "steps to the mark", "saved", box=None, pad_edge=False)
