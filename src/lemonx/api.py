@@ -15,9 +15,10 @@ from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.companions import carried
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.free import Free
+from lemonx.methods import Lessons
 from lemonx.modules import Norm
-from lemonx.planning import ROUNDED, Plan, make_plan
-from lemonx.runner import Progress, run_plan
+from lemonx.planning import BIT_EXACT, EXACT_SUM, MADE, Plan, make_plan
+from lemonx.runner import Progress, run_plan, write_made
 from lemonx.summary import changed_fields
 from lemonx.target import Target
 
@@ -118,7 +119,7 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 
     `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
     model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
-    threads, max_shard_size, force, progress.
+    threads, max_shard_size, force, progress; for a method that learns also lessons (data, steps).
     """
     if not isinstance(source, (str, Path)):
         if output is not None:
@@ -148,15 +149,22 @@ def _expand_folder(
     max_shard_size: int = SHARD,
     force: bool = False,
     progress: Progress | None = None,
+    lessons: Lessons | None = None,
     **options: Any,
 ) -> Path:
     with Checkpoint.open(source) as checkpoint:
         made = _plan(checkpoint, **options)
+        method = methods.find(made.reading.method)
+        if lessons and lessons.data and not method.learns:
+            raise BadTarget(f"{method.name} grows a model without data: leave the data out, or use --method ligo")
         entries = [(step.name, step.dtype, step.shape) for step in made.steps]
         with CheckpointWriter(
             output, entries, max_shard_size=max_shard_size, force=force, source=checkpoint.path
         ) as writer:
-            run_plan(made, checkpoint, writer, threads=threads, progress=progress)
+            if method.make:
+                write_made(made, method.make(made, checkpoint, lessons or Lessons()), writer, progress)
+            else:
+                run_plan(made, checkpoint, writer, threads=threads, progress=progress)
             writer.add_text("config.json", json.dumps(dict(made.target_config), indent=2, sort_keys=True) + "\n")
             for name, path in checkpoint.companions.items():
                 text = carried(name, path, made)
@@ -190,8 +198,10 @@ def _measure(made: Plan, source: Checkpoint, target: Checkpoint) -> Verified:
     from lemonx.verification.outputs import compare
     from lemonx.verification.symmetry import find_twins
 
-    exact = made.exactness != ROUNDED
-    return Verified(compare(source, target, exact=exact, slack=eps_slack(made)), find_twins(made, target))
+    exact = made.exactness in (BIT_EXACT, EXACT_SUM)
+    # What a method makes anew has no copies of units to look at.
+    symmetry = None if made.exactness == MADE else find_twins(made, target)
+    return Verified(compare(source, target, exact=exact, slack=eps_slack(made)), symmetry)
 
 
 def eps_slack(made: Plan) -> float:

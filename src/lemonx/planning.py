@@ -29,6 +29,8 @@ from lemonx.target import NotWhole, Target, target_config
 from lemonx.vectors import AVG
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
+# A tensor that a method makes anew: nothing of the source is kept entry by entry.
+MADE = "made anew"
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Significand bits, to tell whether a cast rounds.
 _BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8}
@@ -52,10 +54,19 @@ class Step:
     flops: int
     # Where the further heads and neurons of a silenced block come from, if not from `source`.
     appended: str | None = None
+    # How the method makes this tensor, if it does not read it from `source`.
+    made: str | None = None
+
+    @property
+    def origin(self) -> str:
+        """The tensor it comes from, or how it is made."""
+        return self.made or self.source
 
     @property
     def rule(self) -> str:
         """The rule in the paper's words, and where further units come from if they are not plain copies."""
+        if self.made:
+            return self.made
         words = [self.recipe.rule]
         if self.appended:
             words.append("next block's")
@@ -95,7 +106,7 @@ class Plan:
     @property
     def exactness(self) -> str:
         """The weakest exactness of any step."""
-        order = (BIT_EXACT, EXACT_SUM, ROUNDED)
+        order = (BIT_EXACT, EXACT_SUM, ROUNDED, MADE)
         return max((step.exactness for step in self.steps), key=order.index)
 
 
@@ -262,9 +273,12 @@ class _Builder:
         shape = tuple(e.target_size for e in expansions)
         dtype = self.dtype if self.dtype and info.dtype in _BITS else info.dtype
         flops = row.flops_per_weight * math.prod(shape) * self._positions(row) if hit.suffix == "weight" else 0
-        exact = exactness(recipe, info.dtype, dtype, self.reading.free)
+        made = self.reading.made
+        exact = MADE if made else exactness(recipe, info.dtype, dtype, self.reading.free)
         stack = None if hit.stack is None else hit.stack[hit.bare :]
-        return Step(hit.named(block), hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops)
+        return Step(
+            hit.named(block), hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops, made=made
+        )
 
     def _positions(self, row: Row) -> int:
         return max((self.target.spaces[a].positions for a in row.writes.axes if a in self.target.spaces), default=1)

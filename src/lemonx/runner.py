@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadCheckpoint
 from lemonx.modules import Vector
 from lemonx.operators import Matrix, Reader, blocks, expand_block
@@ -73,6 +74,24 @@ def run_plan(
     finally:
         torch.set_num_threads(before)
     checkpoint.check_unchanged()
+
+
+def write_made(
+    plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, progress: Progress | None = None
+) -> None:
+    """Write the tensors that a method made, by name, in the dtypes of the plan."""
+    if odd := sorted(tensors.keys() ^ {step.name for step in plan.steps}):
+        raise BadCheckpoint(
+            f"{odd[0]} is named otherwise by transformers than by the source's file: load the source with "
+            "transformers, save it again, and use that"
+        )
+    for step in plan.steps:
+        tensor = tensors[step.name].to(torch_dtype(step.dtype))
+        if tensor.is_floating_point():
+            _check_finite(tensor, step.name)
+        writer.write(step.name, 0, tensor)
+        if progress:
+            progress(tensor.nbytes)
 
 
 def _run(jobs: Iterator[Job], workers: int) -> None:
@@ -196,8 +215,6 @@ def is_whole(step: Step) -> bool:
 
 def wanted_blocks(step: Step, wanted: range) -> Iterator[tuple[int, Run]]:
     """The numbered blocks that hold any of the wanted rows."""
-    from lemonx.checkpoints.safetensors_file import torch_dtype
-
     assert isinstance(step.recipe, Matrix)
     for part, run in _blocks(step.recipe, torch_dtype(step.dtype)):
         if run.target < wanted.stop and wanted.start < run.target + run.length:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lemonx import api
+from lemonx import api, methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadTarget, Refused
 from lemonx.modules import Vector
@@ -37,6 +37,8 @@ def load_expanded(
     model with `plan(source, **options).target_config`, on the meta device, and call `to_empty` after `fully_shard`.
     """
     made = api.plan(source, **{"dtype": _dtype(model), **options})
+    if methods.find(made.reading.method).make is not None:
+        raise Refused(f"{made.reading.method} makes its model whole: write it with lemonx expand, and load that")
     _check_config(model, made)
     held = {name: _part(name, tensor) for name, tensor in tensors_on_disk(model).items()}
     _check_tensors(held, made)

@@ -25,6 +25,7 @@ from lemonx.cli.options import (
     Source,
     Width,
     WidthFactor,
+    data_section,
     in_bytes,
     sizes,
     value_of,
@@ -95,6 +96,18 @@ def expand_command(
         int | None,
         typer.Option(min=1, help="Worker threads. Default: one a core, at most 8.", rich_help_panel=CHOICES),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|{KIND: ...}",
+            help="What a method that learns (ligo) is shown: embedded data by name, or a recipe's data section. "
+            "Default: what is embedded for the model's task.",
+            rich_help_panel=CHOICES,
+        ),
+    ] = None,
+    lessons: Annotated[
+        int, typer.Option(min=1, help="Steps of training for a method that learns (ligo).", rich_help_panel=CHOICES)
+    ] = 100,
     verify: Annotated[
         bool, typer.Option(help="Load the result from disk and compare outputs before it appears.")
     ] = True,
@@ -106,6 +119,7 @@ def expand_command(
     `lemonx expand ./small ./large --width 768 --depth 12`
     """
     from lemonx import api
+    from lemonx.methods import Lessons
     from lemonx.show import expansion as show
 
     target = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
@@ -117,7 +131,7 @@ def expand_command(
         "dtype": value_of(dtype),
     }
     made = api.plan(source, **target, **options)
-    with show.progress(made, quiet=as_json, verify=verify) as tell:
+    with show.progress(made, quiet=as_json, verify=verify, lessons=lessons) as tell:
         api.expand(
             source,
             output,
@@ -127,7 +141,8 @@ def expand_command(
             threads=threads,
             verify=verify,
             force=force,
-            progress=tell,
+            progress=tell.written,
+            lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
         )
     if as_json:
         print_json(json.loads((output / "lemonx.json").read_text()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,35 +17,43 @@ SAMPLE = 4
 LENGTH = 24
 
 
-def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str]]:
-    """The model of a checkpoint in eval mode, and the keys that its class missed or did not expect."""
-    import transformers
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its warnings and progress bars."""
     from transformers.utils import logging
 
-    from lemonx import models
-
-    models.register()
-    shown = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
+    shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        config = transformers.AutoConfig.from_pretrained(path)
-        model, info = _class(config).from_pretrained(
-            path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise BadCheckpoint(f"transformers cannot load {path}: {reason}") from error
+        yield
     finally:
         logging.set_verbosity(shown)
         if bars:
             logging.enable_progress_bar()
+
+
+def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str]]:
+    """The model of a checkpoint in eval mode, and the keys that its class missed or did not expect."""
+    import transformers
+
+    from lemonx import models
+
+    models.register()
+    try:
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(path)
+            model, info = model_class(config).from_pretrained(
+                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+    except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadCheckpoint(f"transformers cannot load {path}: {reason}") from error
     odd = (*info["missing_keys"], *info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
     return model.eval(), frozenset(odd)
 
 
-def _class(config: Any) -> Any:
+def model_class(config: Any) -> Any:
     """The class that config.json names, or else the bare model."""
     import transformers
 

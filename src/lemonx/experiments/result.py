@@ -1,0 +1,132 @@
+"""result.json: what an experiment measured, and its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from lemonx.certificate import versions
+from lemonx.experiments.answer import Costs, figure, reach, saved
+from lemonx.experiments.nodes import DONE, Cell, Node, cells
+from lemonx.experiments.spec import Experiment
+
+FILE = "result.json"
+
+
+def result(experiment: Experiment, cache: Path, *, quick: bool) -> dict[str, Any]:
+    """Everything a reader or a page needs, from what the cache holds."""
+    measured = [_run(cell, experiment, cache) for cell in cells(experiment)]
+    baseline = [run for run in measured if run["arm"] == experiment.baseline]
+    longest = max(run["steps"] for run in baseline)
+    mark = figure([run["final"] for run in baseline if run["steps"] == longest])
+    costs = Costs(fmean(run["flops"] / run["steps"] for run in baseline), 0.0, longest)
+    arms = [_arm(arm.label, arm.method, arm.source, experiment, measured, mark.mean, costs) for arm in experiment.arms]
+    shown = _shown(experiment, cache)
+    return {
+        "experiment": experiment.model_dump(exclude={"train", "sources", "target", "arms", "downstream", "quick"}),
+        "recipe": {"train": experiment.train, "sources": experiment.sources, **experiment.target.model_dump()},
+        "quick": quick,
+        "versions": versions(),
+        "steps": longest,
+        "mark": asdict(mark),
+        "sources": {name: _source(name, experiment, cache) for name in experiment.sources},
+        "arms": arms,
+        "curves": [_curve(cell, cache) for cell in cells(experiment) if cell.seed == experiment.seeds[0]],
+        **shown,
+    }
+
+
+def _read(node: Node, cache: Path) -> dict[str, Any]:
+    return json.loads((node.folder(cache) / DONE).read_text())
+
+
+def _run(cell: Cell, experiment: Experiment, cache: Path) -> dict[str, Any]:
+    done, source = _read(cell.trained, cache), _read(cell.source, cache)
+    start = next((row for row in done["curve"] if row.get("validation_loss") is not None), {})
+    return {
+        "arm": cell.arm,
+        "length": cell.length,
+        "steps": cell.trained.steps,
+        "seed": cell.seed,
+        "final": done["final"][experiment.metric],
+        "start": start.get(experiment.metric),
+        "source": source["final"][experiment.metric],
+        "flops": done["flops"],
+        "source_flops": source["flops"],
+        "seconds": done["seconds"],
+        "key": cell.trained.key,
+        "downstream": {
+            task.name: _read(cell.downstream[task.name], cache)["final"][task.metric] for task in experiment.downstream
+        },
+    }
+
+
+def _arm(
+    label: str,
+    method: str,
+    source: str,
+    experiment: Experiment,
+    measured: list[dict[str, Any]],
+    mark: float,
+    baseline: Costs,
+) -> dict[str, Any]:
+    runs = [run for run in measured if run["arm"] == label]
+    answer = reach(mark, runs, experiment.better)
+    scratch = label == experiment.baseline
+    costs = Costs(
+        fmean(run["flops"] / run["steps"] for run in runs),
+        # Training from scratch needs no source.
+        0.0 if scratch or method == "scratch" else fmean(run["source_flops"] for run in runs),
+        baseline.steps,
+    )
+    lengths = sorted({run["steps"] for run in runs})
+    tasks = {task.name: task for task in experiment.downstream}
+    return {
+        "label": label,
+        "method": method,
+        "source": source,
+        "runs": [{name: value for name, value in run.items() if name != "arm"} for run in runs],
+        "at": [{"steps": n, **asdict(figure([run["final"] for run in runs if run["steps"] == n]))} for n in lengths],
+        "reach": asdict(answer),
+        "saved": None if scratch else saved(answer, costs, baseline),
+        "downstream": {
+            name: {"metric": task.metric, **asdict(figure([run["downstream"][name] for run in runs]))}
+            for name, task in tasks.items()
+        },
+    }
+
+
+def _source(name: str, experiment: Experiment, cache: Path) -> dict[str, Any]:
+    arm_cells = {cell.source.key: cell.source for cell in cells(experiment)}
+    arms = {arm.label for arm in experiment.arms if arm.source == name}
+    used = {cell.source.key for cell in cells(experiment) if cell.arm in arms}
+    done = [_read(arm_cells[key], cache) for key in sorted(used)]
+    return {} if not done else {
+        "final": asdict(figure([run["final"][experiment.metric] for run in done])),
+        "flops": fmean(run["flops"] for run in done),
+        "steps": done[0]["what"]["steps"],
+    }  # fmt: skip
+
+
+COLUMNS = ("step", "validation_loss", "train_loss", "learning_rate", "flops", "seconds")
+
+
+def _curve(cell: Cell, cache: Path) -> dict[str, Any]:
+    rows = [row for row in _read(cell.trained, cache)["curve"] if row.get("validation_loss") is not None]
+    series = {name: [row.get(name) for row in rows] for name in COLUMNS}
+    return {"arm": cell.arm, "steps": cell.trained.steps, "seed": cell.seed, **series}
+
+
+def _shown(experiment: Experiment, cache: Path) -> dict[str, Any]:
+    """The certificate of the first LEMON target, without the list of its tensors."""
+    arm = next((arm.label for arm in experiment.arms if arm.method == "lemon"), None)
+    cell = next((cell for cell in cells(experiment) if cell.arm == arm), None)
+    if cell is None:
+        return {"certificate": None}
+    path = cell.trained.after[0].folder(cache) / "lemonx.json"
+    content: Mapping[str, Any] = json.loads(path.read_text())
+    return {"certificate": {name: value for name, value in content.items() if name != "tensors"}}

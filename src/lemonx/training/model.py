@@ -1,0 +1,117 @@
+"""The model of a task: from a config with fresh parameters, or from a checkpoint."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx.errors import BadCheckpoint, BadRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# A new task brings a head of its own; everywhere else a missing weight is a broken checkpoint.
+_NEW_HEAD = ("sequence-classification", "image-classification")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' bars and warnings."""
+    from transformers.utils import logging
+
+    shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(shown)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _auto(task: str) -> Any:
+    import transformers
+
+    from lemonx import models
+
+    models.register()
+    return {
+        "causal-lm": transformers.AutoModelForCausalLM,
+        "masked-lm": transformers.AutoModelForMaskedLM,
+        "image-classification": transformers.AutoModelForImageClassification,
+        "sequence-classification": transformers.AutoModelForSequenceClassification,
+    }[task]
+
+
+def fresh(task: str, config: Mapping[str, Any], decided: Mapping[str, Any], seed: int) -> PreTrainedModel:
+    """A model with fresh parameters, drawn with `seed`; `decided` are the fields that the data decides."""
+    import torch
+    from transformers import AutoConfig
+
+    auto = _auto(task)
+    fields = {**decided, **config}
+    kind = fields.pop("model_type")
+    try:
+        known = AutoConfig.for_model(kind)
+    except ValueError:
+        raise BadRecipe(
+            f"config.model_type: transformers has no model {kind!r}: try llama, gpt2, bert or vit"
+        ) from None
+    _check_fields(config, known)
+    _check_decided(config, decided)
+    torch.manual_seed(seed)
+    try:
+        return auto.from_config(AutoConfig.for_model(kind, **fields), dtype=torch.float32)
+    except (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadRecipe(f"config: transformers cannot build this {kind} for {task}: {reason}") from None
+
+
+def _check_fields(config: Mapping[str, Any], known: Any) -> None:
+    """transformers takes any field without a word: a misspelt size would be a default."""
+    names = {*known.to_dict(), *known.attribute_map, "model_type", "num_labels", "torch_dtype"}
+    for name in config:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            advice = (
+                f"did you mean {near[0]!r}?" if near else f"see the config of {config['model_type']} in transformers"
+            )
+            raise BadRecipe(f"config.{name} is no field of {config['model_type']!r}: {advice}")
+
+
+def _check_decided(config: Mapping[str, Any], decided: Mapping[str, Any]) -> None:
+    """What the data decides may be said again, not otherwise; a vocabulary may have spare entries."""
+    for name, value in decided.items():
+        given = config.get(name, value)
+        if given != value and not (name == "vocab_size" and given > value):
+            raise BadRecipe(f"config.{name} is {given!r}, but the data has {value!r}: leave it out")
+
+
+def loaded(task: str, folder: Path, decided: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of a checkpoint, in float32."""
+    import torch
+
+    auto = _auto(task)
+    with quiet():
+        try:
+            model, info = auto.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, **_new_head(task, decided)
+            )
+        except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise BadCheckpoint(f"transformers cannot load {folder} for {task}: {reason}") from None
+    missing = sorted(info["missing_keys"])
+    if missing and task not in _NEW_HEAD:
+        raise BadCheckpoint(f"{folder} lacks {missing[0]}, which {task} needs: give a checkpoint of that task")
+    return model
+
+
+def _new_head(task: str, decided: Mapping[str, Any]) -> dict[str, Any]:
+    """What a new head must know; the rest of the model is as it was trained."""
+    if task not in _NEW_HEAD:
+        return {}
+    return {name: value for name, value in decided.items() if name in ("num_labels", "problem_type", "id2label")}

@@ -1,0 +1,175 @@
+"""One training run: from a recipe to a folder with the model, its curve and what it cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx import api, data
+from lemonx.certificate import versions
+from lemonx.checkpoints import Checkpoint
+from lemonx.errors import BadRecipe
+from lemonx.training import curve as curves
+from lemonx.training import folder, model
+from lemonx.training.folder import Saved
+from lemonx.training.recipe import Recipe
+from lemonx.training.schedule import Schedule
+from lemonx.training.stages import Leg, grow, legs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Tell = Callable[[int, int, Mapping[str, Any]], None]
+# How often a run looks at itself if the recipe does not say.
+_EVALUATIONS, _SAVES = 20, 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: `final` is the last row of `curve` that has a validation loss."""
+
+    output: Path
+    curve: list[curves.Row]
+    final: curves.Row
+    seconds: float
+    flops: float
+
+
+def run(
+    recipe: Recipe, output: str | Path, *, resume: bool = True, force: bool = False, progress: Tell | None = None
+) -> Run:
+    """Trains as the recipe says and leaves a checkpoint in `output`; an unfinished run of the recipe goes on.
+
+    `progress(step, total, figures)` is called after every step, and with figures after every evaluation.
+    """
+    job = _Job(recipe, Path(output), _prepared(recipe), progress)
+    with folder.claimed(job.output, recipe, resume=resume, force=force), model.quiet():
+        return job.run()
+
+
+def _prepared(recipe: Recipe) -> data.Prepared:
+    if recipe.source is None:
+        return data.prepare(recipe.task, recipe.data, config=recipe.config, seed=recipe.seed)
+    with Checkpoint.open(recipe.source) as source:
+        return data.prepare(recipe.task, recipe.data, config=source.config, seed=recipe.seed, folder=source.path)
+
+
+class _Job:
+    """What the stages of a run share."""
+
+    def __init__(self, recipe: Recipe, output: Path, prepared: data.Prepared, progress: Tell | None) -> None:
+        self.recipe, self.output, self.data, self.progress = recipe, output, prepared, progress
+        examples = len(prepared.train)
+        total = recipe.total_steps(examples)
+        self.schedule = Schedule(
+            recipe.learning_rate, recipe.min_learning_rate, recipe.warmup_steps(examples), total, recipe.decay
+        )
+        if self.schedule.warmup >= total:
+            raise BadRecipe(f"the warm-up of {self.schedule.warmup} steps leaves nothing of the {total} steps in all")
+        self.legs = legs(recipe, total)
+        self.evaluate = recipe.eval_every or -(-total // _EVALUATIONS)
+        self.save = -(-total // _SAVES) if recipe.save_every is None else recipe.save_every
+
+    def run(self) -> Run:
+        saved = folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
+        history: list[dict[str, Any]] = saved.history if saved else []
+        trained = None
+        for leg in self.legs[saved.stage if saved else 0 :]:
+            if saved is not None and saved.stage < leg.stage:
+                saved = grow(saved, leg, self.output)
+            trained = model.loaded(self.recipe.task, saved.path, {}) if saved else self._start()
+            if saved is None or saved.step < leg.end:
+                history = self._train(leg, trained, saved, history)
+                saved = folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
+        assert trained is not None
+        return self._finish(trained, history)
+
+    def _start(self) -> PreTrainedModel:
+        """The model before its first step."""
+        recipe = self.recipe
+        if recipe.config is not None:
+            return model.fresh(recipe.task, recipe.config, self.data.model, recipe.seed)
+        assert recipe.source is not None
+        source, expand = Path(recipe.source), self.legs[0].expand
+        if expand is not None:
+            source = self.output / ".expanded"
+            shutil.rmtree(source, ignore_errors=True)
+            api.expand(recipe.source, source, **expand.options)
+        with Checkpoint.open(source) as checkpoint:
+            for name, path in checkpoint.companions.items():
+                (self.output / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, self.output / name)
+        found = model.loaded(recipe.task, source, self.data.model)
+        shutil.rmtree(self.output / ".expanded", ignore_errors=True)
+        return found
+
+    def _train(
+        self, leg: Leg, trained: PreTrainedModel, saved: Saved | None, history: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        from lemonx.training.trainer import LemonTrainer, Rhythm, arguments
+
+        # A grown model is evaluated before it trains, as every model is.
+        fresh = saved is None or saved.step == leg.start
+        trainer = LemonTrainer(
+            trained,
+            arguments(self.recipe, self.output, end=leg.end, fresh=fresh),
+            self.recipe,
+            self.data,
+            self.schedule,
+            teacher=self._teacher(),
+            seconds=max((line["seconds"] for line in history), default=0.0),
+        )
+        trainer.add_callback(Rhythm(self.evaluate, self.save, leg.end, self.schedule.total, self._tell))
+        trainer.train(resume_from_checkpoint=str(saved.path) if saved else None)
+        return trainer.state.log_history
+
+    def _tell(self, step: int, history: list[dict[str, Any]], figures: Mapping[str, Any]) -> None:
+        if figures:
+            folder.write_text(self.output / folder.CURVE, curves.csv_text(curves.rows(history)))
+        if self.progress is not None:
+            self.progress(step, self.schedule.total, figures)
+
+    def _teacher(self) -> PreTrainedModel | None:
+        asked = self.recipe.inheritance
+        if asked is None:
+            return None
+        if self.data.model.get("num_labels") == 1:
+            raise BadRecipe("inheritance needs classes to predict, and this task predicts a number: leave it out")
+        return model.loaded(self.recipe.task, Path(asked.teacher or self.recipe.source or ""), self.data.model)
+
+    def _finish(self, trained: PreTrainedModel, history: list[dict[str, Any]]) -> Run:
+        partial = self.output / ".model"
+        shutil.rmtree(partial, ignore_errors=True)
+        trained.save_pretrained(partial)
+        # config.json last: a folder with it is a checkpoint.
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+            os.replace(path, self.output / path.name)
+        shutil.rmtree(partial)
+        curve = curves.rows(history)
+        final = [row for row in curve if "validation_loss" in row][-1]
+        folder.write_text(self.output / folder.CURVE, curves.csv_text(curve))
+        curves.draw(curve, self.output / folder.PICTURE)
+        done = Run(self.output, curve, final, final["seconds"], final["flops"])
+        folder.write_text(self.output / folder.RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
+        return done
+
+    def _account(self, trained: PreTrainedModel, done: Run) -> dict[str, Any]:
+        return {
+            "lemonx": versions()["lemonx"],
+            "finished": True,
+            "recipe": self.recipe.as_dict(),
+            "seed": self.recipe.seed,
+            "versions": versions(),
+            "data": {"digest": self.data.digest, "examples": len(self.data.train)},
+            "parameters": trained.num_parameters(),
+            "steps": self.schedule.total,
+            "warmup": self.schedule.warmup,
+            "flops": done.flops,
+            "seconds": done.seconds,
+            "final": done.final,
+        }
