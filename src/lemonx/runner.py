@@ -76,9 +76,7 @@ def run_plan(
     checkpoint.check_unchanged()
 
 
-def write_made(
-    plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, progress: Progress | None = None
-) -> None:
+def write_made(plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, progress: Progress | None = None) -> None:
     """Write the tensors that a method made, by name, in the dtypes of the plan."""
     if odd := sorted(tensors.keys() ^ {step.name for step in plan.steps}):
         raise BadCheckpoint(

@@ -44,7 +44,7 @@ def load_expanded(
     _check_tensors(held, made)
     with Checkpoint.open(source) as checkpoint:
         run_plan(made, checkpoint, _Shards(held), wanted=lambda step: held[step.name].rows, threads=threads)
-    _compute_buffers(model)
+    compute_buffers(model)
     return model
 
 
@@ -150,7 +150,7 @@ def _check_tensors(held: Mapping[str, _Part], made: Plan) -> None:
             raise BadTarget(f"{name} is {kept} in the model and {step.dtype} in the expansion: give dtype={kept!r}")
 
 
-def _compute_buffers(model: PreTrainedModel) -> None:
+def compute_buffers(model: PreTrainedModel) -> None:
     """Fill the buffers that no file holds (rotary frequencies, masks), as from_pretrained does."""
     for tensor in model.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True  # pyright: ignore[reportAttributeAccessIssue]
