@@ -87,7 +87,9 @@ def saved(answer: Reach, arm: Costs, baseline: Costs) -> dict[str, Any] | None:
     parts = {
         "steps": [1 - steps / baseline.steps for steps in answer.steps.by_seed],
         "flops": [1 - steps * arm.per_step / baseline.total for steps in answer.steps.by_seed],
-        "flops_with_source": [1 - (steps * arm.per_step + arm.source) / baseline.total for steps in answer.steps.by_seed],
+        "flops_with_source": [
+            1 - (steps * arm.per_step + arm.source) / baseline.total for steps in answer.steps.by_seed
+        ],
     }
     return {name: asdict(figure(values)) for name, values in parts.items()}
 

@@ -1,9 +1,9 @@
 """The pieces of an experiment, each named by a digest of all that decides it: rerun only what changed.
 
-    source  a model trained from scratch
-    grown   a target made from a source by a method
-    trained a grown target, trained on
-    tuned   a trained target, fine-tuned on a downstream task
+source  a model trained from scratch
+grown   a target made from a source by a method
+trained a grown target, trained on
+tuned   a trained target, fine-tuned on a downstream task
 """
 
 from __future__ import annotations

@@ -145,7 +145,9 @@ def parse(content: Mapping[str, Any], path: Path) -> Experiment:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BadRecipe(f"{path}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}") from None
+        raise BadRecipe(
+            f"{path}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
 def _toml(text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class _Strict(BaseModel):
 
 
 class Expand(_Strict):
-    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.expand`."""
+    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.plan`."""
 
     width: PositiveInt | None = None
     depth: PositiveInt | None = None
@@ -39,7 +39,7 @@ class Expand(_Strict):
 
     @property
     def options(self) -> dict[str, Any]:
-        given = self.model_dump(exclude_none=True)
+        given = self.model_dump(exclude_none=True, exclude={"verify"})
         return {"fields": given.pop("sizes"), **given}
 
 

@@ -58,6 +58,7 @@ def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> Trainin
         logging_nan_inf_filter=False,  # a curve shows what happened
         disable_tqdm=True,
         report_to=list(recipe.report_to) or "none",
+        use_cpu=world > 1 and not torch.cuda.is_available(),  # unless told, Trainer sees one process on CPUs
     )
 
 
