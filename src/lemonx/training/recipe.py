@@ -98,7 +98,7 @@ class Recipe(_Strict):
     seed: NonNegativeInt = 0
     eval_every: PositiveInt | None = None
     save_every: NonNegativeInt | None = None
-    report_to: tuple[str, ...] = ()
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = ()
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +53,17 @@ def run(
 
     `progress(step, total, figures)` is called after every step, and with figures after every evaluation.
     """
+    _require(recipe)
     job = _kind()(recipe, Path(output), _prepared(recipe), progress)
     with job.claimed(resume=resume, force=force), model.quiet():
         return job.run()
+
+
+def _require(recipe: Recipe) -> None:
+    """Before hours are spent: what only the end of a run would miss."""
+    for package in ("accelerate", "matplotlib", *recipe.report_to):
+        if find_spec(package) is None:
+            raise BadRecipe(f"training needs {package}: pip install {package}, or lemonx[train]")
 
 
 def _kind() -> type[Job]:
