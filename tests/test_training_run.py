@@ -264,6 +264,30 @@ def test_a_checkpoint_of_another_task(trained: Run, tmp_path: Path) -> None:
         run(recipe(config=None, source=str(trained.output), task="masked-lm"), tmp_path / "out")
 
 
+def test_the_source_is_not_written_to(trained: Run) -> None:
+    before = sorted(trained.output.rglob("*"))
+    for output in (trained.output, trained.output / "inside", trained.output.parent):
+        with pytest.raises(BadOutput, match="source"):
+            run(recipe(config=None, source=str(trained.output)), output, force=True)
+    assert sorted(trained.output.rglob("*")) == before
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    with pytest.raises(BadRecipe, match=r"not finite at step \d+: lower learning_rate"):
+        run(recipe(learning_rate=1e30, clip=0), tmp_path / "out")
+
+
+def test_tracking(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = run(recipe(report_to="tensorboard", steps=4), tmp_path / "out")
+    (events,) = done.output.rglob("events.out.tfevents*")
+    tracked = EventAccumulator(str(events.parent)).Reload().Scalars("eval/loss")
+    assert [(event.step, pytest.approx(event.value)) for event in tracked] == [
+        (row["step"], row["validation_loss"]) for row in done.curve
+    ]
+
+
 # Growth.
 
 

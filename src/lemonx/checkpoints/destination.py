@@ -19,7 +19,7 @@ def check_destination(output: Path, *, source: Path | None, needed: int, force: 
             raise NotADirectoryError
         output = parent / given.name
         if source is not None:
-            _check_apart(output, source)
+            check_apart(output, source)
         if os.path.lexists(output):
             _check_replaceable(output, force)
         if not os.access(parent, os.W_OK | os.X_OK):
@@ -46,7 +46,8 @@ def size_text(count: int) -> str:
     return f"{count} bytes"
 
 
-def _check_apart(output: Path, source: Path) -> None:
+def check_apart(output: Path, source: Path) -> None:
+    """BadOutput if writing to `output` could change `source`."""
     source = source.resolve()
     target = output.resolve()
     if target == source or (target.exists() and source.exists() and target.samefile(source)):

@@ -107,6 +107,21 @@ def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -
     return model
 
 
+def empty(task: str, source: Path | Mapping[str, Any], decided: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of a checkpoint's folder, or of a config, in float32 on the meta device: sizes without memory."""
+    import torch
+    from transformers import AutoConfig
+
+    auto, head = _auto(task), _new_head(task, decided)
+    if isinstance(source, Path):
+        config = AutoConfig.from_pretrained(source, **head)
+    else:
+        fields = {**source, **head}
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    with torch.device("meta"):
+        return auto.from_config(config, dtype=torch.float32)
+
+
 def _new_head(task: str, decided: Mapping[str, Any]) -> dict[str, Any]:
     """What a new head must know; the rest of the model is as it was trained."""
     if task not in _NEW_HEAD:

@@ -21,7 +21,7 @@ class _Strict(BaseModel):
 
 
 class Expand(_Strict):
-    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.expand`."""
+    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.plan`."""
 
     width: PositiveInt | None = None
     depth: PositiveInt | None = None
@@ -39,7 +39,7 @@ class Expand(_Strict):
 
     @property
     def options(self) -> dict[str, Any]:
-        given = self.model_dump(exclude_none=True)
+        given = self.model_dump(exclude_none=True, exclude={"verify"})
         return {"fields": given.pop("sizes"), **given}
 
 
@@ -98,7 +98,7 @@ class Recipe(_Strict):
     seed: NonNegativeInt = 0
     eval_every: PositiveInt | None = None
     save_every: NonNegativeInt | None = None
-    report_to: tuple[str, ...] = ()
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = ()
 
     @model_validator(mode="before")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer_callback import PrinterCallback
 
 from lemonx.data import Prepared
+from lemonx.errors import BadRecipe
 from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Inheritance, Recipe
 from lemonx.training.schedule import Schedule
@@ -58,6 +60,7 @@ def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> Trainin
         logging_nan_inf_filter=False,  # a curve shows what happened
         disable_tqdm=True,
         report_to=list(recipe.report_to) or "none",
+        use_cpu=world > 1 and not torch.cuda.is_available(),  # unless told, Trainer sees one process on CPUs
     )
 
 
@@ -175,6 +178,11 @@ class LemonTrainer(Trainer):
         self.store_flos()
         logs["flops"] = self.state.total_flos
         logs["seconds"] = round(self.seconds, 3)
+        if not math.isfinite(logs.get("loss", logs.get("eval_loss", 0.0))):
+            raise BadRecipe(
+                f"the loss is not finite at step {self.state.global_step}: lower learning_rate, lengthen the warm-up, "
+                "or set clip"
+            )
         super().log(logs, start_time)
 
     @property
