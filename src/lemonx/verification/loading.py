@@ -29,7 +29,7 @@ def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str
     logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(path)
-        model, info = _class(config).from_pretrained(
+        model, info = model_class(config).from_pretrained(
             path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
@@ -43,7 +43,7 @@ def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str
     return model.eval(), frozenset(odd)
 
 
-def _class(config: Any) -> Any:
+def model_class(config: Any) -> Any:
     """The class that config.json names, or else the bare model."""
     import transformers
 
