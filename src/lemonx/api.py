@@ -86,9 +86,9 @@ def _like(value: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | N
     return content
 
 
-def plan(source: str | Path, **options: Any) -> Plan:
+def plan(source: str | Path, *, allow_pickle: bool = False, **options: Any) -> Plan:
     """What `expand` with the same arguments would write; reads headers only."""
-    with Checkpoint.open(source) as checkpoint:
+    with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         return _plan(checkpoint, **options)
 
 
@@ -118,7 +118,7 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 
     `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
     model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
-    threads, max_shard_size, force, progress.
+    threads, max_shard_size, force, progress, allow_pickle.
     """
     if not isinstance(source, (str, Path)):
         if output is not None:
@@ -148,13 +148,14 @@ def _expand_folder(
     max_shard_size: int = SHARD,
     force: bool = False,
     progress: Progress | None = None,
+    allow_pickle: bool = False,
     **options: Any,
 ) -> Path:
-    with Checkpoint.open(source) as checkpoint:
+    with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         made = _plan(checkpoint, **options)
         entries = [(step.name, step.dtype, step.shape) for step in made.steps]
         with CheckpointWriter(
-            output, entries, max_shard_size=max_shard_size, force=force, source=checkpoint.path
+            output, entries, max_shard_size=max_shard_size, force=force, source=checkpoint.origin
         ) as writer:
             run_plan(made, checkpoint, writer, threads=threads, progress=progress)
             writer.add_text("config.json", json.dumps(dict(made.target_config), indent=2, sort_keys=True) + "\n")
