@@ -24,6 +24,7 @@ from lemonx.target import Target
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lemonx.verification.layerwise import Layers
     from lemonx.verification.outputs import Comparison
     from lemonx.verification.symmetry import Symmetry
 
@@ -32,14 +33,21 @@ SHARD = 5 * 10**9
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification measured."""
+    """What a verification measured; `layers` block by block, if it was asked for."""
 
     outputs: Comparison
     symmetry: Symmetry | None
+    layers: Layers | None = None
 
     @property
     def passed(self) -> bool:
         return self.outputs.passed
+
+    def reason(self) -> str:
+        """Why it did not pass, in one line."""
+        first = self.layers.first if self.layers else None
+        where = "" if first is None else f"; the first block that differs is {first.block}, by {first.difference:.2e}"
+        return self.outputs.reason() + where
 
 
 def wanted(
@@ -169,30 +177,42 @@ def _expand_folder(
 def _certify(made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool) -> None:
     """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
     from lemonx import certificate as paper
+    from lemonx.verification import layerwise
     from lemonx.verification.outputs import memory_short
 
-    outputs = symmetry = None
+    measured = None
     skipped = None if verify else "--no-verify"
     if verify:
         with Checkpoint.open(writer.folder) as written:
             # Hours of expansion must not be thrown away because the machine is small.
-            skipped = memory_short(checkpoint, written)
+            small = memory_short(checkpoint, written) is not None
+            skipped = layerwise.memory_short(checkpoint, written) if small else None
             if skipped is None:
-                measured = _measure(made, checkpoint, written)
+                measured = _measure(made, checkpoint, written, by_layer=small)
                 if made.reading.lossless and not measured.passed:
-                    raise NotVerified(f"nothing was written: {measured.outputs.reason()}")
-                outputs, symmetry = measured.outputs, measured.symmetry
-    content = paper.certificate(made, checkpoint, outputs, symmetry, skipped)
+                    raise NotVerified(f"nothing was written: {measured.reason()}")
+    content = paper.certificate(made, checkpoint, measured, skipped)
     writer.add_text(paper.FILE, paper.certificate_text(content))
     writer.add_text("README.md", paper.model_card(made, content))
 
 
-def _measure(made: Plan, source: Checkpoint, target: Checkpoint) -> Verified:
-    from lemonx.verification.outputs import compare
+def _measure(made: Plan, source: Checkpoint, target: Checkpoint, *, by_layer: bool) -> Verified:
     from lemonx.verification.symmetry import find_twins
 
-    exact = made.exactness != ROUNDED
-    return Verified(compare(source, target, exact=exact, slack=eps_slack(made)), find_twins(made, target))
+    outputs, layers = _compare(source, target, made, by_layer=by_layer)
+    return Verified(outputs, find_twins(made, target), layers)
+
+
+def _compare(
+    source: Checkpoint, target: Checkpoint, made: Plan | None, *, by_layer: bool
+) -> tuple[Comparison, Layers | None]:
+    from lemonx.verification.layerwise import compare_layerwise
+    from lemonx.verification.outputs import compare
+
+    exact, slack = (False, 0.0) if made is None else (made.exactness != ROUNDED, eps_slack(made))
+    if by_layer:
+        return compare_layerwise(source, target, made, exact=exact, slack=slack)
+    return compare(source, target, exact=exact, slack=slack), None
 
 
 def eps_slack(made: Plan) -> float:
@@ -209,16 +229,36 @@ def eps_slack(made: Plan) -> float:
     return 10.0 * len(norms) * float(eps or 0.0)
 
 
-def verify(source: str | Path, target: str | Path) -> Verified:
-    """Compare two checkpoints on a sample; `passed` says whether they compute the same function."""
-    from lemonx.verification.outputs import compare, stored_dtype
+def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, allow_pickle: bool = False) -> Verified:
+    """Compare two checkpoints on a sample; `passed` says whether they compute the same function.
 
-    with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
+    `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit.
+    """
+    from lemonx.verification.outputs import stored_dtype
+
+    with (
+        Checkpoint.open(source, allow_pickle=allow_pickle) as small,
+        Checkpoint.open(target, allow_pickle=allow_pickle) as large,
+    ):
         try:
-            made = make_plan(small, Target(like=large.config), dtype=stored_dtype(large))
+            made = make_plan(
+                small, Target(like=large.config), dtype=stored_dtype(large), read=methods.find(_method_of(large)).read
+            )
         except BadCheckpoint:
             raise
         except LemonxError:
             # Not something this package would write: outputs can be compared all the same.
-            return Verified(compare(small, large, exact=False), None)
-        return _measure(made, small, large)
+            outputs, layers = _compare(small, large, None, by_layer=layerwise)
+            return Verified(outputs, None, layers)
+        return _measure(made, small, large, by_layer=layerwise)
+
+
+def _method_of(target: Checkpoint) -> str:
+    """The method that a checkpoint's certificate names, which says where its copies stand; LEMON without one."""
+    from lemonx.certificate import FILE
+
+    try:
+        named = json.loads((target.path / FILE).read_text()).get("method")
+    except (OSError, ValueError, AttributeError):
+        return "lemon"
+    return named if named in methods.methods() else "lemon"

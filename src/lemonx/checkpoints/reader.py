@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     import torch
 
 _BLOCK = 1 << 22
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @final

@@ -11,6 +11,7 @@ import typer
 from lemonx.cli.app import Json, app, print_json
 from lemonx.cli.options import (
     CHOICES,
+    AllowPickle,
     Depth,
     DepthType,
     Dtype,
@@ -47,6 +48,7 @@ def plan_command(
     free: Free = None,
     depth_type: DepthType = None,
     dtype: Dtype = None,
+    allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
     """Show what `expand` with the same options would write: sizes, rules, exactness. Reads headers only.
@@ -64,6 +66,7 @@ def plan_command(
         free=value_of(free),
         depth_type=depth_type,
         dtype=value_of(dtype),
+        allow_pickle=allow_pickle,
     )
     if as_json:
         print_json(show.plan_json(made))
@@ -99,6 +102,7 @@ def expand_command(
         bool, typer.Option(help="Load the result from disk and compare outputs before it appears.")
     ] = True,
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint.")] = False,
+    allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
     """Write a larger checkpoint that computes the same function, and verify it.
@@ -115,6 +119,7 @@ def expand_command(
         "free": value_of(free),
         "depth_type": depth_type,
         "dtype": value_of(dtype),
+        "allow_pickle": allow_pickle,
     }
     made = api.plan(source, **target, **options)
     with show.progress(made, quiet=as_json, verify=verify) as tell:
@@ -139,6 +144,15 @@ def expand_command(
 def verify_command(
     source: Source,
     output: Annotated[Path, typer.Argument(help="Folder with the expanded checkpoint.", show_default=False)],
+    layerwise: Annotated[
+        bool,
+        typer.Option(
+            "--layerwise",
+            help="Block by block, with one block in memory at a time: for models larger than memory. Names the first "
+            "block that differs.",
+        ),
+    ] = False,
+    allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
     """Load both checkpoints, run them on the same inputs in float64, and compare. Exit code 1 if they differ."""
@@ -147,7 +161,7 @@ def verify_command(
     from lemonx.show.console import waiting
 
     with waiting("running both models in float64", quiet=as_json):
-        measured = api.verify(source, output)
+        measured = api.verify(source, output, layerwise=layerwise, allow_pickle=allow_pickle)
     if as_json:
         print_json(show.verified_json(measured))
     else:

@@ -15,8 +15,11 @@ SAMPLE = 4
 LENGTH = 24
 
 
-def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str]]:
-    """The model of a checkpoint in eval mode, and the keys that its class missed or did not expect."""
+def load(path: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, frozenset[str]]:
+    """The model of a checkpoint in eval mode, and the keys that its class missed or did not expect.
+
+    `options` go to from_pretrained.
+    """
     import transformers
     from transformers.utils import logging
 
@@ -28,13 +31,15 @@ def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        config = transformers.AutoConfig.from_pretrained(path)
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
         model, info = _class(config).from_pretrained(
-            path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
+        if "allocate memory" in str(error):  # torch has no exception of its own for it on a CPU
+            raise MemoryError from error
         reason = " ".join(str(error).split())[:300]
-        raise BadCheckpoint(f"transformers cannot load {path}: {reason}") from error
+        raise BadCheckpoint(f"transformers cannot load {str(path)!r} ({reason}): save the model again") from error
     finally:
         logging.set_verbosity(shown)
         if bars:
