@@ -174,6 +174,18 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     **_family(hf.Olmo2Config, _LLAMA, olmo2=hf.Olmo2ForCausalLM),
     **_family(
+        hf.Qwen3Config,
+        {**_LLAMA, "head_dim": 12},
+        qwen3=hf.Qwen3ForCausalLM,
+        qwen3_tied=(hf.Qwen3ForCausalLM, {"tie_word_embeddings": True, "attention_bias": True}),
+    ),
+    **_family(
+        hf.GraniteConfig,
+        {**_LLAMA, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2},
+        granite=(hf.GraniteForCausalLM, {"logits_scaling": 5.0, "tie_word_embeddings": True}),
+    ),
+    **_family(hf.SmolLM3Config, _LLAMA, smollm3=(hf.SmolLM3ForCausalLM, {"no_rope_layers": [1, 0]})),
+    **_family(
         hf.ResNetConfig,
         _RESNET,
         resnet_bottleneck=hf.ResNetForImageClassification,
@@ -252,8 +264,11 @@ def save(model: PreTrainedModel, directory: str | Path, dtype: torch.dtype = tor
     return Path(directory)
 
 
-def inputs(model: PreTrainedModel, seed: int, padded: bool = False) -> dict[str, Tensor]:
-    """Returns a random batch of two; `padded` pads the second text, an encoder's right, a decoder's left."""
+def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int | None = None) -> dict[str, Tensor]:
+    """Returns a random batch of two; `padded` pads the second text, an encoder's right, a decoder's left.
+
+    `tokens`: only the first so many of the vocabulary occur.
+    """
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
     if model.main_input_name == "pixel_values":
@@ -262,7 +277,7 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False) -> dict[str,
         pixels = torch.randn(shape, generator=generator, dtype=torch.float64)
         return {"pixel_values": pixels.to(model.dtype)}
     # The first ids are special: a classifier reads the last token that is not padding.
-    ids = torch.randint(3, config.vocab_size, (2, 11), generator=generator)
+    ids = torch.randint(3, tokens or config.vocab_size, (2, 11), generator=generator)
     encoder = config.model_type in ("bert", "megatron-bert")
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if encoder:

@@ -129,6 +129,23 @@ GROUPED = (
     exact("all-120-vision", width=120, heads=24, kv_heads=12, ffn=333, depth=5, free="vision"),
     exact("all-120-language", width=120, heads=12, kv_heads=4, ffn=333, depth=5, free="language"),
 )
+# What every decoder must do, in few cases.
+DECODER = (
+    exact("width-96", width=96),
+    exact("width-72", width=72),
+    exact("depth-3-type-2", depth=3, depth_type=2),
+    exact("all-72-type-2", width=72, heads=12, kv_heads=6, ffn=232, depth=3, depth_type=2),
+    exact("all-120-language", width=120, heads=12, kv_heads=4, ffn=333, depth=5, free="language"),
+)
+VOCABULARY = (
+    exact("vocab-80", fields={"vocab_size": 80}),
+    refused("vocab-smaller", BadTarget, "vocab would shrink from 61 to 60", fields={"vocab_size": 60}),
+)
+HEAD_DIM = (
+    exact("head-dim-24", fields={"head_dim": 24}),
+    exact("head-dim-36-and-all", width=72, heads=6, kv_heads=3, depth=3, fields={"head_dim": 36, "vocab_size": 80}),
+    refused("head-dim-20", Refused, "12 entries of a head turn.*try 24", fields={"head_dim": 20}),
+)
 NOT_A_DIVISOR = refused("heads-10", BadTarget, "hidden_size 48 must be a multiple of its 10 heads", heads=10)
 ODD_WIDTH = exact("width-50-alone", width=50, heads=4, kv_heads=2, ffn=100)
 VARIANT = (
@@ -231,7 +248,11 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "deit-cls": VARIANT,
     "deit-teacher": PRE_LN,
     "swinv2-cls": SWINV2,
-    "llama-tied": (*GROUPED, NOT_A_DIVISOR),
+    "llama-tied": (*GROUPED, NOT_A_DIVISOR, *VOCABULARY, *HEAD_DIM),
+    "qwen3": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "qwen3-tied": VARIANT,
+    "granite": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "smollm3": (*DECODER, *VOCABULARY, *HEAD_DIM),
     "llama-untied": VARIANT,
     "llama-biases": (*VARIANT, *DEPTH),
     "llama-head-dim": (*VARIANT, exact("heads-8", heads=8), exact("heads-12-kv-4", heads=12, kv_heads=4)),
@@ -285,15 +306,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     return make
 
 
-def behaviour(model_class: Any, folder: Path) -> Behaviour:
-    """What a checkpoint computes, loaded from disk in float64: padded and not, generating, training."""
+def behaviour(model_class: Any, folder: Path, vocabulary: int | None = None) -> Behaviour:
+    """What a checkpoint computes, loaded from disk in float64: padded and not, generating, training.
+
+    `vocabulary`: the texts have only so many first tokens of it.
+    """
     with Float64():
         model, info = model_class.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
         assert not any(info.values()), f"{folder} does not load cleanly: {info}"
         model.eval()
         found, tokens = {}, None
         for padded in (False, True):
-            batch = pico.inputs(model, seed=1, padded=padded)
+            batch = pico.inputs(model, seed=1, padded=padded, tokens=vocabulary)
             for name, value in pico.named_outputs(model, batch).items():
                 found[f"{name}, padded" if padded else name] = value
             if model.main_input_name == "pixel_values":
@@ -334,7 +358,8 @@ def assert_same(before: Behaviour, after: Behaviour) -> None:
 def test_the_function_is_kept(name: str, case: Case, source: Any, tmp_path: Path) -> None:
     folder, before = source(name)
     output = lemonx.expand(folder, tmp_path / "target", verify=False, **case.options)
-    after = behaviour(type(pico.PICO[name]()), output)
+    model = pico.PICO[name]()
+    after = behaviour(type(model), output, getattr(model.config, "vocab_size", None))
     assert_same(before, after)
 
 

@@ -28,7 +28,12 @@ LONGEST = 45
 UNUSED: dict[str, set[str]] = {"bert": {"normed", "final"}}
 # Defaults that are None here, for `derived`, where the config class puts the derived number in.
 DERIVED = {("llama", "num_key_value_heads"), ("llama", "head_dim"), ("mistral", "head_dim")}
-DERIVED |= {("olmo2", "num_key_value_heads"), ("vit", "pooler_output_size"), ("deit", "pooler_output_size")}
+DERIVED |= {
+    ("granite", "num_key_value_heads"),
+    ("olmo2", "num_key_value_heads"),
+    ("vit", "pooler_output_size"),
+    ("deit", "pooler_output_size"),
+}
 # Variants whose specs have other rows than the default config's.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "resnet": [{"layer_type": "basic"}, {"downsample_in_first_stage": True}],
