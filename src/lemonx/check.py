@@ -167,8 +167,8 @@ def _check_chosen(name: str, source: Space, target: Space) -> None:
     times, rest = divmod(target.size, source.size)
     if source.chosen and (rest or target.chosen != times * source.chosen):
         raise Refused(
-            f"{source.chosen} of {source.size} {name} are chosen for a token, and {target.chosen} of {target.size} would "
-            f"be others: try {2 * source.chosen} of {2 * source.size}"
+            f"{source.chosen} of {source.size} {name} are chosen for a token, and {target.chosen} of {target.size} "
+            f"would be others: try {2 * source.chosen} of {2 * source.size}"
         )
 
 

@@ -95,6 +95,10 @@ class Config(Mapping[str, Any]):
         """A field that is no size and that config.json may lack: None then."""
         return self.values_on_disk.get(name)
 
+    def either(self, old: str, new: str) -> Any:
+        """A field that has been renamed, under the name that config.json has."""
+        return self[old if old in self.values_on_disk else new]
+
     @property
     def headless(self) -> bool:
         """The class that config.json names is a bare model (LlamaModel), so its last stream is its output."""

@@ -254,7 +254,7 @@ def identity(size: int) -> Expansion:
 
 
 def expansion(kind: str, size: int, target: int) -> Expansion:
-    """Whole copies of x, then a remainder of the given kind: avg, zero, circ, rand or iso; or one copy (fresh, alibi)."""
+    """Whole copies of x, then a remainder: avg, zero, circ, rand or iso; or one copy, and new ones: fresh, alibi."""
     copies, rest = divmod(target, size)
     if kind == "fresh":  # one copy: what is new is new
         return Expansion(size, np.append(np.arange(size), np.full(target - size, RAND)), np.ones(target))
@@ -301,8 +301,8 @@ def attention_expansion(source: Space, target: Space) -> Expansion:
         raise Refused(f"{source.still}: keep it at {source.size}")
     if source.rotary and target.rotary % source.rotary:
         raise Refused(
-            f"{source.rotary} entries of a head turn in pairs, each at its own speed, and {target.rotary} would turn at "
-            f"others: try {multiples_near(source.rotary, target.rotary)}"
+            f"{source.rotary} entries of a head turn in pairs, each at its own speed, and {target.rotary} would turn "
+            f"at others: try {multiples_near(source.rotary, target.rotary)}"
         )
     where = np.arange(source.size)
     if source.rotary:

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from lemonx.architectures.rotary import rotary
+from lemonx.architectures.rotary import head, rotary
 from lemonx.errors import BadTarget
 from lemonx.modules import Row, dropped, embedding, linear, rms_norm
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import circ, fresh, grouped, key, query, zero
+from lemonx.vectors import Space, circ, fresh, grouped, zero
 
 SIZES = {
     "width": "hidden_size",
@@ -19,7 +19,12 @@ SIZES = {
 }
 DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False, "rms_norm_eps": 1e-6}
 LAYER = "model.layers.*"
-QK_NORMS = {
+MLP: Mapping[str, Row] = {
+    f"{LAYER}.mlp.gate_proj": linear("normed -> hidden"),
+    f"{LAYER}.mlp.up_proj": linear("normed -> hidden"),
+    f"{LAYER}.mlp.down_proj": linear("hidden -> residual"),
+}
+QK_NORMS: Mapping[str, Row] = {
     f"{LAYER}.self_attn.q_norm": rms_norm("raw_query -> query"),
     f"{LAYER}.self_attn.k_norm": rms_norm("raw_key -> key"),
 }
@@ -50,9 +55,8 @@ def granite(c: Config) -> Spec:
     return decoder(c, scale=1.0)
 
 
-@architecture(
-    "smollm3", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 4, "tie_word_embeddings": True}
-)
+@architecture("smollm3", **SIZES, free="language",
+              defaults=DEFAULTS | {"num_key_value_heads": 4, "tie_word_embeddings": True})  # fmt: skip
 def smollm3(c: Config) -> Spec:
     """SmolLM3: Llama with some layers that turn nothing."""
     return decoder(c, lists=("layer_types", "no_rope_layers"))
@@ -64,13 +68,13 @@ def decoder(
     qk_norms: Mapping[str, Row] | None = None,
     scale: float | None = None,
     lists: tuple[str, ...] = ("layer_types",),
-    mlp: Mapping[str, Row] | None = None,
+    mlp: Mapping[str, Row] = MLP,
+    spaces: Mapping[str, Space] | None = None,
 ) -> Spec:
+    """The table of a Llama, with other rows for its MLP; `qk_norms`: norms between projections and attention."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
-    head_dim = c["head_dim"] or width // heads
-    turns, normed = rotary(c, head_dim), qk_norms is not None
+    head_dim, raw = c["head_dim"] or width // heads, "raw_" if qk_norms else ""
     tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
-    raw = {"raw_query": key(head_dim, normed=True, **turns), "raw_key": key(head_dim, normed=True, **turns)}
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=lists)},
         eps="rms_norm_eps",
@@ -80,42 +84,23 @@ def decoder(
             **{name: zero(width) for name in ("residual", "normed", "final")},
             "kv_heads": circ(c["num_key_value_heads"] or heads),
             "heads": grouped(heads, under="kv_heads"),
-            **(raw if normed else {}),
-            "query": query(head_dim, scale=scale, **turns),
-            "key": key(head_dim, normed=normed, **turns),
-            "value": fresh(head_dim),
-            "hidden": circ(c["intermediate_size"]),
+            **head(head_dim, rotary(c, head_dim), scale=scale, normed=qk_norms is not None),
+            **(spaces or {"hidden": circ(c["intermediate_size"])}),
             "vocab": fresh(c["vocab_size"]),
         },
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
-            **attention("raw_query" if normed else "query", "raw_key" if normed else "key"),
+            f"{LAYER}.input_layernorm": rms_norm("residual -> normed"),
+            f"{LAYER}.self_attn.q_proj": linear(f"normed -> (heads {raw}query)"),
+            f"{LAYER}.self_attn.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
+            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
+            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            f"{LAYER}.self_attn.rotary_emb.inv_freq": dropped(),
             **(qk_norms or {}),
-            **(mlp or MLP),
+            f"{LAYER}.post_attention_layernorm": rms_norm("residual -> normed"),
+            **mlp,
             "model.norm": rms_norm("residual -> final"),
             "lm_head": linear("final -> vocab", tied=tied, optional=True),
             "score": linear("final -> _", optional=True),
         },
     )
-
-
-def attention(
-    queries: str = "query", keys: str = "key", reads: str = "normed", writes: str = "residual"
-) -> dict[str, Row]:
-    """Attention on grouped queries and the norms before it and before the MLP."""
-    return {
-        f"{LAYER}.input_layernorm": rms_norm("residual -> normed"),
-        f"{LAYER}.self_attn.q_proj": linear(f"{reads} -> (heads {queries})"),
-        f"{LAYER}.self_attn.k_proj": linear(f"{reads} -> (kv_heads {keys})"),
-        f"{LAYER}.self_attn.v_proj": linear(f"{reads} -> (kv_heads value)"),
-        f"{LAYER}.self_attn.o_proj": linear(f"(heads value) -> {writes}"),
-        f"{LAYER}.self_attn.rotary_emb.inv_freq": dropped(),
-        f"{LAYER}.post_attention_layernorm": rms_norm("residual -> normed"),
-    }
-
-
-MLP: dict[str, Row] = {
-    f"{LAYER}.mlp.gate_proj": linear("normed -> hidden"),
-    f"{LAYER}.mlp.up_proj": linear("normed -> hidden"),
-    f"{LAYER}.mlp.down_proj": linear("hidden -> residual"),
-}

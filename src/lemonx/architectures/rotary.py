@@ -1,8 +1,10 @@
 """Rotary position embeddings: which entries of a head turn, as config.json says it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lemonx.spec import Config
+from lemonx.vectors import Space, fresh, key, query
 
 # Rules under which pair i of r turns as fast as pair m i of m r.
 SCALABLE = ("default", "linear", "llama3")
@@ -19,3 +21,14 @@ def rotary(c: Config, head_dim: int, part: float = 1.0, adjacent: bool = False) 
            if kind not in SCALABLE and not (kind == "yarn" and rule.get("truncate") is False)]  # fmt: skip
     still = f"the speeds of {odd[0]} rotary embeddings depend on the size of a head" if odd else ""
     return {"rotary": int(head_dim * min(shares)), "adjacent": adjacent, "still": still}
+
+
+def head(size: int, turns: Mapping[str, Any], *, scale: float | None = None, normed: bool = False) -> dict[str, Space]:
+    """The entries of a head's query, key and value; `normed`: a norm turns raw queries and keys into these."""
+    raw = key(size, normed=True, **turns)
+    spaces = {
+        "query": query(size, scale=scale, **turns),
+        "key": key(size, normed=normed, **turns),
+        "value": fresh(size),
+    }
+    return {**spaces, "raw_query": raw, "raw_key": raw} if normed else spaces
