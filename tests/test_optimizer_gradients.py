@@ -180,6 +180,15 @@ def test_the_backward_signals_of_copies_sum_to_the_unit_s(source: Any, model: st
             torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-14, atol=0)
 
 
+def test_a_norm_that_moves_takes_its_moments_along(source: Any) -> None:
+    """Post-LN depth: the last norm becomes the identity, the one that closes the group takes its place."""
+    readings = moments(lemonx.plan(source("bert-pretraining")[0], free=EVEN, depth=3))
+    norm = "bert.encoder.layer.{}.output.LayerNorm.weight"
+    assert readings[norm.format(1)].status == FRESH
+    assert readings[norm.format(2)].status == EXACT and readings[norm.format(2)].source == norm.format(1)
+    assert readings["bert.encoder.layer.2.output.dense.weight"].status == FRESH
+
+
 def test_a_method_that_is_not_lossless_claims_nothing(source: Any) -> None:
     for method in ("aki", "stackbert"):
         sizes = {"depth": 4} if method == "stackbert" else {"width": 96}
