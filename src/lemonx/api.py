@@ -119,7 +119,8 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 
     `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
     model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
-    threads, max_shard_size, force, progress; for a method that learns also lessons (data, steps).
+    threads, max_shard_size, force, progress, with_optimizer (folders; in memory: `optimizer_state.grow_optimizer`);
+    for a method that learns also lessons (data, steps).
     """
     if not isinstance(source, (str, Path)):
         if output is not None:
@@ -131,6 +132,8 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 
 
 def _expand_model(model: PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
+    if options.get("with_optimizer"):
+        raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "source", Path(folder) / "target"
         model.save_pretrained(source)
@@ -150,6 +153,7 @@ def _expand_folder(
     force: bool = False,
     progress: Progress | None = None,
     lessons: Lessons | None = None,
+    with_optimizer: bool = False,
     **options: Any,
 ) -> Path:
     with Checkpoint.open(source) as checkpoint:
@@ -169,11 +173,18 @@ def _expand_folder(
             for name, path in checkpoint.companions.items():
                 text = carried(name, path, made)
                 writer.add_file(path, name) if text is None else writer.add_text(name, text)
-            _certify(made, checkpoint, writer, verify)
+            optimizer = None
+            if with_optimizer:
+                from lemonx.optimizer_state.folder import grow_folder
+
+                optimizer = grow_folder(made, checkpoint.path, writer.folder, max_shard_size=max_shard_size)
+            _certify(made, checkpoint, writer, verify, optimizer)
     return output
 
 
-def _certify(made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool) -> None:
+def _certify(
+    made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool, optimizer: dict[str, Any] | None
+) -> None:
     """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
     from lemonx import certificate as paper
     from lemonx.verification.outputs import memory_short
@@ -189,7 +200,7 @@ def _certify(made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verif
                 if made.reading.lossless and not measured.passed:
                     raise NotVerified(f"nothing was written: {measured.outputs.reason()}")
                 outputs, symmetry = measured.outputs, measured.symmetry
-    content = paper.certificate(made, checkpoint, outputs, symmetry, skipped)
+    content = paper.certificate(made, checkpoint, outputs, symmetry, skipped) | {"optimizer": optimizer}
     writer.add_text(paper.FILE, paper.certificate_text(content))
     writer.add_text("README.md", paper.model_card(made, content))
 

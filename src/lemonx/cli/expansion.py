@@ -111,6 +111,13 @@ def expand_command(
     verify: Annotated[
         bool, typer.Option(help="Load the result from disk and compare outputs before it appears.")
     ] = True,
+    with_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--with-optimizer",
+            help="Grow Adam's moments too, so that a run goes on: SOURCE is a checkpoint-N folder of Trainer.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -143,6 +150,7 @@ def expand_command(
             force=force,
             progress=tell.written,
             lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
+            with_optimizer=with_optimizer,
         )
     if as_json:
         print_json(json.loads((output / "lemonx.json").read_text()))

@@ -139,6 +139,9 @@ def print_expanded(plan: Plan, output: Path) -> None:
     content = json.loads((output / "lemonx.json").read_text())
     before, after = content["source"]["parameters"], content["target"]["parameters"]
     out.print(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
+    if content["optimizer"]:
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(content["optimizer"]["moments"].items()))
+        out.print(f"Adam's moments at step {content['optimizer']['step']}: {counts} (docs/optimizer-state.md)")
     verified = content["verified"]
     if verified["outputs"]:
         _print_outputs(out, verified["outputs"])
