@@ -17,7 +17,7 @@ import lemonx
 import pico
 from lemonx.free import EVEN, PRESETS, Free
 from lemonx.optimizer_state import EXACT, EXPECTED, FRESH, duals, moments
-from lemonx.optimizer_state.names import disk_names
+from lemonx.verification.building import disk_names
 from lemonx.verification.float64 import Float64
 
 # Float64 carries 1e-16, and a gradient is a sum of a few thousand products.
