@@ -201,6 +201,12 @@ def test_special_tokens_inside_a_window_are_never_chosen():
         assert (example["labels"] != IGNORED).sum() == round(0.15 * 15)
 
 
+def test_one_ordinary_token_is_enough_for_a_loss():
+    ids = np.tile(np.array([BYTES.sep] * 5 + [7], np.uint16), 50)
+    examples = MaskedWindows(ids, 8, BYTES, 0)
+    assert all(example["labels"].tolist().count(7) == 1 for example in examples)
+
+
 def test_a_vocabulary_without_a_mask_is_refused():
     with pytest.raises(BadData, match="mask"):
         MaskedWindows(np.zeros(100, np.uint16), 10, Vocabulary(5), 0)

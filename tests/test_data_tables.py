@@ -49,7 +49,7 @@ def write_glue(folder: Path, name: str, labels: tuple[str, ...]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # An unpaired quote and a typographic line separator are part of the text, not of the format.
     values = [
-        {"a": f'He said "no {number}.', "b": f"Second\u2028one {number}.", "label": label}
+        {"a": f'"No, he said {number}.', "b": f"Second\u2028one {number}.", "label": label}
         for number, label in enumerate(labels * 2)
     ]
     for file, line in (("train.tsv", train), (TASKS[name].validation, dev or train)):
@@ -66,7 +66,7 @@ def test_glue_files_are_read_as_laid_out(tmp_path: Path, name: str):
     for examples in (prepared.train, prepared.validation):
         assert len(examples) == 2 * len(labels)
         for number, example in enumerate(examples):
-            expected = encode((f'He said "no {number}.', f"Second\u2028one {number}.")[: 1 + pair], BYTES, 128)
+            expected = encode((f'"No, he said {number}.', f"Second\u2028one {number}.")[: 1 + pair], BYTES, 128)
             assert example["input_ids"].tolist() == expected["input_ids"]
             position = number % len(labels)
             assert example["labels"] == (position if TASKS[name].labels else float(labels[position]))
