@@ -139,11 +139,12 @@ class SharedJob(Job):
         return found
 
     def _expanded(self, source: Path, expand: Expand) -> PreTrainedModel:
-        """Nothing is written: each process makes the slices that it holds."""
-        made = api.plan(source, dtype="float32", **expand.options)
+        """Nothing is written, and nothing verified: each process makes the slices that it holds."""
+        options = {name: value for name, value in expand.options.items() if name != "verify"}
+        made = api.plan(source, **options)
         self._bring_along(source, made)
         empty = model.empty(self.recipe.task, made.target_config, self.data.model)
-        return load_expanded(sharded.allocate(empty, self.mesh), source, **expand.options)
+        return load_expanded(sharded.allocate(empty, self.mesh), source, **options)
 
     def _grown(self, saved: Saved, leg: Leg) -> Saved:
         if self.first:
