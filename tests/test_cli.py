@@ -227,7 +227,7 @@ BROKEN = [
     Broken(
         "pickled",
         BAD_CHECKPOINT,
-        "only pickled weights.*convert with transformers",
+        "only pickled weights.*with --allow-pickle",
         files=lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
     ),
     Broken("truncated", BAD_CHECKPOINT, "model.safetensors' is truncated", files=_bytes(lambda raw: raw[:-100])),

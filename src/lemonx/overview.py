@@ -20,8 +20,8 @@ CASES: dict[str, dict[str, int]] = {
     "width (indivisible)": {"width": 72},
 }
 LOSSLESS, UNDEFINED = "lossless", "-"
-# Steps for a method that learns how to grow: enough to leave its starting point.
-LESSONS = 5
+# Steps for a method that learns how to grow, or while it trains: enough to leave its starting point.
+LESSONS = 3
 
 
 def overview() -> dict[str, dict[str, Any]]:
@@ -46,7 +46,7 @@ def _word(yes: bool) -> str:
 
 
 def _grow(method: Method, folder: Path, sizes: dict[str, int], number: int = 0, seed: int = 0) -> Path:
-    """A target by this method, on the embedded data if it learns or inherits."""
+    """A target by this method, on the embedded data if it learns."""
     target = folder / "target"
     lessons = Lessons(steps=LESSONS) if method.learns else None
     options: dict[str, Any] = {"seed": seed, "verify": False, "force": True, "lessons": lessons}
@@ -54,11 +54,34 @@ def _grow(method: Method, folder: Path, sizes: dict[str, int], number: int = 0, 
     return target
 
 
+def _inherited(kind: str, source: Path, target: Path) -> Path:
+    """The target after its first steps with a loss towards the source."""
+    from lemonx.data.tasks import default, task_of
+    from lemonx.training.recipe import parse_recipe
+    from lemonx.training.run import run
+
+    with Checkpoint.open(target) as checkpoint:
+        config = checkpoint.config
+    recipe = {
+        "task": task_of(config),
+        "data": {**default(config), "validation_examples": 4},  # nobody looks at its loss
+        "source": str(target),
+        "steps": LESSONS,
+        "batch_size": 4,
+        "learning_rate": 1e-3,
+        "inheritance": {"kind": kind, "teacher": str(source)},
+        "save_every": 0,
+    }
+    return run(parse_recipe(recipe), target.parent / "trained", force=True).output
+
+
 def _measure(method: Method, folder: Path, sizes: dict[str, int]) -> str:
     try:
         target = _grow(method, folder, sizes)
     except Refused:
         return UNDEFINED
+    if method.inherits:
+        target = _inherited(method.inherits, folder / "source0", target)
     with Checkpoint.open(folder / "source0") as small, Checkpoint.open(target) as large:
         difference = compare(small, large, exact=True).difference
     return LOSSLESS if difference <= EXACT else f"{difference:.0e}"
@@ -80,7 +103,11 @@ def _small_model(seed: int) -> Any:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_embd=48, n_head=4, n_layer=2, vocab_size=61, n_positions=32, bos_token_id=1, eos_token_id=2)
+    from lemonx.data.vocabulary import BYTES
+
+    config = GPT2Config(
+        n_embd=48, n_head=4, n_layer=2, vocab_size=BYTES.size, n_positions=64, bos_token_id=1, eos_token_id=2
+    )
     model = GPT2LMHeadModel(config).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

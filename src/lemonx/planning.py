@@ -16,10 +16,10 @@ import numpy as np
 
 from lemonx import architectures, depth
 from lemonx.check import Types, check, unchecked, with_tied
-from lemonx.checkpoints import Checkpoint, TensorInfo
-from lemonx.coverage import Matched, match, tied_copies
+from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
+from lemonx.coverage import Matched, list_problems, match, tensor_problems, tied_copies
 from lemonx.depth import Block
-from lemonx.errors import BadCheckpoint, BadTarget, LemonxError
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
 from lemonx.free import Free, preset
 from lemonx.modules import Dropped, Linear, Recipe, Row, Typed, Vector
 from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
@@ -32,8 +32,9 @@ BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
 # A tensor that a method makes anew: nothing of the source is kept entry by entry.
 MADE = "made anew"
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-# Significand bits, to tell whether a cast rounds.
+# The dtypes that can be expanded: significand bits, to tell whether a cast rounds.
 _BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8}
+FLOATS = frozenset(_BITS)
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class Plan:
         return max((step.exactness for step in self.steps), key=order.index)
 
 
+@names_its_folder
 def make_plan(
     checkpoint: Checkpoint,
     wanted: Target,
@@ -143,7 +145,7 @@ def make_plan(
     builder = _Builder(source, target, types, blocks, reading, checkpoint.tensors, _dtype(dtype))
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
     return Plan(
-        source=checkpoint.path,
+        source=checkpoint.origin,
         family=family,
         source_spec=source,
         target_spec=target,
@@ -207,13 +209,10 @@ def _finished(
 ) -> dict[str, Any]:
     """The target's config with what follows from the types: eps, lists with an entry a block, dtype."""
     config = {**config, **types.eps}
+    raise_first(list_problems(source, config))
     for name, stack in source.stacks.items():
         for field in stack.lists:
             if isinstance(old := config.get(field), list):
-                if len(old) != stack.size:
-                    raise BadCheckpoint(
-                        f"config.json: {field} has {len(old)} entries for {stack.size} blocks: give it one a block"
-                    )
                 config[field] = [old[block.source] for block in blocks[name]]
     if dtype:
         config.pop("torch_dtype", None)
@@ -238,7 +237,7 @@ class _Builder:
 
     def steps(self, hit: Matched) -> list[Step]:
         """The target tensors that come from this one: one a block of the target."""
-        self._check_tensor(hit)
+        raise_first(tensor_problems(self.source, hit, self.tensors[hit.name], FLOATS))
         if hit.stack is None:
             return [self._step(hit, 0, KEEP)]
         row, stream = self.source.rows[hit.row], self.source.stacks[hit.stack].stream
@@ -282,21 +281,6 @@ class _Builder:
 
     def _positions(self, row: Row) -> int:
         return max((self.target.spaces[a].positions for a in row.writes.axes if a in self.target.spaces), default=1)
-
-    def _check_tensor(self, hit: Matched) -> None:
-        info, axes = self.tensors[hit.name], self.source.rows[hit.row].tensors()[hit.suffix]
-        wanted = tuple(self.source.side_size(axis.side) for axis in axes)
-        fits = len(wanted) == len(info.shape) and all(w in (None, s) for w, s in zip(wanted, info.shape, strict=True))
-        if not fits:
-            said = tuple("any" if w is None else w for w in wanted)
-            raise BadCheckpoint(
-                f"{hit.name} has shape {list(info.shape)}, but config.json makes it {list(said)}: "
-                "give the config.json that belongs to these weights"
-            )
-        if info.dtype not in _BITS and axes:
-            raise BadCheckpoint(
-                f"{hit.name} is stored as {info.dtype}, which is not a float that can be expanded: dequantise it first"
-            )
 
 
 def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:

@@ -32,6 +32,17 @@ class Kind:
 KINDS = {
     "stdlib": Kind(LANGUAGE, "the Python standard library's own source, as bytes", embedded=True),
     "digits": Kind(IMAGES, "scikit-learn's digits, distorted afresh on a larger canvas", embedded=True),
+    "docstrings": Kind(
+        SEQUENCES, "sentences of the standard library's docstrings: right order? adjacent?", embedded=True
+    ),
+    "text": Kind(LANGUAGE, "UTF-8 text, a file or a folder"),
+    "tokens": Kind(LANGUAGE, "token ids in .npy files"),
+    "images": Kind(IMAGES, "a folder of images, one folder per class"),
+    "idx": Kind(IMAGES, "a folder of IDX files, as MNIST's, gzipped or not"),
+    "npz": Kind(IMAGES, "images and labels in an .npz file"),
+    "glue": Kind(SEQUENCES, "a task of GLUE in its official TSV files"),
+    "table": Kind(SEQUENCES, "a CSV or TSV table with a header"),
+    "hf": Kind(TASKS, "a Hugging Face dataset saved on disk"),
 }
 
 
@@ -55,6 +66,8 @@ def options(task: str, data: Mapping[str, Any]) -> BaseModel:
 
     if task not in TASKS:
         raise BadData(f"no task {task!r}: choose {', '.join(TASKS)}")
+    if not isinstance(data, Mapping):
+        raise BadData(f"data is {data!r}, not a section: write data: {{kind: {data}}}")
     name = data.get("kind")
     if not isinstance(name, str) or name not in KINDS:
         found = "data has no kind" if name is None else f"data: no kind {name!r}"

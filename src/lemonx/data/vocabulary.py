@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from lemonx.data.files import reason
+from lemonx.data.model import Model
 from lemonx.errors import BadData
 
 # Any of these in a folder makes AutoTokenizer find a tokenizer.
@@ -68,7 +70,7 @@ def from_folder(folder: Path) -> Vocabulary:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise whatever the broken file led to
-        raise BadData(f"the tokenizer in {folder} cannot be read ({_first_line(error)}): save it again") from None
+        raise BadData(f"the tokenizer in {folder} cannot be read ({reason(error)}): save it again") from None
     ids = (tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
     pad, mask, cls, sep = (None if token is None else int(token) for token in ids)
     return Vocabulary(
@@ -82,9 +84,22 @@ def from_folder(folder: Path) -> Vocabulary:
     )
 
 
-def _first_line(error: Exception) -> str:
-    """What an error says, on one line."""
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
+def choose(model: Model, tokenizer: Path | Literal["bytes"] | None) -> Vocabulary:
+    """The vocabulary that is asked for; if none is, that of the model's folder, else bytes."""
+    if tokenizer == "bytes":
+        return BYTES
+    if isinstance(tokenizer, Path):
+        return from_folder(tokenizer)
+    if model.folder is not None and has_tokenizer(model.folder):
+        return from_folder(model.folder)
+    # Bytes would fit into any larger vocabulary, and mean something else there.
+    size = model.get("vocab_size")
+    if size not in (None, BYTES.size):
+        raise BadData(
+            f"the model has a vocabulary of {size}, its folder no tokenizer, and bytes are {BYTES.size}: "
+            "set tokenizer to a folder that has one, or to bytes if bytes are meant"
+        )
+    return BYTES
 
 
 def _chunks(text: str) -> Iterator[str]:

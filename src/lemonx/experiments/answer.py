@@ -84,12 +84,11 @@ def saved(answer: Reach, arm: Costs, baseline: Costs) -> dict[str, Any] | None:
     """Parts of the baseline's cost that are saved: in steps, FLOPs, and FLOPs with the source's training counted."""
     if answer.steps is None:
         return None
+    steps = answer.steps.by_seed
     parts = {
-        "steps": [1 - steps / baseline.steps for steps in answer.steps.by_seed],
-        "flops": [1 - steps * arm.per_step / baseline.total for steps in answer.steps.by_seed],
-        "flops_with_source": [
-            1 - (steps * arm.per_step + arm.source) / baseline.total for steps in answer.steps.by_seed
-        ],
+        "steps": [1 - n / baseline.steps for n in steps],
+        "flops": [1 - n * arm.per_step / baseline.total for n in steps],
+        "flops_with_source": [1 - (n * arm.per_step + arm.source) / baseline.total for n in steps],
     }
     return {name: asdict(figure(values)) for name, values in parts.items()}
 

@@ -152,7 +152,6 @@ class _Operators:
 
     def _widened(self, row: Row, suffix: str, step: Step, *, learned: bool) -> torch.Tensor:
         """B_out W (S B_in)^T, along every axis that is a space."""
-        import torch
 
         tensor = self.source[step.source]
         if not tensor.is_floating_point():
@@ -166,7 +165,7 @@ class _Operators:
             if name in operators:
                 operator = operators[name]
                 operator = operator * self.share[name][:, None] if axis.role == "r" else operator
-                wide = torch.tensordot(operator, wide, dims=([1], [position])).movedim(0, position)
+                wide = (wide.movedim(position, -1) @ operator.T).movedim(-1, position)
         return wide.reshape(step.shape)
 
     def _sizes(self, side: Side, whole: int) -> list[int]:

@@ -58,9 +58,7 @@ def fresh(task: str, config: Mapping[str, Any], decided: Mapping[str, Any], seed
     try:
         known = AutoConfig.for_model(kind)
     except ValueError:
-        raise BadRecipe(
-            f"config.model_type: transformers has no model {kind!r}: try llama, gpt2, bert or vit"
-        ) from None
+        raise BadRecipe(f"config.model_type: no model {kind!r}: try llama, gpt2, pre-ln-bert or vit") from None
     _check_fields(config, known)
     _check_decided(config, decided)
     torch.manual_seed(seed)
@@ -77,10 +75,8 @@ def _check_fields(config: Mapping[str, Any], known: Any) -> None:
     for name in config:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            advice = (
-                f"did you mean {near[0]!r}?" if near else f"see the config of {config['model_type']} in transformers"
-            )
-            raise BadRecipe(f"config.{name} is no field of {config['model_type']!r}: {advice}")
+            advice = f"did you mean {near[0]!r}?" if near else "leave it out"
+            raise BadRecipe(f"config.{name} is no field of a {config['model_type']}: {advice}")
 
 
 def _check_decided(config: Mapping[str, Any], decided: Mapping[str, Any]) -> None:
@@ -91,11 +87,12 @@ def _check_decided(config: Mapping[str, Any], decided: Mapping[str, Any]) -> Non
             raise BadRecipe(f"config.{name} is {given!r}, but the data has {value!r}: leave it out")
 
 
-def loaded(task: str, folder: Path, decided: Mapping[str, Any]) -> PreTrainedModel:
-    """The model of a checkpoint, in float32."""
+def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
+    """The model of a checkpoint, in float32; a head that it does not have yet is drawn with `seed`."""
     import torch
 
     auto = _auto(task)
+    torch.manual_seed(seed)
     with quiet():
         try:
             model, info = auto.from_pretrained(

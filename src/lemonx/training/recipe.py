@@ -17,11 +17,11 @@ assert get_args(Task) == TASKS
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Expand(_Strict):
-    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.expand`."""
+    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.plan`."""
 
     width: PositiveInt | None = None
     depth: PositiveInt | None = None
@@ -39,7 +39,7 @@ class Expand(_Strict):
 
     @property
     def options(self) -> dict[str, Any]:
-        given = self.model_dump(exclude_none=True)
+        given = self.model_dump(exclude_none=True, exclude={"verify"})
         return {"fields": given.pop("sizes"), **given}
 
 
@@ -47,8 +47,8 @@ class Optimizer(_Strict):
     """AdamW; weight decay is on matrices only."""
 
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _in_range(self) -> Optimizer:
@@ -98,7 +98,7 @@ class Recipe(_Strict):
     seed: NonNegativeInt = 0
     eval_every: PositiveInt | None = None
     save_every: NonNegativeInt | None = None
-    report_to: tuple[str, ...] = ()
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = ()
 
     @model_validator(mode="before")
     @classmethod

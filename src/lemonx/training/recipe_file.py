@@ -65,7 +65,9 @@ def found(path: Path) -> Path:
 
 def shipped() -> dict[str, str]:
     """Name -> what it is, of every recipe that ships."""
-    return {path.stem: _first_comment(path.read_text()) for path in sorted(SHIPPED.glob("*.yaml"))}
+    return {
+        path.stem: _first_comment(path.read_text()) for path in sorted(SHIPPED.glob("*.yaml"), key=lambda p: p.stem)
+    }
 
 
 def _first_comment(text: str) -> str:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +53,17 @@ def run(
 
     `progress(step, total, figures)` is called after every step, and with figures after every evaluation.
     """
+    _require(recipe)
     job = _kind()(recipe, Path(output), _prepared(recipe), progress)
     with job.claimed(resume=resume, force=force), model.quiet():
         return job.run()
+
+
+def _require(recipe: Recipe) -> None:
+    """Before hours are spent: what only the end of a run would miss."""
+    for package in ("accelerate", "matplotlib", *recipe.report_to):
+        if find_spec(package) is None:
+            raise BadRecipe(f"training needs {package}: pip install {package}, or lemonx[train]")
 
 
 def _kind() -> type[Job]:
@@ -123,7 +132,7 @@ class Job:
     def _expanded(self, source: Path, expand: Expand) -> PreTrainedModel:
         target = self.output / ".expanded"
         shutil.rmtree(target, ignore_errors=True)
-        api.expand(source, target, **expand.options)
+        api.expand(source, target, verify=expand.verify, **expand.options)
         found = self._begun(target)
         shutil.rmtree(target)
         return found
@@ -137,7 +146,7 @@ class Job:
                 shutil.copyfile(path, self.output / name) if text is None else (self.output / name).write_text(text)
 
     def _loaded(self, source: Path, decided: Mapping[str, Any]) -> PreTrainedModel:
-        return model.loaded(self.recipe.task, source, decided)
+        return model.loaded(self.recipe.task, source, decided, self.recipe.seed)
 
     def _grown(self, saved: Saved, leg: Leg) -> Saved:
         return grow(saved, leg, self.output)
@@ -198,7 +207,8 @@ class Job:
         # config.json last: a folder with it is a checkpoint.
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(path, self.output / path.name)
-        shutil.rmtree(partial)
+        for other in (partial, *self.output.glob("stage-*")):
+            shutil.rmtree(other)
         folder.write_text(self.output / folder.CURVE, curves.csv_text(done.curve))
         curves.draw(done.curve, self.output / folder.PICTURE)
         folder.write_text(self.output / folder.RUN, json.dumps(self._account(trained, done), indent=2) + "\n")

@@ -1,6 +1,6 @@
 """The learning rate as a closed formula: a linear warm-up to the maximum, then a cosine (or a line) to the minimum.
 
-The paper (section 4): an expanded model keeps the maximum of training from scratch, and decays faster.
+The paper (section 5): an expanded model keeps the maximum of training from scratch, and decays faster.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def grow(saved: Saved, leg: Leg, output: Path) -> Saved:
     assert leg.expand is not None
     partial, finished = output / f".stage-{leg.stage}", output / f"stage-{leg.stage}"
     shutil.rmtree(partial, ignore_errors=True)
-    api.expand(saved.path, partial, **leg.expand.options)
+    api.expand(saved.path, partial, verify=leg.expand.verify, **leg.expand.options)
     for pattern in _CARRIED:
         for path in saved.path.glob(pattern):
             shutil.copy2(path, partial)

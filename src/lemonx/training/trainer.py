@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -11,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from lemonx.data import Prepared
+from lemonx.errors import BadRecipe
 from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Inheritance, Recipe
 from lemonx.training.schedule import Schedule
@@ -67,9 +70,7 @@ class Rhythm(TrainerCallback):
     def __init__(self, evaluate: int, save: int, end: int, total: int, tell: Tell) -> None:
         self.evaluate, self.save, self.end, self.total, self.tell = evaluate, save, end, total, tell
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         step = state.global_step
         control.should_evaluate = step % self.evaluate == 0 or step == self.end
         # The end of a stage is always saved: the next one grows from there.
@@ -77,13 +78,9 @@ class Rhythm(TrainerCallback):
         control.should_save &= self.save > 0 or self.end < self.total
         control.should_log = control.should_evaluate or control.should_save
         self.tell(step, state.log_history, {})
-        return control
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
-    ) -> TrainerControl:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         self.tell(state.global_step, state.log_history, more["metrics"])
-        return control
 
 
 class LemonTrainer(Trainer):
@@ -124,18 +121,20 @@ class LemonTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         rate, maximum = self.schedule.learning_rate, self.schedule.maximum
-        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: rate(step) / maximum)
+        used: Any = optimizer or self.optimizer
+        self.lr_scheduler = LambdaLR(used, lambda step: rate(step) / maximum)
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         # A grown model may come without the state of an optimizer; the schedule goes on all the same.
-        step, scheduler = self.state.global_step, self.lr_scheduler
-        assert scheduler is not None and self.optimizer is not None
+        step, scheduler, optimizer = self.state.global_step, self.lr_scheduler, self.optimizer
+        scheduler: Any
+        optimizer: Any
         scheduler.last_epoch = step
-        scheduler._last_lr = [self.schedule.learning_rate(step)] * len(self.optimizer.param_groups)
-        for group in self.optimizer.param_groups:
+        scheduler._last_lr = [self.schedule.learning_rate(step)] * len(optimizer.param_groups)
+        for group in optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate(step)
 
     # The loss.
@@ -179,6 +178,11 @@ class LemonTrainer(Trainer):
         self.store_flos()
         logs["flops"] = self.state.total_flos
         logs["seconds"] = round(self.seconds, 3)
+        if not math.isfinite(logs.get("loss", logs.get("eval_loss", 0.0))):
+            raise BadRecipe(
+                f"the loss is not finite at step {self.state.global_step}: lower learning_rate, lengthen the warm-up, "
+                "or set clip"
+            )
         super().log(logs, start_time)
 
     @property
@@ -192,7 +196,7 @@ class LemonTrainer(Trainer):
         return str(self._partial or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(self.args.output_dir)
+        folder = Path(str(self.args.output_dir))
         name = f"checkpoint-{self.state.global_step}"
         self._partial = folder / ".partial"
         super()._save_checkpoint(model, trial)
@@ -202,7 +206,7 @@ class LemonTrainer(Trainer):
             shutil.rmtree(folder / name, ignore_errors=True)
             os.rename(finished / name, folder / name)
             shutil.rmtree(finished, ignore_errors=True)
-            for other in folder.glob("checkpoint-*"):
+            for other in (*folder.glob("checkpoint-*"), *folder.glob("stage-*")):
                 if other.name != name:
                     shutil.rmtree(other)
 
@@ -211,7 +215,8 @@ def forward_flops(model: torch.nn.Module, inputs: Mapping[str, Any]) -> int:
     """FLOPs of one forward pass, counted by torch; the random state stays as it was."""
     was_training = model.training
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
+    # torch does not count the fused attention of a CPU; the plain one does the same products.
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), counter:
         model.eval()(**inputs)
     model.train(was_training)
     return counter.get_total_flops()
