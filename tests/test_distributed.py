@@ -47,6 +47,10 @@ RECIPE: dict[str, Any] = {
     **{"task": "causal-lm", "config": MODEL, "data": {"kind": "stdlib", "length": 32}, "steps": 8, "batch_size": 8},
     **{"learning_rate": 3e-3, "eval_every": 2, "eval_batch_size": 128, "save_every": 3, "seed": 1},
 }
+STAGED: dict[str, Any] = {
+    **{**RECIPE, "steps": None, "save_every": None},
+    "stages": [{"steps": 2}, {"steps": 2, "expand": {"width": 72, "depth": 3, "verify": False}}],
+}
 GROWN: dict[str, Any] = {**RECIPE, "config": None, "expand": {"width": 72, "depth": 3}, "steps": 4}
 
 
@@ -62,6 +66,7 @@ def one(folder: Path) -> dict[str, Any]:
         "whole": RECIPE,
         "halves": {**RECIPE, "gradient_accumulation": 2},
         "half": {**RECIPE, "batch_size": 4},
+        "staged": STAGED,
     }
     curves = {name: run(parse_recipe(recipe), folder / f"one-{name}").curve for name, recipe in recipes.items()}
     # Half of the batch at a time is what two processes do: the same sums in another order.
@@ -83,6 +88,7 @@ def two(folder: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
     training = {
         "two": {"recipe": RECIPE, "stop": None},
         "resumed": {"recipe": RECIPE, "stop": 5},
+        "staged": {"recipe": STAGED, "stop": None},
         "grown": {"recipe": {**GROWN, "source": str(folder / "one-whole")}, "stop": None},
     }
     jobs = {"block": BLOCK, "expand": EXPANSIONS, "train": training}
@@ -203,9 +209,9 @@ def test_the_wrong_model_is_refused(folder: Path, two: list[dict[str, Any]]) -> 
         filled({"hidden_size": 96})
     with pytest.raises(BadTarget, match="rms_norm_eps = 1e-06"):
         filled({"rms_norm_eps": 1e-6})
-    with pytest.raises(BadTarget, match="only the model has lm_head.weight"):
+    with pytest.raises(BadTarget, match=r"only the model has lm_head\.weight"):
         filled({"tie_word_embeddings": False})
-    with pytest.raises(BadTarget, match="float32 in the model and torch.float64 in the expansion"):
+    with pytest.raises(BadTarget, match=r"float32 in the model and torch\.float64 in the expansion"):
         filled({}, dtype="float64")
     with pytest.raises(Refused, match="makes its model whole"):
         filled({}, method="scratch")
@@ -251,6 +257,26 @@ def test_a_recipe_that_expands_does_so_slice_by_slice(one: dict[str, Any], two: 
         assert distance(one["curves"]["grown"], grown) <= one["tolerance"]
 
 
+def test_stages_of_size(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    """The model grows in the middle of the run: shared before and after."""
+    for found in two:
+        assert distance(one["curves"]["staged"], found["train"]["staged"]["curve"]) <= one["tolerance"]
+        assert found["train"]["staged"]["kinds"] == ["DTensor (Shard(dim=0),)"]
+
+
+def test_moments_of_a_shared_run_grow(folder: Path, two: list[dict[str, Any]]) -> None:
+    """The slices that two processes wrote are one state by name, which grows with the weights."""
+    last = folder / "two" / "checkpoint-8"
+    lemonx.expand(last, folder / "grown-moments", width=96, verify=False, with_optimizer=True)
+    moments = load_file(folder / "grown-moments" / "optimizer" / "model.safetensors")
+    weights = load_file(folder / "grown-moments" / "model.safetensors")
+    assert {f"state.{name}.exp_avg" for name in weights} <= moments.keys()
+    for name, weight in weights.items():
+        assert moments[f"state.{name}.exp_avg_sq"].shape == weight.shape
+        assert moments[f"state.{name}.step"] == 8
+        assert moments[f"state.{name}.exp_avg"].abs().max() > 0
+
+
 def test_the_result_is_a_normal_checkpoint(folder: Path, one: dict[str, Any], two: list[dict[str, Any]]) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -264,5 +290,5 @@ def test_the_result_is_a_normal_checkpoint(folder: Path, one: dict[str, Any], tw
         last = sorted((folder / name).glob("checkpoint-*"))[-1]
         assert sorted(path.name for path in last.glob("*.p*")) == ["rng_state_0.pth", "rng_state_1.pth"]
         moments = load_file(last / "optimizer" / "shard-00001-model-00001-of-00001.safetensors")
-        assert {key.rpartition(".")[2] for key in moments} == {"exp_avg", "exp_avg_sq"}
+        assert {key.rpartition(".")[2] for key in moments} == {"exp_avg", "exp_avg_sq", "step"}
     lemonx.expand(folder / "two", folder / "larger", width=96, verify=False)
