@@ -16,10 +16,11 @@ import numpy as np
 
 from lemonx import api, methods
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadTarget, Refused
 from lemonx.modules import Vector
 from lemonx.operators import SILENT
-from lemonx.planning import DTYPES, Plan, Step
+from lemonx.planning import Plan, Step
 from lemonx.runner import everything, is_whole, run_plan, source_rows, wanted_blocks
 from lemonx.vectors import AVG
 
@@ -33,10 +34,11 @@ def load_expanded(
 ) -> PreTrainedModel:
     """Fill a model of the target's sizes, sharded or not, with the expansion of a checkpoint; every rank calls it.
 
-    `options` are those of `lemonx.expand`, without those that say how to write; the dtype is the model's. Build the
-    model with `plan(source, **options).target_config`, on the meta device, and call `to_empty` after `fully_shard`.
+    `options` are those of `lemonx.expand`, without those that say how to write; a model may hold what is made in
+    bfloat16 as float32. Build it from `plan(source, **options).target_config` on the meta device, and call `to_empty`
+    after `fully_shard`.
     """
-    made = api.plan(source, **{"dtype": _dtype(model), **options})
+    made = api.plan(source, **options)
     if methods.find(made.reading.method).make is not None:
         raise Refused(f"{made.reading.method} makes its model whole: write it with lemonx expand, and load that")
     _check_config(model, made)
@@ -46,13 +48,6 @@ def load_expanded(
         run_plan(made, checkpoint, _Shards(held), wanted=lambda step: held[step.name].rows, threads=threads)
     compute_buffers(model)
     return model
-
-
-def _dtype(model: PreTrainedModel) -> str:
-    name = str(model.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise BadTarget(f"the model's parameters are {name}: build it in one of {', '.join(DTYPES)}")
-    return name
 
 
 def _check_config(model: PreTrainedModel, made: Plan) -> None:
@@ -138,6 +133,8 @@ def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _check_tensors(held: Mapping[str, _Part], made: Plan) -> None:
+    import torch
+
     steps = {step.name: step for step in made.steps}
     for name in sorted(steps.keys() ^ held.keys()):
         where = "the expansion" if name in steps else "the model"
@@ -145,9 +142,9 @@ def _check_tensors(held: Mapping[str, _Part], made: Plan) -> None:
     for name, step in steps.items():
         if held[name].shape != step.shape:
             raise BadTarget(f"{name} is {held[name].shape} in the model and {step.shape} in the expansion")
-        kept = str(held[name].local.dtype).removeprefix("torch.")
-        if kept in DTYPES and DTYPES[kept] != step.dtype:
-            raise BadTarget(f"{name} is {kept} in the model and {step.dtype} in the expansion: give dtype={kept!r}")
+        kept, made_in = held[name].local.dtype, torch_dtype(step.dtype)
+        if torch.promote_types(kept, made_in) != kept:
+            raise BadTarget(f"{name} is {kept} in the model and {made_in} in the expansion: give another dtype")
 
 
 def compute_buffers(model: PreTrainedModel) -> None:
@@ -189,8 +186,6 @@ def sliced(rows: range, processes: int, rank: int) -> range:
 
 
 def _row_bytes(step: Step) -> int:
-    from lemonx.checkpoints.safetensors_file import torch_dtype
-
     return int(np.prod(step.shape[1:], dtype=np.int64)) * torch_dtype(step.dtype).itemsize
 
 

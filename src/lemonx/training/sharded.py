@@ -7,7 +7,6 @@ it. The same code runs on GPUs.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from torch import distributed as dist
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
+from lemonx.optimizer_state.by_name import FOLDER, STATE, has_named_state
 from lemonx.sharded_expansion import compute_buffers, local_rows, tensors_on_disk
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # Bytes per file of weights.
 FILE = 5 * 10**9
-# Adam's state of one parameter, without the count of its steps.
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def processes() -> int:
@@ -136,36 +134,35 @@ def _write(tensors: Mapping[str, Tensor], folder: Path, files: dict[str, int] | 
     dcp.save(dict(tensors), storage_writer=writer)
 
 
-def save_moments(model: nn.Module, optimizer: Optimizer, folder: str | Path) -> None:
-    """Adam's moments by the names of their parameters, each process its slices; nothing is pickled."""
-    folder = Path(folder)
-    state = _state(model, optimizer)
-    _write(_moments(state), folder, files=None)
-    if dist.get_rank() == 0:
-        steps = {name: int(values["step"]) for name, values in state["state"].items()}
-        (folder / "steps.json").write_text(json.dumps(steps))
-    dist.barrier()
+def save_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
+    """Adam's moments by the names of their parameters, as `lemonx expand --with-optimizer` grows them.
+
+    Each process writes its slices, and nothing is pickled; Trainer's own file has positions instead of names.
+    """
+    _write(_flat(_state(model, optimizer)), Path(checkpoint) / FOLDER, files=None)
 
 
-def load_moments(model: nn.Module, optimizer: Optimizer, folder: str | Path) -> None:
-    """What `save_moments` wrote, with as many processes or another number of them."""
+def load_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
+    """What `save_moments` wrote, with as many processes or another number; nothing happens if there is nothing."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
+    if not has_named_state(Path(checkpoint)):
+        return
     state = _state(model, optimizer)
-    dcp.load(_moments(state), storage_reader=dcp.HuggingFaceStorageReader(str(folder)))
-    steps = json.loads((Path(folder) / "steps.json").read_text())
-    for name, values in state["state"].items():
-        values["step"].fill_(float(steps[name]))
+    dcp.load(_flat(state), storage_reader=dcp.HuggingFaceStorageReader(str(Path(checkpoint) / FOLDER)))
     set_optimizer_state_dict(model, optimizer, optim_state_dict=state)
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> Any:
-    """By name: Trainer's own file has positions only. Where there is no state yet, this makes one of zeros."""
+    """The state by name; where there is none yet, this makes one of zeros."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     return get_optimizer_state_dict(model, optimizer)
 
 
-def _moments(state: Any) -> dict[str, Tensor]:
-    return {f"{name}.{kind}": values[kind] for name, values in state["state"].items() for kind in _MOMENTS}
+def _flat(state: Any) -> dict[str, Tensor]:
+    """The tensors themselves, not copies: what is loaded into them is loaded into the state."""
+    return {
+        f"{STATE}{name}.{field}": value for name, values in state["state"].items() for field, value in values.items()
+    }

@@ -25,10 +25,6 @@ from lemonx.training.trainer import FORWARDS, LemonTrainer, forward_flops
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The folder of a checkpoint that holds the state of the optimizer.
-_OPTIMIZER = "optimizer"
-
-
 class ShardedTrainer(LemonTrainer):
     """A Trainer of a sharded model: what it saves is never whole in one process."""
 
@@ -42,12 +38,12 @@ class ShardedTrainer(LemonTrainer):
         sharded.save(self.model, output_dir or str(self.args.output_dir))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        sharded.save_moments(self.model, _plain(self.optimizer), Path(output_dir) / _OPTIMIZER)
+        sharded.save_moments(self.model, _plain(self.optimizer), output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(None)
-        if checkpoint is not None and (Path(checkpoint) / _OPTIMIZER).is_dir():
-            sharded.load_moments(self.model, _plain(self.optimizer), Path(checkpoint) / _OPTIMIZER)
+        if checkpoint is not None:
+            sharded.load_moments(self.model, _plain(self.optimizer), checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The job has loaded the weights already."""
@@ -139,8 +135,8 @@ class SharedJob(Job):
         return found
 
     def _expanded(self, source: Path, expand: Expand) -> PreTrainedModel:
-        """Nothing is written: each process makes the slices that it holds."""
-        made = api.plan(source, dtype="float32", **expand.options)
+        """Nothing is written, and nothing verified: each process makes the slices that it holds."""
+        made = api.plan(source, **expand.options)
         self._bring_along(source, made)
         empty = model.empty(self.recipe.task, made.target_config, self.data.model)
         return load_expanded(sharded.allocate(empty, self.mesh), source, **expand.options)
