@@ -25,6 +25,7 @@ from lemonx.training.trainer import FORWARDS, LemonTrainer, forward_flops
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
 class ShardedTrainer(LemonTrainer):
     """A Trainer of a sharded model: what it saves is never whole in one process."""
 
