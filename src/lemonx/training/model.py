@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.errors import BadCheckpoint, BadRecipe
+from lemonx.verification.loading import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # A new task brings a head of its own; everywhere else a missing weight is a broken checkpoint.
 _NEW_HEAD = ("sequence-classification", "image-classification")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' bars and warnings."""
-    from transformers.utils import logging
-
-    shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(shown)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _auto(task: str) -> Any:

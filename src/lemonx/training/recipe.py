@@ -44,7 +44,7 @@ class Expand(_Strict):
 
 
 class Optimizer(_Strict):
-    """AdamW; weight decay is on matrices only."""
+    """AdamW; weight decay is not on biases and norms, which is Trainer's own rule."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
@@ -66,10 +66,11 @@ class Inheritance(_Strict):
 
 
 class Stage(_Strict):
-    """Steps at one size; `expand` comes before them."""
+    """Steps at one size; `expand` comes before them, and Adam's moments grow along or start anew."""
 
     steps: PositiveInt
     expand: Expand | None = None
+    moments: Literal["grown", "anew"] = "grown"
 
 
 class Recipe(_Strict):

@@ -24,6 +24,7 @@ from lemonx.training.folder import Saved
 from lemonx.training.recipe import Expand, Recipe
 from lemonx.training.schedule import Schedule
 from lemonx.training.stages import Leg, grow, legs
+from lemonx.verification.loading import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,7 +56,7 @@ def run(
     """
     _require(recipe)
     job = _kind()(recipe, Path(output), _prepared(recipe), progress)
-    with job.claimed(resume=resume, force=force), model.quiet():
+    with job.claimed(resume=resume, force=force), quiet():
         return job.run()
 
 

@@ -115,10 +115,6 @@ class LemonTrainer(Trainer):
 
     # The schedule and the optimizer.
 
-    def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-        """Matrices and kernels. What has a leading 1 is a vector or a table that is added: a class token, positions."""
-        return [name for name, p in model.named_parameters() if p.ndim >= 2 and p.shape[0] > 1]
-
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         rate, maximum = self.schedule.learning_rate, self.schedule.maximum
         used: Any = optimizer or self.optimizer
