@@ -17,7 +17,7 @@ import lemonx
 import pico
 from lemonx.free import EVEN, PRESETS, Free
 from lemonx.optimizer_state import EXACT, EXPECTED, FRESH, duals, moments
-from lemonx.optimizer_state.names import disk_names
+from lemonx.verification.building import disk_names
 from lemonx.verification.float64 import Float64
 
 # Float64 carries 1e-16, and a gradient is a sum of a few thousand products.
@@ -178,6 +178,15 @@ def test_the_backward_signals_of_copies_sum_to_the_unit_s(source: Any, model: st
             weights = torch.from_numpy((dual.along.scale * units.amp * units.gain)[copied])
             total.index_add_(0, torch.from_numpy(units.source[copied]), weights)
             torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-14, atol=0)
+
+
+def test_a_norm_that_moves_takes_its_moments_along(source: Any) -> None:
+    """Post-LN depth: the last norm becomes the identity, the one that closes the group takes its place."""
+    readings = moments(lemonx.plan(source("bert-pretraining")[0], free=EVEN, depth=3))
+    norm = "bert.encoder.layer.{}.output.LayerNorm.weight"
+    assert readings[norm.format(1)].status == FRESH
+    assert readings[norm.format(2)].status == EXACT and readings[norm.format(2)].source == norm.format(1)
+    assert readings["bert.encoder.layer.2.output.dense.weight"].status == FRESH
 
 
 def test_a_method_that_is_not_lossless_claims_nothing(source: Any) -> None:

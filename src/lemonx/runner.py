@@ -8,6 +8,7 @@ weights that a file keeps transposed (GPT-2) and tables with leading axes are in
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -158,11 +159,11 @@ class _Task:
 
         with self.whole_tensors:
             source = _Whole(step, how, self.checkpoint, self.scratch, wanted)
-            result = torch.empty(step.shape, dtype=source.dtype)
-            rows = source.as_rows(result, how.columns.target_size)
+            rows = torch.empty(how.rows.target_size, how.columns.target_size, dtype=source.dtype)
             for part, run in _blocks(how, source.dtype):
                 here = rows[run.target : run.target + run.length]
                 here.copy_(self._expanded(step, how, source, part, run))
+            result = source.as_stored(rows, step.shape)
             self.writer.write(step.name, 0, result)
         self.tell(result.nbytes)
 
@@ -186,7 +187,10 @@ class _Task:
             values = result.reshape(-1).double().numpy()
             if recipe.constant is not None:
                 values = np.full_like(values, recipe.constant)
-            values = torch.from_numpy(values[np.maximum(recipe.expansion.source, 0)] * recipe.factor)
+                values -= recipe.offset
+            values = values[np.maximum(recipe.expansion.source, 0)] * recipe.factor
+            # The gain v + offset takes the factor: what stays has no rounding.
+            values = torch.from_numpy(values + recipe.offset * (recipe.factor - 1.0))
             free = torch.from_numpy(recipe.expansion.source < 0)
             if recipe.fill and bool(free.any()):
                 zeta = torch.empty(int(free.sum()), dtype=torch.float64)
@@ -304,8 +308,17 @@ class _Whole(_Source):
         return held
 
     def as_rows(self, tensor: torch.Tensor, columns: int) -> torch.Tensor:
-        """A view of a tensor as the file keeps it: rows first."""
-        return tensor.view(columns, -1).T if self.how.transposed else tensor.view(-1, columns)
+        """A tensor as the file keeps it, rows first."""
+        if not self.how.transposed:
+            return tensor.view(-1, columns)
+        return tensor.view(math.prod(tensor.shape[:-2]), columns, -1).transpose(1, 2).reshape(-1, columns)
+
+    def as_stored(self, rows: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """The way back."""
+        if not self.how.transposed:
+            return rows.view(shape)
+        slices = math.prod(shape[:-2])
+        return rows.view(slices, -1, rows.shape[1]).transpose(1, 2).reshape(shape)
 
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self._held[name][start:stop].contiguous()

@@ -18,8 +18,8 @@ from lemonx.checkpoints.safetensors_file import dtype_name
 from lemonx.errors import BadCheckpoint
 from lemonx.optimizer_state.grow import grow_entry
 from lemonx.optimizer_state.moments import moments
-from lemonx.optimizer_state.names import disk_names, skeleton
 from lemonx.planning import Plan
+from lemonx.verification.building import disk_names, skeleton
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from typing import Any
 
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.optimizer_state.moments import FRESH, Moments, moments
-from lemonx.optimizer_state.names import disk_names, skeleton
 from lemonx.planning import Plan
+from lemonx.verification.building import disk_names, skeleton
 
 FIRST, SECOND, COUNT = ("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"), "step"
 State = Mapping[str, Any]

@@ -14,8 +14,8 @@ from lemonx.checkpoints.folder import parse_object, read_bytes, real_file
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
 from lemonx.optimizer_state.grow import grow_optimizer
 from lemonx.optimizer_state.moments import moments
-from lemonx.optimizer_state.names import disk_names, skeleton
 from lemonx.planning import Plan
+from lemonx.verification.building import disk_names, skeleton
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
