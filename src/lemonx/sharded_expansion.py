@@ -95,7 +95,7 @@ def _part(name: str, tensor: torch.Tensor) -> _Part:
             f"{name} is placed as {list(tensor.placements)}: only slices of the first axis can be filled, "
             "as FSDP2 makes them without tensor parallelism"
         )
-    return _Part(shape, local_rows(tensor), tensor.detach().to_local())
+    return _Part(shape, local_rows(tensor), tensor.to_local().detach())
 
 
 def local_rows(tensor: torch.Tensor) -> range:

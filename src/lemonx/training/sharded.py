@@ -90,7 +90,7 @@ def load(model: PreTrainedModel, folder: str | Path) -> bool:
             return False
         for name, tensor in held.items():
             if isinstance(tensor, DTensor):
-                rows, local = local_rows(tensor), tensor.detach().to_local()
+                rows, local = local_rows(tensor), tensor.to_local().detach()
                 if rows:
                     local.copy_(checkpoint.read(name, rows.start, rows.stop))
             else:
@@ -126,12 +126,11 @@ def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _write(tensors: Mapping[str, Tensor], folder: Path, files: dict[str, int] | None) -> None:
     """Slices as safetensors, one file a process; with `files` then put together."""
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
-    writer = dcp.HuggingFaceStorageWriter(
-        str(folder), files, save_distributed=True, enable_consolidation=files is not None
-    )
-    dcp.save(dict(tensors), storage_writer=writer)
+    writer = HuggingFaceStorageWriter(str(folder), files, save_distributed=True, enable_consolidation=files is not None)
+    save(dict(tensors), storage_writer=writer)
 
 
 def save_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
@@ -144,13 +143,14 @@ def save_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path)
 
 def load_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
     """What `save_moments` wrote, with as many processes or another number; nothing happens if there is nothing."""
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     if not has_named_state(Path(checkpoint)):
         return
     state = _state(model, optimizer)
-    dcp.load(_flat(state), storage_reader=dcp.HuggingFaceStorageReader(str(Path(checkpoint) / FOLDER)))
+    load(_flat(state), storage_reader=HuggingFaceStorageReader(str(Path(checkpoint) / FOLDER)))
     set_optimizer_state_dict(model, optimizer, optim_state_dict=state)
 
 

@@ -33,18 +33,23 @@ class ShardedTrainer(LemonTrainer):
         super().__init__(*arguments, **more)
         # Were it otherwise, every process would train on the same examples, without a word.
         assert self.args.world_size == self.accelerator.num_processes == dist.get_world_size()
-        assert all(isinstance(parameter, DTensor) for parameter in self.model.parameters())
+        assert all(isinstance(parameter, DTensor) for parameter in self._shared.parameters())
+
+    @property
+    def _shared(self) -> PreTrainedModel:
+        model: Any = self.model
+        return model
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        sharded.save(self.model, output_dir or str(self.args.output_dir))
+        sharded.save(self._shared, output_dir or str(self.args.output_dir))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        sharded.save_moments(self.model, _plain(self.optimizer), output_dir)
+        sharded.save_moments(self._shared, _plain(self.optimizer), output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(None)
         if checkpoint is not None:
-            sharded.load_moments(self.model, _plain(self.optimizer), checkpoint)
+            sharded.load_moments(self._shared, _plain(self.optimizer), checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The job has loaded the weights already."""
@@ -60,8 +65,8 @@ class ShardedTrainer(LemonTrainer):
         """
         shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if torch.is_tensor(value))
         if shapes not in self._counted:
-            example = inputs[self.model.main_input_name][:1]
-            self._counted[shapes] = FORWARDS * _flops(self.model, example)
+            example = inputs[self._shared.main_input_name][:1]
+            self._counted[shapes] = FORWARDS * _flops(self._shared, example)
             if self.teacher is not None:
                 self._counted[shapes] += _flops(self.teacher, example)
         return self._counted[shapes] * len(next(iter(inputs.values())))
