@@ -73,8 +73,10 @@ def compare(source: Checkpoint, target: Checkpoint, *, exact: bool, slack: float
         raise NotVerified(f"{short}: verify on a larger machine")
     stored = min(stored_dtype(source), stored_dtype(target), key=_PRECISION.index)
     before, odd_before, batch = _run(source.path, seed)
+    inputs = " and ".join(f"{name} {list(value.shape)}" for name, value in batch.items() if name != "attention_mask")
     noise = None if exact or stored == "float64" else _noise(source.path, stored, before, seed)
-    after, odd_after, _ = _run(target.path, seed)
+    # The same texts: the target's vocabulary and its longest text may be larger.
+    after, odd_after, _ = _run(target.path, seed, batch)
     shared = [name for name in before.outputs if name in after.outputs]
     worst, largest = 0.0, 0.0
     for name in shared:
@@ -90,10 +92,12 @@ def compare(source: Checkpoint, target: Checkpoint, *, exact: bool, slack: float
     if not shared:
         raise NotVerified(f"{source.path} and {target.path} have no output in common: they are different models")
     tolerance = max(EXACT, slack, NOISE_MULTIPLE * (noise or 0.0))
-    tokens = None if before.tokens is None else before.tokens.equal(after.tokens)
+    # A new token may be the most likely one: then greedy texts differ, and old logits still agree.
+    wider = any(after.outputs[name].shape != before.outputs[name].shape for name in shared if name.endswith("logits"))
+    tokens = None if before.tokens is None or wider else before.tokens.equal(after.tokens)
     odd = tuple(sorted(odd_after - odd_before))
     kl = _divergence(before.outputs, after.outputs)
-    return Comparison(worst, tolerance, noise, largest, tuple(shared), tokens, kl, odd, batch)
+    return Comparison(worst, tolerance, noise, largest, tuple(shared), tokens, kl, odd, inputs)
 
 
 def _divergence(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float | None:
@@ -112,14 +116,16 @@ class _Outputs:
     tokens: Any
 
 
-def _run(path: Path, seed: int) -> tuple[_Outputs, frozenset[str], str]:
+def _run(
+    path: Path, seed: int, batch: dict[str, torch.Tensor] | None = None
+) -> tuple[_Outputs, frozenset[str], dict[str, torch.Tensor]]:
     import torch
 
     from lemonx.verification.float64 import Float64
 
     with Float64():
         model, odd = load(path, torch.float64)
-        batch = sample(model, seed)
+        batch = batch or sample(model, seed)
         found = floating_outputs(model, batch)
         tokens = None
         if model.can_generate() and "input_ids" in batch:
@@ -128,8 +134,7 @@ def _run(path: Path, seed: int) -> tuple[_Outputs, frozenset[str], str]:
             )
     del model
     gc.collect()
-    shapes = " and ".join(f"{name} {list(value.shape)}" for name, value in batch.items() if name != "attention_mask")
-    return _Outputs(found, tokens), odd, shapes
+    return _Outputs(found, tokens), odd, batch
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
