@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 import pretend
+from lemonx import cli
 from lemonx.errors import BadOutput, BadRecipe
 from lemonx.experiments import report, verdict, wording
 from lemonx.experiments.answer import figure, steps_to
 from lemonx.experiments.report import charts
 from lemonx.experiments.report.styles import styles
+from lemonx.show import experiments as show
 
 ARMS: list[dict[str, Any]] = pretend.EXPERIMENT["arms"]
 NASTY = '<b id="nasty">bold</b> & </script><script>nasty()</script>'
@@ -305,7 +307,9 @@ def test_what_does_not_reproduce_is_said_first(results: list[dict[str, Any]], pa
     assert by["LEMON", "FPI"] == verdict.AHEAD and ("LEMON", "FPI, indivisible") not in by
     assert {c.outcome for c in verdict.claims(single)} == {verdict.OPEN}
     assert verdict.headline(verdict.claims(single))[1].endswith("on it LEMON is ahead of 3 of 3.")
-    assert {task for task, _ in verdict.tuned(single)} == {"a", "bc"}
+    assert {(task, c.outcome) for task, c in verdict.tuned(single)} == {("a", verdict.OPEN), ("bc", verdict.OPEN)}
+    bounds = {c.arm: (c.outcome, c.bound) for c in verdict.claims(rates)}
+    assert bounds == {"LEMON, 0.001": (verdict.AHEAD, "at least"), "LEMON, 0.0001": (verdict.OPEN, "at most")}
     [variant] = verdict.variants(rates)
     assert (variant.basis, variant.length, variant.outcome) == (verdict.FINAL, 600, verdict.BEHIND)
     banner = page.read_text().index('<div class="verdict behind">')
@@ -365,6 +369,25 @@ def test_report_reads_what_compare_wrote_and_writes_the_whole_page_or_nothing(
     assert page.read_bytes().isascii()
     with pytest.raises(BadOutput, match="cannot be written"):
         report.write(results, tmp_path / "result.json" / "page.html")
+
+
+def test_the_commands_print_what_the_page_says(
+    results: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    for number, content in enumerate(results):
+        Path(f"{number}").mkdir()
+        Path(f"{number}/result.json").write_text(json.dumps(content))
+    monkeypatch.setattr("sys.argv", ["lemonx", "report", "0", "1/result.json", "-o", "page.html"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code and "wrote page.html" in capsys.readouterr().out
+    assert Path("page.html").read_text() == report.render(results[:2])
+    show.print_result(results[0], Path("page.html"))
+    printed = capsys.readouterr().out
+    for arm in results[0]["arms"]:
+        assert arm["label"] in printed and wording.reach_text(results[0], arm) in printed
 
 
 # In a browser.

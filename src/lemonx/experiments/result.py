@@ -98,7 +98,11 @@ def _arm(
         "reach": asdict(answer),
         "saved": None if scratch else saved(answer, costs, baseline),
         "downstream": {
-            name: {"metric": task.metric, **asdict(figure([run["downstream"][name] for run in runs]))}
+            # Of the longest runs alone: the spread is one over seeds, not over lengths.
+            name: {
+                "metric": task.metric,
+                **asdict(figure([r["downstream"][name] for r in runs if r["steps"] == lengths[-1]])),
+            }
             for name, task in tasks.items()
         },
     }

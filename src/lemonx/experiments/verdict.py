@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lemonx.experiments.answer import AT_MOST, steps_to
-from lemonx.experiments.wording import is_baseline
+from lemonx.experiments.wording import AT_LEAST, is_baseline
 
 AHEAD, BEHIND, NOISE, OPEN = "ahead", "behind", "noise", "open"
 STEPS, FINAL = "steps", "final"
@@ -43,7 +43,7 @@ class Comparison:
     """An arm against another: the outcome, the advantage and the noise it is measured against.
 
     `basis`: steps to the mark, or final quality at equal `length`. `noise` is None where a single seed leaves none.
-    `at_least`: a bound stands for one of the two, and the advantage may be larger; `known`: its sign is known.
+    `bound`: what a bound on either side makes of the advantage, `at least` or `at most`; `known`: its sign is known.
     """
 
     arm: str
@@ -53,7 +53,7 @@ class Comparison:
     advantage: float
     noise: float | None
     length: int | None = None
-    at_least: bool = False
+    bound: str = ""
     known: bool = True
 
 
@@ -78,18 +78,14 @@ def judge(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any]) -
     advantage, noise = second.steps - first.steps, combined(first.spread, second.spread)
     # One seed leaves no noise to judge by, but it leans to a side.
     leans = outcome_of(advantage, noise or 0.0)
+    larger, smaller = first.less or second.more, first.more or second.less
     # A bound decides only if the truth behind it can but add to the difference.
-    unsure = {
-        AHEAD: first.more or second.less,
-        BEHIND: first.less or second.more,
-        NOISE: first.less or first.more or second.less or second.more,
-        OPEN: True,
-    }[leans]
+    unsure = {AHEAD: smaller, BEHIND: larger, NOISE: larger or smaller, OPEN: True}[leans]
     if unsure and (length := _common_length(arm, other)) is not None:
         return _at_equal_length(content, arm, other, length)
     outcome = OPEN if unsure or noise is None else leans
-    at_least = leans == AHEAD and not unsure and (first.less or second.more)
-    return Comparison(arm["label"], other["label"], outcome, STEPS, advantage, noise, None, at_least, not unsure)
+    bound = {(True, False): AT_LEAST, (False, True): AT_MOST}.get((larger, smaller), "")
+    return Comparison(arm["label"], other["label"], outcome, STEPS, advantage, noise, None, bound, not unsure)
 
 
 def _at_equal_length(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any], length: int) -> Comparison:

@@ -7,6 +7,8 @@ from typing import Any
 
 from lemonx.experiments.answer import AT_MOST, NOT_REACHED
 
+AT_LEAST = "at least"
+
 
 def steps(value: float) -> str:
     """
@@ -58,7 +60,7 @@ def bound(arm: dict[str, Any]) -> str:
 
 def saved_bound(arm: dict[str, Any]) -> str:
     """What stands before a saving: at most so many steps are at least so much saved."""
-    return "at least " if bound(arm) else ""
+    return f"{AT_LEAST} " if bound(arm) else ""
 
 
 def not_reached(arm: dict[str, Any]) -> str:

@@ -57,7 +57,7 @@ class _Section:
             ),
             "rows": rows,
             "claims": self.compared([("", c) for c in compared], verdict.CLAIM),
-            "variants": self.compared([("", c) for c in verdict.variants(content)], verdict.VARIANT),
+            "variants": self.compared([("", c) for c in verdict.variants(content)], verdict.VARIANT, by_other=True),
             "finals": self.finals(),
             "downstream": self.downstream(),
             "tuned": self.compared(verdict.tuned(content), verdict.TUNED),
@@ -106,26 +106,16 @@ class _Section:
             title=f"{arm['label']}: {wording.reach_text(self.content, arm)}",
         )
 
-    def compared(self, found: Sequence[tuple[str, Comparison]], words: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Comparisons, those of one arm together."""
+    def compared(
+        self, found: Sequence[tuple[str, Comparison]], words: Mapping[str, str], *, by_other: bool = False
+    ) -> list[dict[str, Any]]:
+        """Comparisons, those of one arm together, or those with one arm."""
         groups: dict[str, list[dict[str, Any]]] = {}
         for task, c in found:
-            groups.setdefault(c.arm, []).append({"task": task, **self._compared(c), "word": words[c.outcome]})
-        return [{"arm": arm, "look": self.looks[arm].classes, "rows": rows} for arm, rows in groups.items()]
-
-    def _compared(self, c: Comparison) -> dict[str, Any]:
-        text = wording.steps if c.basis == verdict.STEPS else wording.metric
-        unit = {verdict.STEPS: "steps", verdict.FINAL: ""}[c.basis]
-        return {
-            "other": c.other,
-            "look": self.looks[c.other].classes,
-            "outcome": c.outcome,
-            "before": "at least " if c.at_least else "",
-            "lead": ("+" if c.advantage > 0 else "") + text(c.advantage),
-            "noise": "" if c.noise is None else f"± {text(c.noise)}",
-            "unit": (unit if c.length is None else f"at {wording.steps(c.length)} steps")
-            + (", one seed" if c.noise is None else ""),
-        }
+            group, label = (c.other, c.arm) if by_other else (c.arm, c.other)
+            row = {"task": task, "label": label, "look": self.looks[label].classes, "word": words[c.outcome]}
+            groups.setdefault(group, []).append({**row, **_lead(c)})
+        return [{"label": label, "look": self.looks[label].classes, "rows": rows} for label, rows in groups.items()]
 
     def finals(self) -> dict[str, Any]:
         """Final quality by length of the schedule, and where each arm starts."""
@@ -255,6 +245,20 @@ class _Section:
     def plan(self) -> list[dict[str, Any]]:
         lines = self.content.get("plan") or []
         return [{**line, "count": self.take.one("plan", i, "count")} for i, line in enumerate(lines)]
+
+
+def _lead(c: Comparison) -> dict[str, Any]:
+    """How far an arm is ahead of another, in words."""
+    text = wording.steps if c.basis == verdict.STEPS else wording.metric
+    where = "" if c.length is None else f"at {wording.steps(c.length)} steps"
+    notes = ["steps" if c.basis == verdict.STEPS else where, "one seed" if c.noise is None else ""]
+    return {
+        "outcome": c.outcome,
+        "before": c.bound and f"{c.bound} ",
+        "lead": ("+" if c.advantage > 0 else "") + text(c.advantage),
+        "noise": "" if c.noise is None else f"± {text(c.noise)}",
+        "note": ", ".join(filter(None, notes)),
+    }
 
 
 def _power(value: float) -> str:
