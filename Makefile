@@ -45,7 +45,7 @@ demo: setup ## expand a small trained model and watch it stay the same function
 	@$(BIN)/python examples/digits.py
 
 test: setup $(BROWSER) ## run the tests and the examples in docstrings
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: setup ## lint, format, types, direction of imports
 	$(BIN)/ruff check

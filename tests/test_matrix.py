@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lemonx import architectures, show
+from lemonx import architectures
 from lemonx.matrix import COLUMNS, EXACT, NONE, REFUSED, matrix
+from lemonx.show import catalogue as show
 
 
 @pytest.fixture(scope="module")

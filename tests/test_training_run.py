@@ -264,6 +264,30 @@ def test_a_checkpoint_of_another_task(trained: Run, tmp_path: Path) -> None:
         run(recipe(config=None, source=str(trained.output), task="masked-lm"), tmp_path / "out")
 
 
+def test_the_source_is_not_written_to(trained: Run) -> None:
+    before = sorted(trained.output.rglob("*"))
+    for output in (trained.output, trained.output / "inside", trained.output.parent):
+        with pytest.raises(BadOutput, match="source"):
+            run(recipe(config=None, source=str(trained.output)), output, force=True)
+    assert sorted(trained.output.rglob("*")) == before
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    with pytest.raises(BadRecipe, match=r"not finite at step \d+: lower learning_rate"):
+        run(recipe(learning_rate=1e30, clip=0), tmp_path / "out")
+
+
+def test_tracking(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = run(recipe(report_to="tensorboard", steps=4), tmp_path / "out")
+    (events,) = done.output.rglob("events.out.tfevents*")
+    tracked = EventAccumulator(str(events.parent)).Reload().Scalars("eval/loss")
+    assert [(event.step, pytest.approx(event.value)) for event in tracked] == [
+        (row["step"], row["validation_loss"]) for row in done.curve
+    ]
+
+
 # Growth.
 
 
@@ -309,7 +333,23 @@ def test_stages_are_one_run(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(asked, tmp_path / "stopped", progress=stop)
     assert [path.name for path in (tmp_path / "stopped").glob("*-*")] == ["stage-2"]
+    moments = torch.load(tmp_path / "stopped" / "stage-2" / "optimizer.pt", weights_only=True)["state"]
+    # What the added block writes with is new, and so are its moments; all others have seen eight steps.
+    assert {int(entry["step"]) for entry in moments.values()} == {0, 8}
     assert_same(done, run(asked, tmp_path / "stopped"))
+
+
+def test_moments_may_start_anew(tmp_path: Path) -> None:
+    """Grown or anew, the first losses after the growth agree, and the first update does not."""
+
+    def losses(moments: str) -> list[float]:
+        stages = [dict(steps=3), dict(steps=3, expand=dict(depth=2, verify=False), moments=moments)]
+        done = run(recipe(steps=None, stages=stages, eval_every=1), tmp_path / moments)
+        return [row["validation_loss"] for row in done.curve]
+
+    grown, anew = losses("grown"), losses("anew")
+    assert grown[:4] == anew[:4]
+    assert grown[4] != anew[4]
 
 
 # Knowledge inheritance.
@@ -353,19 +393,6 @@ def test_sentences(tmp_path: Path) -> None:
     done = run(asked, tmp_path / "out")
     assert 0 <= done.final["accuracy"] <= 1
     assert_same(done, run(asked, tmp_path / "again"))
-
-
-def test_only_matrices_decay() -> None:
-    from lemonx.training.trainer import LemonTrainer
-
-    vit = model.fresh("image-classification", {"model_type": "vit", "hidden_size": 24, "num_attention_heads": 2}, {}, 0)
-    names = LemonTrainer.get_decay_parameter_names(None, vit)  # type: ignore[arg-type]
-    kept = {name for name, _ in vit.named_parameters()} - set(names)
-    assert all(name.endswith("bias") or "norm" in name or "embeddings" in name for name in kept)
-    assert {name for name in kept if "embeddings" in name and not name.endswith("bias")} == {
-        "vit.embeddings.cls_token", "vit.embeddings.position_embeddings"
-    }  # fmt: skip
-    assert all(name.endswith("weight") for name in names)
 
 
 # The command line.

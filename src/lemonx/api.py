@@ -25,6 +25,7 @@ from lemonx.target import Target
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lemonx.verification.layerwise import Layers
     from lemonx.verification.outputs import Comparison
     from lemonx.verification.symmetry import Symmetry
 
@@ -33,14 +34,21 @@ SHARD = 5 * 10**9
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification measured."""
+    """What a verification measured; `layers` block by block, if it was asked for."""
 
     outputs: Comparison
     symmetry: Symmetry | None
+    layers: Layers | None = None
 
     @property
     def passed(self) -> bool:
         return self.outputs.passed
+
+    def reason(self) -> str:
+        """Why it did not pass, in one line."""
+        first = self.layers.first if self.layers else None
+        where = "" if first is None else f"; the first block that differs is {first.block}, by {first.difference:.2e}"
+        return self.outputs.reason() + where
 
 
 def wanted(
@@ -87,9 +95,9 @@ def _like(value: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | N
     return content
 
 
-def plan(source: str | Path, **options: Any) -> Plan:
+def plan(source: str | Path, *, allow_pickle: bool = False, **options: Any) -> Plan:
     """What `expand` with the same arguments would write; reads headers only."""
-    with Checkpoint.open(source) as checkpoint:
+    with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         return _plan(checkpoint, **options)
 
 
@@ -119,7 +127,8 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 
     `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
     model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
-    threads, max_shard_size, force, progress; for a method that learns also lessons (data, steps).
+    threads, max_shard_size, force, progress, allow_pickle, with_optimizer (folders; in memory:
+    `optimizer_state.grow_optimizer`); for a method that learns also lessons (data, steps).
     """
     if not isinstance(source, (str, Path)):
         if output is not None:
@@ -131,6 +140,8 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 
 
 def _expand_model(model: PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
+    if options.get("with_optimizer"):
+        raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "source", Path(folder) / "target"
         model.save_pretrained(source)
@@ -150,16 +161,18 @@ def _expand_folder(
     force: bool = False,
     progress: Progress | None = None,
     lessons: Lessons | None = None,
+    with_optimizer: bool = False,
+    allow_pickle: bool = False,
     **options: Any,
 ) -> Path:
-    with Checkpoint.open(source) as checkpoint:
+    with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         made = _plan(checkpoint, **options)
         method = methods.find(made.reading.method)
         if lessons and lessons.data and not method.learns:
             raise BadTarget(f"{method.name} grows a model without data: leave the data out, or use --method ligo")
         entries = [(step.name, step.dtype, step.shape) for step in made.steps]
         with CheckpointWriter(
-            output, entries, max_shard_size=max_shard_size, force=force, source=checkpoint.path
+            output, entries, max_shard_size=max_shard_size, force=force, source=checkpoint.origin
         ) as writer:
             if method.make:
                 write_made(made, method.make(made, checkpoint, lessons or Lessons()), writer, progress)
@@ -169,39 +182,59 @@ def _expand_folder(
             for name, path in checkpoint.companions.items():
                 text = carried(name, path, made)
                 writer.add_file(path, name) if text is None else writer.add_text(name, text)
-            _certify(made, checkpoint, writer, verify)
+            optimizer = None
+            if with_optimizer:
+                from lemonx.optimizer_state.folder import grow_folder
+
+                optimizer = grow_folder(made, checkpoint.path, writer.folder, max_shard_size=max_shard_size)
+            _certify(made, checkpoint, writer, verify, optimizer)
     return output
 
 
-def _certify(made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool) -> None:
+def _certify(
+    made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool, optimizer: dict[str, Any] | None
+) -> None:
     """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
     from lemonx import certificate as paper
+    from lemonx.verification import layerwise
     from lemonx.verification.outputs import memory_short
 
-    outputs = symmetry = None
+    measured = None
     skipped = None if verify else "--no-verify"
     if verify:
         with Checkpoint.open(writer.folder) as written:
             # Hours of expansion must not be thrown away because the machine is small.
-            skipped = memory_short(checkpoint, written)
+            small = memory_short(checkpoint, written) is not None
+            skipped = layerwise.memory_short(checkpoint, written) if small else None
             if skipped is None:
-                measured = _measure(made, checkpoint, written)
+                measured = _measure(made, checkpoint, written, by_layer=small)
                 if made.reading.lossless and not measured.passed:
-                    raise NotVerified(f"nothing was written: {measured.outputs.reason()}")
-                outputs, symmetry = measured.outputs, measured.symmetry
-    content = paper.certificate(made, checkpoint, outputs, symmetry, skipped)
+                    raise NotVerified(f"nothing was written: {measured.reason()}")
+    content = paper.certificate(made, checkpoint, measured, skipped) | {"optimizer": optimizer}
     writer.add_text(paper.FILE, paper.certificate_text(content))
     writer.add_text("README.md", paper.model_card(made, content))
 
 
-def _measure(made: Plan, source: Checkpoint, target: Checkpoint) -> Verified:
-    from lemonx.verification.outputs import compare
+def _measure(made: Plan, source: Checkpoint, target: Checkpoint, *, by_layer: bool) -> Verified:
     from lemonx.verification.symmetry import find_twins
 
-    exact = made.exactness in (BIT_EXACT, EXACT_SUM)
+    outputs, layers = _compare(source, target, made, by_layer=by_layer)
     # What a method makes anew has no copies of units to look at.
-    symmetry = None if made.exactness == MADE else find_twins(made, target)
-    return Verified(compare(source, target, exact=exact, slack=eps_slack(made)), symmetry)
+    return Verified(outputs, None if made.exactness == MADE else find_twins(made, target), layers)
+
+
+def _compare(
+    source: Checkpoint, target: Checkpoint, made: Plan | None, *, by_layer: bool
+) -> tuple[Comparison, Layers | None]:
+    from lemonx.verification.layerwise import compare_layerwise
+    from lemonx.verification.outputs import compare
+
+    exact, slack = False, 0.0
+    if made is not None:
+        exact, slack = made.exactness in (BIT_EXACT, EXACT_SUM), eps_slack(made)
+    if by_layer:
+        return compare_layerwise(source, target, made, exact=exact, slack=slack)
+    return compare(source, target, exact=exact, slack=slack), None
 
 
 def eps_slack(made: Plan) -> float:
@@ -218,16 +251,36 @@ def eps_slack(made: Plan) -> float:
     return 10.0 * len(norms) * float(eps or 0.0)
 
 
-def verify(source: str | Path, target: str | Path) -> Verified:
-    """Compare two checkpoints on a sample; `passed` says whether they compute the same function."""
-    from lemonx.verification.outputs import compare, stored_dtype
+def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, allow_pickle: bool = False) -> Verified:
+    """Compare two checkpoints on a sample; `passed` says whether they compute the same function.
 
-    with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
+    `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit.
+    """
+    from lemonx.verification.outputs import stored_dtype
+
+    with (
+        Checkpoint.open(source, allow_pickle=allow_pickle) as small,
+        Checkpoint.open(target, allow_pickle=allow_pickle) as large,
+    ):
         try:
-            made = make_plan(small, Target(like=large.config), dtype=stored_dtype(large))
+            made = make_plan(
+                small, Target(like=large.config), dtype=stored_dtype(large), read=methods.find(_method_of(large)).read
+            )
         except BadCheckpoint:
             raise
         except LemonxError:
             # Not something this package would write: outputs can be compared all the same.
-            return Verified(compare(small, large, exact=False), None)
-        return _measure(made, small, large)
+            outputs, layers = _compare(small, large, None, by_layer=layerwise)
+            return Verified(outputs, None, layers)
+        return _measure(made, small, large, by_layer=layerwise)
+
+
+def _method_of(target: Checkpoint) -> str:
+    """The method that a checkpoint's certificate names, which says where its copies stand; LEMON without one."""
+    from lemonx.certificate import FILE
+
+    try:
+        named = json.loads((target.path / FILE).read_text()).get("method")
+    except (OSError, ValueError, AttributeError):
+        return "lemon"
+    return named if named in methods.methods() else "lemon"

@@ -7,12 +7,13 @@ import platform
 from collections import Counter
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.planning import Plan
 from lemonx.summary import changed_fields, parameters, size_table
+from lemonx.verification.layerwise import Layers
 from lemonx.verification.outputs import Comparison
 from lemonx.verification.symmetry import Symmetry
 
@@ -25,9 +26,18 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
-def certificate(
-    plan: Plan, source: Checkpoint, outputs: Comparison | None, symmetry: Symmetry | None, skipped: str | None
-) -> dict[str, Any]:
+class Measured(Protocol):
+    """What a verification found."""
+
+    @property
+    def outputs(self) -> Comparison: ...
+    @property
+    def symmetry(self) -> Symmetry | None: ...
+    @property
+    def layers(self) -> Layers | None: ...
+
+
+def certificate(plan: Plan, source: Checkpoint, measured: Measured | None, skipped: str | None) -> dict[str, Any]:
     """Everything a reader needs to check the claim again."""
     before, after = parameters(plan)
     return {
@@ -54,8 +64,9 @@ def certificate(
         },
         "not_written": dict(plan.dropped),
         "verified": {
-            "outputs": outputs.as_dict() if outputs else None,
-            "symmetry": asdict(symmetry) if symmetry else None,
+            "outputs": measured.outputs.as_dict() if measured else None,
+            "symmetry": asdict(measured.symmetry) if measured and measured.symmetry else None,
+            "layers": measured.layers.as_dict() if measured and measured.layers else None,
             "skipped": skipped,
         },
     }

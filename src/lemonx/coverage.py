@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from lemonx.errors import BadCheckpoint
+from lemonx.checkpoints import TensorInfo
+from lemonx.errors import BadCheckpoint, raise_first
 from lemonx.modules import Dropped, Linear, Norm
 from lemonx.spec import Spec
 
+LOST = "this spec would lose it; remove it from the file if the model does not need it"
 # Names that older files use for a norm's parameters.
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}
+# The place of a unit's index in a row's name.
+UNIT = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
 class Matched:
     """A tensor of a file and the row it belongs to; `stack` and `index` say which block it is in.
 
-    `bare`: how many first letters of the stack's name this file leaves out, being a base model's.
+    `bare`: how many first letters of the stack's name this file leaves out, being a base model's. `unit`: which unit
+    of a space it belongs to, if the row's name has one.
     """
 
     name: str
@@ -27,13 +34,17 @@ class Matched:
     stack: str | None
     index: int
     bare: int
+    unit: int | None = None
 
-    def named(self, index: int) -> str:
-        """The name of the same tensor in block `index`, with an old suffix brought up to date."""
+    def named(self, index: int, unit: int | None = None) -> str:
+        """The name of the same tensor in block `index`, of `unit`, with an old suffix brought up to date."""
         name = self.name
         if self.stack is not None:
             stack = self.stack[self.bare :]
-            name = f"{stack}.{index}.{self.name.removeprefix(f'{stack}.{self.index}.')}"
+            inside = self.name.removeprefix(f"{stack}.{self.index}.")
+            if unit is not None:
+                inside = inside.replace(f".{self.unit}.", f".{unit}.", 1)
+            name = f"{stack}.{index}.{inside}"
         stem, _, last = name.rpartition(".")
         return f"{stem}.{self.suffix}" if OLD_NAMES.get(last) == self.suffix else name
 
@@ -43,7 +54,9 @@ def _patterns(spec: Spec) -> dict[str, tuple[str, str]]:
     result = {}
     for name, row in spec.rows.items():
         for suffix in row.tensors():
-            result[f"{name}.{suffix}" if suffix else name] = (name, suffix)
+            # Experts in one tensor have no module: their bias is named like their weight (`up_proj_bias`).
+            full = f"{name}{suffix}" if suffix.startswith("_") else f"{name}.{suffix}" if suffix else name
+            result[UNIT.sub("{}", full)] = (name, suffix)
         if isinstance(row, Norm):
             result |= {f"{name}.{old}": (name, new) for old, new in OLD_NAMES.items()}
     return result
@@ -51,29 +64,41 @@ def _patterns(spec: Spec) -> dict[str, tuple[str, str]]:
 
 def match(spec: Spec, names: Iterable[str]) -> list[Matched]:
     """Every tensor with its row; BadCheckpoint where one has none, or a row lacks a tensor."""
-    patterns, found = _patterns(spec), list[Matched]()
-    unknown = []
+    found, unknown = matched(spec, names)
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: {LOST}")
+    raise_first(gaps(spec, found))
+    return found
+
+
+def matched(spec: Spec, names: Iterable[str]) -> tuple[list[Matched], list[str]]:
+    """Every tensor that has a row, and the names of those that have none."""
+    patterns, found, unknown = _patterns(spec), list[Matched](), list[str]()
     for name in names:
         hit = next((hit for full in (name, spec.prefix + name) if (hit := _find(spec, patterns, name, full))), None)
         if hit is None:
             unknown.append(name)
         else:
             found.append(hit)
-    if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: this spec would lose it")
-    _check_once(found)
-    _check_blocks(spec, found)
-    _check_rows(spec, found)
-    return found
+    return found, unknown
+
+
+def gaps(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
+    """A complaint for every tensor under two names, every block too many or too few, every row without a tensor."""
+    yield from _repeated(found)
+    yield from _odd_blocks(spec, found)
+    yield from _empty_rows(spec, found)
 
 
 def _find(spec: Spec, patterns: Mapping[str, tuple[str, str]], name: str, full: str) -> Matched | None:
     stack, index = _place(spec, full)
     starred = full if stack is None else f"{stack}.*.{full.removeprefix(f'{stack}.{index}.')}"
     # A block's own row (`layers.0.conv`) goes before the general one (`layers.*.conv`).
-    row = patterns.get(full) or patterns.get(starred)
-    return row and Matched(name, *row, stack, index, len(full) - len(name))
+    row, unit = patterns.get(full) or patterns.get(starred), None
+    if not row and (number := re.search(r"\.(\d+)\.", starred)):
+        row, unit = patterns.get(starred.replace(number[0], ".{}.", 1)), int(number[1])
+    return row and Matched(name, *row, stack, index, len(full) - len(name), unit if row else None)
 
 
 def _place(spec: Spec, full: str) -> tuple[str | None, int]:
@@ -85,16 +110,16 @@ def _place(spec: Spec, full: str) -> tuple[str | None, int]:
     return None, 0
 
 
-def _check_once(found: list[Matched]) -> None:
+def _repeated(found: list[Matched]) -> Iterator[BadCheckpoint]:
     """No tensor under two names: an old suffix beside the new one, or with and without prefix."""
-    seen: dict[tuple[str, str, int], str] = {}
+    seen: dict[tuple[str, str, int, int | None], str] = {}
     for hit in found:
-        other = seen.setdefault((hit.row, hit.suffix, hit.index), hit.name)
+        other = seen.setdefault((hit.row, hit.suffix, hit.index, hit.unit), hit.name)
         if other != hit.name:
-            raise BadCheckpoint(f"{other!r} and {hit.name!r} are the same tensor of the model: remove one of them")
+            yield BadCheckpoint(f"{other!r} and {hit.name!r} are the same tensor of the model: remove one of them")
 
 
-def _check_rows(spec: Spec, found: list[Matched]) -> None:
+def _empty_rows(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     """Rows that are not optional have tensors; rows with any tensor have their first (a tied weight is elsewhere)."""
     present = {(hit.row, hit.suffix) for hit in found}
     begun = {row for row, _ in present}
@@ -102,8 +127,9 @@ def _check_rows(spec: Spec, found: list[Matched]) -> None:
         stack = spec.stack_of(name) if "*" in name else None
         asked = not row.optional and (stack is None or bool(_users(spec, stack, name)))
         tied = isinstance(row, Linear) and row.tied is not None
-        if (asked or name in begun) and (name, next(iter(row.tensors()))) not in present and not tied:
-            raise BadCheckpoint(
+        first = next(iter(row.tensors()), None)
+        if first is not None and (asked or name in begun) and (name, first) not in present and not tied:
+            yield BadCheckpoint(
                 f"the checkpoint has no tensor for {name!r}, which its config asks for: save the whole model again"
             )
 
@@ -113,19 +139,32 @@ def _users(spec: Spec, stack: str, row: str) -> set[int]:
     return {i for i in range(spec.stacks[stack].size) if row.replace(f"{stack}.*.", f"{stack}.{i}.") not in spec.rows}
 
 
-def _check_blocks(spec: Spec, found: list[Matched]) -> None:
+def _odd_blocks(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     blocks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for hit in found:
         if hit.stack is not None and "*" in hit.row and not isinstance(spec.rows[hit.row], Dropped):
-            blocks[hit.stack, hit.row, hit.suffix].add(hit.index)
+            for row in (hit.row, UNIT.sub(str(hit.unit), hit.row)):
+                blocks[hit.stack, row, hit.suffix].add(hit.index)
+    yield from _odd_units(spec, found)
     for (stack, row, suffix), indices in blocks.items():
         size, wanted = spec.stacks[stack].size, _users(spec, stack, row)
-        if indices != wanted:
-            odd = min(indices ^ wanted)
+        for odd in sorted(indices ^ wanted):
             what = "lacks" if odd in wanted else "has an extra"
-            raise BadCheckpoint(
+            yield BadCheckpoint(
                 f"config.json says {size} blocks in {stack!r}, but the checkpoint {what} "
                 f"{row.replace('*', str(odd))}.{suffix}: one of the two is not this model's"
+            )
+
+
+def _odd_units(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
+    """As many experts as the config says."""
+    for row in {hit.row for hit in found if hit.unit is not None}:
+        name = UNIT.findall(row)[0]
+        size, units = spec.spaces[name].size, {hit.unit for hit in found if hit.row == row}
+        if units != set(range(size)):
+            yield BadCheckpoint(
+                f"config.json says {size} {name}, but the checkpoint has {len(units)} of {row}: "
+                "one of the two is not this model's"
             )
 
 
@@ -136,3 +175,31 @@ def tied_copies(spec: Spec, found: Iterable[Matched]) -> list[tuple[Matched, str
         for hit in found
         if isinstance(row := spec.rows[hit.row], Linear) and row.tied and hit.suffix == "weight"
     ]
+
+
+def tensor_problems(spec: Spec, hit: Matched, info: TensorInfo, floats: Iterable[str]) -> Iterator[BadCheckpoint]:
+    """A complaint if a tensor's shape is not what the config makes it, or its dtype is none of `floats`."""
+    axes = spec.rows[hit.row].tensors()[hit.suffix]
+    wanted = tuple(spec.side_size(axis.side) for axis in axes)
+    fits = len(wanted) == len(info.shape) and all(w in (None, s) for w, s in zip(wanted, info.shape, strict=True))
+    if not fits:
+        said = ["any" if w is None else w for w in wanted]
+        yield BadCheckpoint(
+            f"{info.file.name}: {hit.name} has shape {list(info.shape)}, but config.json makes it {said}: "
+            "give the config.json that belongs to these weights"
+        )
+    if info.dtype not in floats and axes:
+        yield BadCheckpoint(
+            f"{info.file.name}: {hit.name} is stored as {info.dtype}, which is not a float that can be expanded: "
+            "dequantise it first"
+        )
+
+
+def list_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[BadCheckpoint]:
+    """A complaint for every list of the config that should have an entry a block and has not."""
+    for stack in spec.stacks.values():
+        for field in stack.lists:
+            if isinstance(value := config.get(field), list) and len(value) != stack.size:
+                yield BadCheckpoint(
+                    f"config.json: {field} has {len(value)} entries for {stack.size} blocks: give it one a block"
+                )

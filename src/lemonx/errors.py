@@ -18,6 +18,7 @@ Anything else that escapes (a ValueError, say) is a mistake in the calling code,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -73,3 +74,9 @@ class NotVerified(LemonxError):
     """The source and the target do not compute the same function."""
 
     exit_code: ClassVar[int] = 1
+
+
+def raise_first(problems: Iterable[LemonxError]) -> None:
+    """Raise the first of these, if there is one: a check that can also list all it finds."""
+    for problem in problems:
+        raise problem

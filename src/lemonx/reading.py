@@ -114,4 +114,10 @@ def lemon(change: Change, free: Free) -> Reading:
             return (COPY,)
         return (NEXT, JITTER) if free.append_next else (JITTER,)
 
-    return Reading(free, lossless=True, mode=partial(depth.mode, depth_type=free.depth_type), further=further)
+    arrange = depth.arrange
+    if free.stacked:
+        if change.deepens and any(depth.stream_norms(change.source, name) for name in change.source.stacks):
+            raise Refused("a Post-LN block is added next to its origin, whose norm it takes over: not stacked")
+        arrange = depth.on_top
+    mode = partial(depth.mode, depth_type=free.depth_type)
+    return Reading(free, lossless=True, mode=mode, further=further, arrange=arrange)

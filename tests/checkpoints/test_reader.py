@@ -183,6 +183,8 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert_one_line(BadCheckpoint, "neither model.safetensors nor", lambda: Checkpoint.open(tmp_path))
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    assert_one_line(BadCheckpoint, "only pickled weights.*--allow-pickle", lambda: Checkpoint.open(tmp_path))
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "model.pt")
     assert_one_line(BadCheckpoint, "never read.*save_pretrained", lambda: Checkpoint.open(tmp_path))
 
 

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from checkpoints.broken import DTYPES, assert_one_line, save_model, tensors
-from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.checkpoints import Checkpoint, CheckpointWriter, destination
 from lemonx.checkpoints.safetensors_file import dtype_name
 from lemonx.errors import BadOutput
 
@@ -226,6 +226,7 @@ def test_an_interrupted_replacement_leaves_the_old_one(tmp_path: Path, monkeypat
             raise OSError(errno.EIO, "Input/output error")
         rename(source, target)
 
+    monkeypatch.setattr(destination, "_exchange", lambda a, b: False)  # a file system that cannot swap in one step
     monkeypatch.setattr(os, "rename", fail)
     assert_one_line(BadOutput, "cannot be written", lambda: write_all(out, tensors(), force=True))
     assert content(tmp_path) == before
@@ -314,6 +315,45 @@ def test_a_killed_process_leaves_the_output_untouched(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert content(out) == before
-    leftover = [name for name in os.listdir(tmp_path) if name.startswith(".out.lemonx-")]
-    assert len(leftover) == 1
-    shutil.rmtree(tmp_path / leftover[0])
+    assert len(destination.leftovers(out)) == 1
+    write_all(out, {"w": torch.ones(3)}, force=True)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_only_dead_leftovers_are_cleared(tmp_path: Path) -> None:
+    """A second writer to the same place leaves the first one's folder alone, and takes away what a dead one left."""
+    out = tmp_path / "out"
+    dead = destination.beside(out)
+    dead.mkdir()
+    (dead / "model.safetensors").touch()
+    (tmp_path / ".other.lemonx-01234567").mkdir()
+    (tmp_path / ".out.lemonx-notes").mkdir()
+    with writer(out, {"w": torch.ones(3)}) as alive:
+        assert destination.leftovers(out) == [alive.folder]
+        write_all(out, {"w": torch.ones(3)})
+        assert alive.folder.is_dir() and out.is_dir()
+        alive.write("w", 0, torch.zeros(3))
+        shutil.rmtree(out)
+    assert sorted(os.listdir(tmp_path)) == [".other.lemonx-01234567", ".out.lemonx-notes", "out"]
+    assert_equal(load_folder(out), {"w": torch.zeros(3)})
+
+
+def test_what_was_to_be_replaced_is_put_back(tmp_path: Path) -> None:
+    """Killed between the two renames of a file system that cannot swap: the old output is back at the next start."""
+    out = save_model(tmp_path / "out")
+    before = content(out)
+    out.rename(destination.beside(out, "old-"))
+    assert_one_line(BadOutput, "exists", lambda: writer(out, tensors()))
+    assert content(out) == before and os.listdir(tmp_path) == ["out"]
+    shutil.copytree(out, destination.beside(out, "old-"))
+    write_all(out, {"w": torch.ones(3)}, force=True)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_replacement_has_no_moment_without_either(tmp_path: Path) -> None:
+    a, b = save_model(tmp_path / "a"), save_model(tmp_path / "b", {"w": torch.ones(3)})
+    before = content(a), content(b)
+    if not destination._exchange(a, b):
+        pytest.skip("this file system cannot swap two folders in one step")
+    assert (content(b), content(a)) == before
+    assert not destination._exchange(a, tmp_path / "nowhere")

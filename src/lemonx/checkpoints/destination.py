@@ -1,17 +1,29 @@
-"""Where an output may go, and how a finished folder takes its place there."""
+"""Where an output may go, and how a finished folder takes its place there.
+
+While it grows, an output is a hidden folder beside its place, locked by the process that writes it. The lock dies
+with the process, so the next start tells what a killed one left from what is still being written.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
 
 from lemonx.errors import BadOutput
 
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+
 
 def check_destination(output: Path, *, source: Path | None, needed: int, force: bool) -> Path:
-    """The absolute path of `output`, after a check that `needed` bytes can and may go there."""
+    """The absolute path of `output`, after a check that `needed` bytes can and may go there.
+
+    What killed runs left beside it is cleared away on the way.
+    """
     given = Path(os.path.abspath(output))
     try:
         parent = given.parent.resolve(strict=True)
@@ -19,11 +31,12 @@ def check_destination(output: Path, *, source: Path | None, needed: int, force: 
             raise NotADirectoryError
         output = parent / given.name
         if source is not None:
-            _check_apart(output, source)
-        if os.path.lexists(output):
-            _check_replaceable(output, force)
+            check_apart(output, source)
         if not os.access(parent, os.W_OK | os.X_OK):
             raise BadOutput(f"{str(parent)!r} is not writable: choose another output, or change its permissions")
+        clear_leftovers(output)
+        if os.path.lexists(output):
+            _check_replaceable(output, force)
         free = shutil.disk_usage(parent).free
     except (FileNotFoundError, NotADirectoryError, RuntimeError):
         raise BadOutput(f"{str(given.parent)!r} is not a folder: create it first, or choose another output") from None
@@ -46,7 +59,8 @@ def size_text(count: int) -> str:
     return f"{count} bytes"
 
 
-def _check_apart(output: Path, source: Path) -> None:
+def check_apart(output: Path, source: Path) -> None:
+    """BadOutput if writing to `output` could change `source`."""
     source = source.resolve()
     target = output.resolve()
     if target == source or (target.exists() and source.exists() and target.samefile(source)):
@@ -74,21 +88,86 @@ def beside(output: Path, role: str = "") -> Path:
     return output.with_name(f".{output.name}.lemonx-{role}{secrets.token_hex(4)}")
 
 
+def claim(output: Path) -> tuple[Path, int]:
+    """A new hidden folder beside `output`, and a descriptor that keeps it locked until it is closed."""
+    while True:
+        folder = beside(output)
+        os.mkdir(folder)
+        fd = os.open(folder, os.O_RDONLY)
+        # Between the two calls another start could take the folder for a leftover.
+        if _lock(fd) is not False and folder.exists() and os.path.samestat(os.fstat(fd), folder.stat()):
+            return folder, fd
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool | None:
+    """Whether this process now holds the folder; None where the file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+
+
+def leftovers(output: Path) -> list[Path]:
+    """The hidden folders beside `output` that runs made for it, dead or alive."""
+    pattern = re.compile(rf"\.{re.escape(output.name)}\.lemonx-(old-)?[0-9a-f]{{8}}")
+    found = (output.with_name(name) for name in sorted(os.listdir(output.parent)) if pattern.fullmatch(name))
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def clear_leftovers(output: Path) -> None:
+    """Remove what killed runs left beside `output`; an output that one was about to replace is put back."""
+    for path in leftovers(output):
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except OSError:
+            continue  # someone else's, or gone by now
+        try:
+            if not _lock(fd):
+                continue
+            if "-old-" in path.name.removeprefix(f".{output.name}") and not os.path.lexists(output):
+                os.rename(path, output)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
 def move_in(finished: Path, output: Path, *, force: bool) -> None:
     """Rename `finished` to `output`; with `force`, what was there is removed once the new one is in place."""
+    old = None
+    if force and os.path.lexists(output):
+        old = finished if _exchange(finished, output) else _step_aside(finished, output)
+    else:
+        os.rename(finished, output)
+    sync_folder(output.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two folders in one step, so that there is no moment without either; False where that cannot be done."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    return renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0
+
+
+def _step_aside(finished: Path, output: Path) -> Path:
+    """The swap in two steps. A process killed between them leaves the old folder aside; the next start puts it back."""
     old = beside(output, "old-")
-    replaced = force and os.path.lexists(output)
-    if replaced:
-        os.rename(output, old)
+    os.rename(output, old)
     try:
         os.rename(finished, output)
     except BaseException:
-        if replaced and not os.path.lexists(output):
+        if not os.path.lexists(output):
             os.rename(old, output)
         raise
-    sync_folder(output.parent)
-    if replaced:
-        shutil.rmtree(old, ignore_errors=True)
+    return old
 
 
 def sync_folder(folder: Path) -> None:

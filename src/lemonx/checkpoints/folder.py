@@ -16,9 +16,11 @@ from lemonx.errors import BadCheckpoint
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+PICKLE = "pytorch_model.bin"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
 _MAX_COMPANION = 200_000_000
 _MAX_JSON = 100_000_000
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
+_PICKLES = (".metadata", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
 _TOKENIZER = ("tokenizer*", "vocab*", "merges*", "*.model", "special_tokens_map*", "added_tokens*", "spiece*")
 _CARRIED = (
     *_TOKENIZER,
@@ -96,41 +98,62 @@ def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
     return value
 
 
-def weight_map(folder: Path) -> dict[str, str]:
+def has(folder: Path, name: str) -> bool:
+    """Whether the folder holds this name, be it a link to nothing."""
+    return os.path.lexists(folder / name)
+
+
+def weight_map(folder: Path, index: str = INDEX, ending: str = "safetensors") -> dict[str, str]:
     """Tensor name to shard name, as the index in `folder` says; the shard names are plain file names."""
-    path = folder / INDEX
-    index = parse_object(read_bytes(real_file(folder, INDEX)), path)
-    mapping = index.get("weight_map")
+    path = folder / index
+    content = parse_object(read_bytes(real_file(folder, index)), path)
+    mapping = content.get("weight_map")
     if not isinstance(mapping, dict) or not mapping or not all(isinstance(v, str) for v in mapping.values()):
         raise BadCheckpoint(f"{str(path)!r} has no 'weight_map' of tensor names to file names: save it again")
-    if not isinstance(index.get("metadata"), dict):
+    if not isinstance(content.get("metadata"), dict):
         raise BadCheckpoint(f"{str(path)!r} has no 'metadata' object, which loaders need: save it again")
     for name in sorted(set(mapping.values())):
-        if not re.fullmatch(r"[^/\\\x00]+\.safetensors", name):
+        if not re.fullmatch(rf"[^/\\\x00]+\.{ending}", name):
             raise BadCheckpoint(
-                f"{str(path)!r} names the shard {name[:200]!r}: only .safetensors files beside it are read"
+                f"{str(path)!r} names the shard {name[:200]!r}: only .{ending} files beside it are read"
             )
     return mapping
 
 
-def check_no_stray_weights(folder: Path, used: set[str]) -> None:
-    """BadCheckpoint if `folder` holds weights that would be lost, or that a loader might prefer."""
+def has_weights(folder: Path) -> bool:
+    """Whether the folder holds weights in safetensors files: an index or a single file."""
+    return has(folder, INDEX) or has(folder, WEIGHTS)
+
+
+def stray_weights(folder: Path, used: set[str]) -> Iterator[BadCheckpoint]:
+    """A complaint for every file of weights that would be lost, or that a loader might prefer."""
     for name in sorted(os.listdir(folder)):
         if name in used or not name.endswith(".safetensors"):
             continue
         if name.startswith("adapter_"):
-            raise BadCheckpoint(f"{str(folder / name)!r} is an adapter: merge it into the model first")
-        if not name.startswith("consolidated"):  # Mistral's own format, the same weights once more
-            raise BadCheckpoint(f"{str(folder / name)!r} belongs to no index and would be ignored: move it away")
+            yield BadCheckpoint(f"{str(folder / name)!r} is an adapter: merge it into the model first")
+        elif not name.startswith("consolidated"):  # Mistral's own format, the same weights once more
+            yield BadCheckpoint(f"{str(folder / name)!r} belongs to no index and would be ignored: move it away")
+
+
+def pickles(folder: Path) -> list[str]:
+    """The names of files that are pickles, by their endings."""
+    return [name for name in sorted(os.listdir(folder)) if any(fnmatch(name, pattern) for pattern in _PICKLES)]
 
 
 def no_weights(folder: Path) -> BadCheckpoint:
     """The error for a folder without safetensors weights, with the way out if there are pickles."""
-    pickles = [name for name in sorted(os.listdir(folder)) if any(fnmatch(name, p) for p in _PICKLES)]
-    if pickles:
+    found = pickles(folder)
+    if has(folder, PICKLE) or has(folder, PICKLE_INDEX):
+        name = PICKLE if has(folder, PICKLE) else PICKLE_INDEX
         return BadCheckpoint(
-            f"{str(folder)!r} holds only pickled weights ({pickles[0]}), which are never read, as that can "
-            "run code: if you trust them, convert with transformers: from_pretrained, then save_pretrained"
+            f"{str(folder)!r} holds only pickled weights ({name}), and a pickle can run code: with --allow-pickle "
+            "it is read as plain tensors, and refused if it is anything else"
+        )
+    if found:
+        return BadCheckpoint(
+            f"{str(folder)!r} holds only pickles ({found[0]}), which are never read, as that can run code: if you "
+            "trust them, convert with transformers: from_pretrained, then save_pretrained"
         )
     return BadCheckpoint(f"{str(folder)!r} holds neither {WEIGHTS} nor {INDEX}: give the folder of a saved model")
 

@@ -6,32 +6,40 @@ SIGBUS, a short read is an error that can be reported.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, final
 
 from lemonx.checkpoints.folder import (
     CONFIG,
     INDEX,
     WEIGHTS,
-    check_no_stray_weights,
+    has,
+    has_weights,
     no_weights,
     other_files,
     parse_object,
     read_bytes,
     real_file,
+    stray_weights,
     weight_map,
 )
+from lemonx.checkpoints.pickles import convert, has_pickles
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from, torch_dtype
-from lemonx.errors import BadCheckpoint
+from lemonx.checkpoints.values import blocks, changed, read_into
+from lemonx.errors import BadCheckpoint, UnknownArchitecture, raise_first
 
 if TYPE_CHECKING:
     import torch
 
 _BLOCK = 1 << 22
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @final
@@ -40,16 +48,20 @@ class Checkpoint:
 
     `config` is config.json; `tensors` is name to TensorInfo, in file order; `companions` is relative name to
     real path of the other files to carry along; `left_behind` names the rest. Reads may come from any thread.
+    `origin` is the folder that was asked for; `path` is another only where pickles were converted.
     """
 
     path: Path
+    origin: Path
     config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
     companions: Mapping[str, Path]
     left_behind: tuple[str, ...]
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, origin: Path | None = None) -> None:
         self.path = path
+        self.origin = origin or path
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._descriptors: dict[Path, int] = {}
         self._states: dict[Path, tuple[int, int]] = {}
         self._closed = False
@@ -65,36 +77,48 @@ class Checkpoint:
         self.tensors = {tensor.name: tensor for file in self._files for tensor in file.tensors}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """The checkpoint in the folder `path`, its config, index and headers validated."""
+    def open(cls, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
+        """The checkpoint in the folder `path`, its config, index and headers validated.
+
+        `allow_pickle`: where there are only pickled weights, read them, as plain tensors, into a temporary copy.
+        """
         given = Path(path)
         try:
             folder = given.resolve(strict=True)
             if folder.is_dir():
-                return cls(folder)
+                pickled = allow_pickle and has_pickles(folder) and not has_weights(folder)
+                return cls._converted(folder) if pickled else cls(folder)
         except (FileNotFoundError, RuntimeError):
             raise BadCheckpoint(f"{str(given)!r} does not exist: give the folder of a saved model") from None
         except OSError as error:
             raise BadCheckpoint(f"{str(given)!r} cannot be read ({error.strerror}): check its permissions") from None
         raise BadCheckpoint(f"{str(given)!r} is not a folder: give the folder that holds config.json")
 
+    @classmethod
+    def _converted(cls, folder: Path) -> Checkpoint:
+        temporary = tempfile.TemporaryDirectory(prefix="lemonx-")
+        try:
+            checkpoint = cls(convert(folder, Path(temporary.name).resolve()), origin=folder)
+        except BaseException:
+            temporary.cleanup()
+            raise
+        checkpoint._temporary = temporary
+        return checkpoint
+
     def _open_shards(self) -> list[SafetensorsFile]:
-        if (self.path / INDEX).is_symlink() or (self.path / INDEX).exists():
-            mapping = weight_map(self.path)
-            shards = sorted(set(mapping.values()))
-        elif (self.path / WEIGHTS).is_symlink() or (self.path / WEIGHTS).exists():
-            mapping, shards = None, [WEIGHTS]
-        else:
+        if not has_weights(self.path):
             raise no_weights(self.path)
+        mapping = weight_map(self.path) if has(self.path, INDEX) else None
+        shards = [WEIGHTS] if mapping is None else sorted(set(mapping.values()))
         for shard in shards:
             self._open_file(self.path / shard, real_file(self.path, shard))
-        check_no_stray_weights(self.path, set(shards))
+        raise_first(stray_weights(self.path, set(shards)))
         files = [read_header_from(fd, path) for path, fd in self._descriptors.items()]
         if not any(file.tensors for file in files):
             raise BadCheckpoint(f"{str(self.path)!r} holds no tensors: save the model again")
-        _check_unique(files)
+        raise_first(repeated_tensors(files))
         if mapping is not None:
-            _check_index(mapping, files, self.path / INDEX)
+            raise_first(index_problems(mapping, files, self.path / INDEX))
         return files
 
     def _open_file(self, path: Path, real: Path) -> None:
@@ -123,27 +147,39 @@ class Checkpoint:
             raise ValueError(f"out for {name!r} must be contiguous, on the CPU, {dtype} of shape {shape}")
         row_bytes = info.nbytes // rows if rows else 0
         buffer = out.reshape(-1).view(torch.uint8).numpy().data
-        self._read_into(info.file, info.begin + start * row_bytes, buffer[: (stop - start) * row_bytes])
+        read_into(
+            self._descriptor(info.file), info.file, info.begin + start * row_bytes, buffer[: (stop - start) * row_bytes]
+        )
         return out
 
-    def _read_into(self, file: Path, offset: int, buffer: memoryview) -> None:
+    def blocks(self, name: str) -> Iterator[torch.Tensor]:
+        """A tensor's numbers in order, as flat pieces of a few megabytes; each is valid until the next."""
+        info = self.tensors[name]
+        return blocks(self._descriptor(info.file), info)
+
+    def same(self, name: str, other: str, rows: range) -> bool:
+        """Whether these rows of two tensors are equal to the last bit, compared piece by piece."""
+        a, b = self.tensors[name], self.tensors[other]
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        piece = max(1, _BLOCK * a.shape[0] // max(1, a.nbytes))
+        starts = range(rows.start, rows.stop, piece)
+        ends = (min(start + piece, rows.stop) for start in starts)
+        return all(
+            self.read(name, start, end).equal(self.read(other, start, end))
+            for start, end in zip(starts, ends, strict=True)
+        )
+
+    def _descriptor(self, file: Path) -> int:
         if self._closed:
             raise ValueError(f"{str(self.path)!r} is closed")
-        done = 0
-        while done < len(buffer):  # one call returns at most 2 GiB
-            try:
-                count = os.preadv(self._descriptors[file], [buffer[done:]], offset + done)
-            except OSError as error:
-                raise BadCheckpoint(f"{str(file)!r} cannot be read ({error.strerror}): check the disk") from None
-            if count == 0:
-                raise _changed(file)
-            done += count
+        return self._descriptors[file]
 
     def check_unchanged(self) -> None:
         """BadCheckpoint if a weight file was written to since it was opened."""
         for path, fd in self._descriptors.items():
             if _state(fd) != self._states[path]:
-                raise _changed(path)
+                raise changed(path)
 
     def digest(self) -> str:
         """SHA-256 of config.json and of every weight file's name, size and header: cheap, blind to values."""
@@ -160,7 +196,7 @@ class Checkpoint:
             total.update(f"{file.path.name}\0{file.size}\n".encode())
             for offset in range(0, file.size, _BLOCK):
                 block = buffer[: min(_BLOCK, file.size - offset)]
-                self._read_into(file.path, offset, block)
+                read_into(self._descriptor(file.path), file.path, offset, block)
                 total.update(block)
                 if progress is not None:
                     progress(len(block))
@@ -171,6 +207,8 @@ class Checkpoint:
         self._closed = True
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -181,37 +219,47 @@ class Checkpoint:
         self.close()
 
 
+def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Callable[Concatenate[Checkpoint, _P], _R]:
+    """The function, whose complaints about the checkpoint it is given say which folder that is."""
+
+    @functools.wraps(function)
+    def wrapped(checkpoint: Checkpoint, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(checkpoint, *args, **kwargs)
+        except (BadCheckpoint, UnknownArchitecture) as error:
+            raise type(error)(f"{str(checkpoint.origin)!r}: {error}") from error
+
+    return wrapped
+
+
 def _state(fd: int) -> tuple[int, int]:
     status = os.fstat(fd)
     return status.st_size, status.st_mtime_ns
 
 
-def _changed(path: Path) -> BadCheckpoint:
-    return BadCheckpoint(f"{str(path)!r} changed while it was read: start again when nothing writes to it")
-
-
-def _check_unique(files: list[SafetensorsFile]) -> None:
+def repeated_tensors(files: list[SafetensorsFile]) -> Iterator[BadCheckpoint]:
+    """A complaint for every tensor that two files hold."""
     home: dict[str, str] = {}
     for file in files:
         for tensor in file.tensors:
             if tensor.name in home:
-                raise BadCheckpoint(
+                yield BadCheckpoint(
                     f"{str(file.path)!r} holds tensor {tensor.name!r}, and so does {home[tensor.name]!r}: "
                     "keep one of them"
                 )
-            home[tensor.name] = file.path.name
+            home.setdefault(tensor.name, file.path.name)
 
 
-def _check_index(mapping: dict[str, str], files: list[SafetensorsFile], index: Path) -> None:
-    """The index and the shards say exactly the same."""
+def index_problems(mapping: dict[str, str], files: list[SafetensorsFile], index: Path) -> Iterator[BadCheckpoint]:
+    """A complaint wherever the index and the shards do not say exactly the same."""
     actual = {tensor.name: file.path.name for file in files for tensor in file.tensors}
     for name, shard in mapping.items():
         if name not in actual:
-            raise BadCheckpoint(f"{str(index)!r} names tensor {name[:200]!r}, but no shard holds it: save it again")
-        if actual[name] != shard:
-            raise BadCheckpoint(
+            yield BadCheckpoint(f"{str(index)!r} names tensor {name[:200]!r}, but no shard holds it: save it again")
+        elif actual[name] != shard:
+            yield BadCheckpoint(
                 f"{str(index)!r} puts tensor {name!r} in {shard!r}, but {actual[name]!r} has it: save again"
             )
-    missing = next((name for name in actual if name not in mapping), None)
-    if missing is not None:
-        raise BadCheckpoint(f"{str(index)!r} omits tensor {missing!r} of {actual[missing]!r}: save it again")
+    for name, shard in actual.items():
+        if name not in mapping:
+            yield BadCheckpoint(f"{str(index)!r} omits tensor {name!r} of {shard!r}: save it again")

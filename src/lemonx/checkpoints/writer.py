@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
-from lemonx.checkpoints.destination import beside, check_destination, move_in, size_text, sync_folder
+from lemonx.checkpoints.destination import check_destination, claim, move_in, size_text, sync_folder
 from lemonx.checkpoints.folder import INDEX
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header
 from lemonx.checkpoints.shards import Entry, Shard, entry_bytes, index_text, lay_out
@@ -27,7 +27,7 @@ class CheckpointWriter:
     """A context in which tensors and files are written; leaving it cleanly makes `output` appear.
 
     Until then everything is in `folder`, a hidden folder beside `output`; leaving by an exception removes it.
-    A killed process leaves that folder behind, and `output` as it was.
+    A killed process leaves that folder behind, and `output` as it was; the next writer to `output` clears it away.
     """
 
     output: Path
@@ -46,8 +46,8 @@ class CheckpointWriter:
         self._shards = lay_out(infos, max_shard_size)
         self.total_bytes = sum(shard.size for shard in self._shards)
         self.output = check_destination(Path(output), source=source, needed=self.total_bytes, force=force)
-        self.folder = beside(self.output)
         self._force = force
+        self._held: int | None = None
         self._place = {
             entry[0]: (shard, entry, offset)
             for shard in self._shards
@@ -60,7 +60,7 @@ class CheckpointWriter:
 
     def __enter__(self) -> CheckpointWriter:
         try:
-            os.mkdir(self.folder)
+            self.folder, self._held = claim(self.output)
             for shard in self._shards:
                 self._create(shard)
             if len(self._shards) > 1:
@@ -112,7 +112,12 @@ class CheckpointWriter:
         """Add a copy of the content of `path`, never a link to it."""
         target = self._new_file(relative_name)
         try:
-            shutil.copyfile(path, target)
+            source = path.open("rb")
+        except OSError as error:
+            raise BadCheckpoint(f"{str(path)!r} cannot be read ({error.strerror}): check its permissions") from None
+        try:
+            with source, target.open("wb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
         except OSError as error:
             raise self._failed(error) from None
 
@@ -139,6 +144,7 @@ class CheckpointWriter:
             self._sync()
             self._check_readable()
             move_in(self.folder, self.output, force=self._force)
+            self._release()
         except OSError as problem:
             self._discard()
             raise self._failed(problem) from None
@@ -189,9 +195,16 @@ class CheckpointWriter:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
+    def _release(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+        self._held = None
+
     def _discard(self) -> None:
         self._close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._held is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._release()
 
     def _failed(self, error: OSError) -> BadOutput:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -200,6 +213,11 @@ class CheckpointWriter:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return BadOutput(
                 f"{str(self.output)!r} appeared meanwhile: choose another output, or force its replacement"
+            )
+        if error.errno == errno.EFBIG:
+            return BadOutput(
+                f"{str(self.output)!r} needs files larger than the system or `ulimit -f` allows: raise that limit, "
+                "or write smaller ones with --max-shard-size"
             )
         return BadOutput(f"{str(self.output)!r} cannot be written ({error}): choose another output")
 

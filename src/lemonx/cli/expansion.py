@@ -11,6 +11,7 @@ import typer
 from lemonx.cli.app import Json, app, print_json
 from lemonx.cli.options import (
     CHOICES,
+    AllowPickle,
     Depth,
     DepthType,
     Dtype,
@@ -48,6 +49,7 @@ def plan_command(
     free: Free = None,
     depth_type: DepthType = None,
     dtype: Dtype = None,
+    allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
     """Show what `expand` with the same options would write: sizes, rules, exactness. Reads headers only.
@@ -65,6 +67,7 @@ def plan_command(
         free=value_of(free),
         depth_type=depth_type,
         dtype=value_of(dtype),
+        allow_pickle=allow_pickle,
     )
     if as_json:
         print_json(show.plan_json(made))
@@ -111,7 +114,15 @@ def expand_command(
     verify: Annotated[
         bool, typer.Option(help="Load the result from disk and compare outputs before it appears.")
     ] = True,
+    with_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--with-optimizer",
+            help="Grow Adam's moments too, so that a run goes on: SOURCE is a checkpoint-N folder of Trainer.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint.")] = False,
+    allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
     """Write a larger checkpoint that computes the same function, and verify it.
@@ -129,6 +140,7 @@ def expand_command(
         "free": value_of(free),
         "depth_type": depth_type,
         "dtype": value_of(dtype),
+        "allow_pickle": allow_pickle,
     }
     made = api.plan(source, **target, **options)
     with show.progress(made, quiet=as_json, verify=verify, lessons=lessons) as tell:
@@ -143,6 +155,7 @@ def expand_command(
             force=force,
             progress=tell.written,
             lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
+            with_optimizer=with_optimizer,
         )
     if as_json:
         print_json(json.loads((output / "lemonx.json").read_text()))
@@ -154,6 +167,15 @@ def expand_command(
 def verify_command(
     source: Source,
     output: Annotated[Path, typer.Argument(help="Folder with the expanded checkpoint.", show_default=False)],
+    layerwise: Annotated[
+        bool,
+        typer.Option(
+            "--layerwise",
+            help="Block by block, with one block in memory at a time: for models larger than memory. Names the first "
+            "block that differs.",
+        ),
+    ] = False,
+    allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
     """Load both checkpoints, run them on the same inputs in float64, and compare. Exit code 1 if they differ."""
@@ -162,7 +184,7 @@ def verify_command(
     from lemonx.show.console import waiting
 
     with waiting("running both models in float64", quiet=as_json):
-        measured = api.verify(source, output)
+        measured = api.verify(source, output, layerwise=layerwise, allow_pickle=allow_pickle)
     if as_json:
         print_json(show.verified_json(measured))
     else:

@@ -75,6 +75,13 @@ Method = Annotated[
     str, typer.Option(help="lemon, or a method it is compared with: see `lemonx methods`.", rich_help_panel=CHOICES)
 ]
 
+AllowPickle = Annotated[
+    bool,
+    typer.Option(
+        "--allow-pickle", help="Read pytorch_model.bin, as plain tensors only, where there are no safetensors."
+    ),
+]
+
 
 def sizes(
     width: int | None,

@@ -115,8 +115,12 @@ def adjacent() -> list[tuple[str, Texts, int]]:
     for number, ((pair, module), draw) in enumerate(zip(found.items(), _draws(len(found)), strict=True)):
         if number % 2 == 0:
             # From its own side, or validation sentences would be seen in training.
-            others = [other for other in sides[_is_held(module)] if found[other] != module]
-            pair = (pair[0], others[int(draw * len(others))][1]) if others else pair
+            side = sides[_is_held(module)]
+            turned = itertools.chain(side[int(draw * len(side)) :], side)
+            other = next((other for other in turned if found[other] != module), None)
+            if other is None:
+                continue
+            pair = (pair[0], other[1])
         rows.append((module, pair, number % 2))
     return rows
 

@@ -83,9 +83,10 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def normals(uniform: np.ndarray) -> np.ndarray:
-    """Standard normal numbers from twice as many in [0, 1), by Box and Muller's formula."""
+    """Standard normal numbers from as many in [0, 1), an even number a row, by Box and Muller's formula."""
     radius, angle = np.split(uniform, 2, axis=-1)
-    return np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
+    radius, angle = np.sqrt(-2 * np.log1p(-radius)), 2 * np.pi * angle
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
 
 
 def stack(examples: Sequence[Example]) -> dict[str, Tensor]:

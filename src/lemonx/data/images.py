@@ -82,7 +82,8 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
     if not held:
         raise BadData(f"{options.path}: too few images to hold some out: give a validation folder")
     held = [held[place] for place in spread(len(held), options.validation_examples)]
-    for first in {each.label: each for each in reversed(files)}.values():
+    # One of each class, so that a folder of something else is known now, not in the middle of a run.
+    for first in [*{each.label: each for each in reversed(files)}.values(), held[0]]:
         normalise(pixels(open_image(first.path), options.image_size, options.channels, (), np.zeros(5)), options)
     sides = ((train_root, files), (validation_root, held))
     names = [

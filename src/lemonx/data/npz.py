@@ -30,19 +30,18 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
     """The images of the file; where it has no test images, a tenth of them, by their numbers' hash, validates."""
     found, where = _read(options.path), str(options.path)
     if set(_SPLIT) <= set(found):
-        train, labels, test, test_labels = (found[name] for name in _SPLIT)
+        labels, test_labels = found["y_train"], found["y_test"]
+        train, test = _images(found["x_train"], where), _images(found["x_test"], where)
     else:
-        images, numbers = (found[name] for name in _WHOLE)
+        images, numbers = _images(found["images"], where), found["labels"]
         if images.shape[:1] != numbers.shape[:1]:
             raise BadData(f"{where}: {len(images)} images, labels of shape {numbers.shape}: give one label for each")
-        out = np.array([held_out(f"image {number}", _FRACTION) for number in range(len(images))])
+        out = np.array([held_out(f"image {number}", _FRACTION) for number in range(len(images))], bool)
         train, labels, test, test_labels = images[~out], numbers[~out], images[out], numbers[out]
     labels, test_labels = (
         each[:, 0] if each.ndim == 2 and each.shape[1] == 1 else each for each in (labels, test_labels)
     )
-    return arrays(
-        _images(train, where), _images(test, where), integers(labels, test_labels, where), options, seed, where
-    )
+    return arrays(train, test, integers(labels, test_labels, where), options, seed, where)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -52,9 +52,9 @@ def compare(
         asked = asked.model_copy(update={"seeds": tuple(range(seeds))})
     wanted = [node for cell in cells(asked) for node in (cell.trained, *cell.downstream.values())]
     run_all(wanted, cache, jobs=jobs or min(2, os.cpu_count() or 1), tell=tell)
-    content = results.result(asked, cache, quick=quick)
+    text = json.dumps(results.result(asked, cache, quick=quick), indent=1) + "\n"
     output.mkdir(parents=True, exist_ok=True)
     partial = output / f".{results.FILE}"
-    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.write_text(text)
     os.replace(partial, output / results.FILE)
-    return content
+    return json.loads(text)

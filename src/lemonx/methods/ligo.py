@@ -36,10 +36,10 @@ def learn(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, 
     """The target's tensors after the operators were trained on the task's own loss."""
     import torch
 
-    from lemonx.verification.building import names_on_disk, new_model
+    from lemonx.verification.building import disk_names, new_model
 
     model = new_model(plan.target_config, plan.seed).train()
-    named = names_on_disk(model)
+    named = {on_disk: name for name, on_disk in disk_names(model, buffers=True).items()}
     if odd := sorted({step.name for step in plan.steps} ^ named.keys()):
         raise Refused(f"ligo trains the model as transformers names it, and {odd[0]} has another name on disk")
     operators = _Operators(plan, checkpoint)

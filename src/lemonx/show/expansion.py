@@ -22,8 +22,10 @@ from rich.table import Table
 
 from lemonx import summary
 from lemonx.api import Verified
+from lemonx.checkpoints.destination import size_text
 from lemonx.planning import Plan
 from lemonx.show.console import console
+from lemonx.verification.layerwise import Layers
 from lemonx.verification.outputs import EXACT
 
 _STYLE = {"bit-exact": "green", "exact-sum": "green", "rounding-limited": "yellow", "made anew": "red"}
@@ -139,6 +141,9 @@ def print_expanded(plan: Plan, output: Path) -> None:
     content = json.loads((output / "lemonx.json").read_text())
     before, after = content["source"]["parameters"], content["target"]["parameters"]
     out.print(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
+    if content["optimizer"]:
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(content["optimizer"]["moments"].items()))
+        out.print(f"Adam's moments at step {content['optimizer']['step']}: {counts} (docs/optimizer-state.md)")
     verified = content["verified"]
     if verified["outputs"]:
         _print_outputs(out, verified["outputs"])
@@ -156,7 +161,8 @@ def verified_json(measured: Verified) -> dict[str, Any]:
     from dataclasses import asdict
 
     symmetry = asdict(measured.symmetry) if measured.symmetry else None
-    return {"passed": measured.passed, "outputs": measured.outputs.as_dict(), "symmetry": symmetry}
+    layers = measured.layers.as_dict() if measured.layers else None
+    return {"passed": measured.passed, "outputs": measured.outputs.as_dict(), "symmetry": symmetry, "layers": layers}
 
 
 def print_verified(measured: Verified) -> None:
@@ -165,11 +171,13 @@ def print_verified(measured: Verified) -> None:
     _print_outputs(out, content["outputs"])
     if content["symmetry"]:
         _print_symmetry(out, content["symmetry"])
+    if measured.layers:
+        _print_layers(out, measured.layers)
     if measured.passed:
         rounded = "" if measured.outputs.tolerance <= EXACT else ", up to the rounding of the stored weights"
         out.print(f"[green]the same function[/green]{rounded}")
     else:
-        out.print(f"[red]not the same function[/red]: {measured.outputs.reason()}")
+        out.print(f"[red]not the same function[/red]: {measured.reason()}")
 
 
 def _print_outputs(out: Console, outputs: dict[str, Any]) -> None:
@@ -185,3 +193,24 @@ def _print_outputs(out: Console, outputs: dict[str, Any]) -> None:
 def _print_symmetry(out: Console, symmetry: dict[str, Any]) -> None:
     where = f" (in {', '.join(symmetry['where'][:3])})" if symmetry["twins"] else ""
     out.print(f"symmetry: {symmetry['copies']} copies of units, {symmetry['twins']} of them twins of another{where}")
+
+
+def _print_layers(out: Console, layers: Layers) -> None:
+    if layers.places:
+        worst = max(layers.places, key=lambda place: place.difference)
+        out.print(
+            f"block by block: the stream behind {len(layers.places)} blocks of the target differs from the source's, "
+            f"expanded, by at most {worst.difference:.1e} of its largest entry (behind {worst.block})"
+        )
+    if layers.skipped:
+        out.print(f"block by block: no streams compared, {layers.skipped}")
+    if first := layers.first:
+        out.print(
+            f"the first block that differs is [bold]{first.block}[/bold] (from {first.source}): "
+            f"{first.difference:.1e}, more than {first.tolerance:.1e}"
+        )
+    out.print(
+        f"at most {size_text(layers.weights)} of weights in memory at once, in float64; the largest block has "
+        f"{size_text(layers.block)}, the larger model {size_text(layers.model)}; peak of the process "
+        f"{size_text(layers.memory)}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lemonx.certificate import versions
-from lemonx.checkpoints.destination import beside
+from lemonx.checkpoints.destination import beside, check_apart
 from lemonx.errors import BadOutput
 from lemonx.training.recipe import Recipe
 
@@ -41,6 +42,9 @@ def claimed(output: Path, recipe: Recipe, *, resume: bool, force: bool) -> Itera
 
     A run that fails before its first checkpoint leaves things as they were.
     """
+    for read in (recipe.source, recipe.inheritance and recipe.inheritance.teacher):
+        if read is not None:
+            check_apart(output, Path(read))
     content = _run_of(output)
     old = None
     if content is not None and force:
@@ -54,11 +58,13 @@ def claimed(output: Path, recipe: Recipe, *, resume: bool, force: bool) -> Itera
         _check_resumable(output, content, recipe, resume)
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if not any(output.glob("checkpoint-*")) and not any(output.glob("stage-*")):
             shutil.rmtree(output)
             if old is not None:
                 os.rename(old, output)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise BadOutput(f"{str(output)!r}: no room is left: make some, and the same command goes on") from None
         raise
     finally:
         if old is not None:

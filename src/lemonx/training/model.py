@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.errors import BadCheckpoint, BadRecipe
+from lemonx.verification.loading import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # A new task brings a head of its own; everywhere else a missing weight is a broken checkpoint.
 _NEW_HEAD = ("sequence-classification", "image-classification")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' bars and warnings."""
-    from transformers.utils import logging
-
-    shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(shown)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _auto(task: str) -> Any:
@@ -105,6 +89,21 @@ def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -
     if missing and task not in _NEW_HEAD:
         raise BadCheckpoint(f"{folder} lacks {missing[0]}, which {task} needs: give a checkpoint of that task")
     return model
+
+
+def empty(task: str, source: Path | Mapping[str, Any], decided: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of a checkpoint's folder, or of a config, in float32 on the meta device: sizes without memory."""
+    import torch
+    from transformers import AutoConfig
+
+    auto, head = _auto(task), _new_head(task, decided)
+    if isinstance(source, Path):
+        config = AutoConfig.from_pretrained(source, **head)
+    else:
+        fields = {**source, **head}
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    with torch.device("meta"):
+        return auto.from_config(config, dtype=torch.float32)
 
 
 def _new_head(task: str, decided: Mapping[str, Any]) -> dict[str, Any]:

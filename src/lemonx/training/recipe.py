@@ -21,7 +21,7 @@ class _Strict(BaseModel):
 
 
 class Expand(_Strict):
-    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.expand`."""
+    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.plan`."""
 
     width: PositiveInt | None = None
     depth: PositiveInt | None = None
@@ -39,12 +39,12 @@ class Expand(_Strict):
 
     @property
     def options(self) -> dict[str, Any]:
-        given = self.model_dump(exclude_none=True)
+        given = self.model_dump(exclude_none=True, exclude={"verify"})
         return {"fields": given.pop("sizes"), **given}
 
 
 class Optimizer(_Strict):
-    """AdamW; weight decay is on matrices only."""
+    """AdamW; weight decay is not on biases and norms, which is Trainer's own rule."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
@@ -66,10 +66,11 @@ class Inheritance(_Strict):
 
 
 class Stage(_Strict):
-    """Steps at one size; `expand` comes before them."""
+    """Steps at one size; `expand` comes before them, and Adam's moments grow along or start anew."""
 
     steps: PositiveInt
     expand: Expand | None = None
+    moments: Literal["grown", "anew"] = "grown"
 
 
 class Recipe(_Strict):
@@ -98,7 +99,7 @@ class Recipe(_Strict):
     seed: NonNegativeInt = 0
     eval_every: PositiveInt | None = None
     save_every: NonNegativeInt | None = None
-    report_to: tuple[str, ...] = ()
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = ()
 
     @model_validator(mode="before")
     @classmethod

@@ -23,6 +23,7 @@ class Leg:
     start: int
     end: int
     expand: Expand | None
+    with_optimizer: bool = True
 
 
 def legs(recipe: Recipe, total: int) -> list[Leg]:
@@ -32,7 +33,7 @@ def legs(recipe: Recipe, total: int) -> list[Leg]:
     found: list[Leg] = []
     for number, stage in enumerate(recipe.stages):
         start = found[-1].end if found else 0
-        found.append(Leg(number, start, start + stage.steps, stage.expand))
+        found.append(Leg(number, start, start + stage.steps, stage.expand, stage.moments == "grown"))
     return found
 
 
@@ -41,15 +42,10 @@ def grow(saved: Saved, leg: Leg, output: Path) -> Saved:
     assert leg.expand is not None
     partial, finished = output / f".stage-{leg.stage}", output / f"stage-{leg.stage}"
     shutil.rmtree(partial, ignore_errors=True)
-    api.expand(saved.path, partial, **leg.expand.options)
-    for pattern in _CARRIED:
-        for path in saved.path.glob(pattern):
-            shutil.copy2(path, partial)
-    carry_optimizer(saved.path, partial, leg.expand)
+    options = {**leg.expand.options, "verify": leg.expand.verify, "with_optimizer": leg.with_optimizer}
+    api.expand(saved.path, partial, **options)
+    for path in (path for pattern in _CARRIED for path in saved.path.glob(pattern)):
+        shutil.copy2(path, partial)
     os.rename(partial, finished)
     shutil.rmtree(saved.path)
     return Saved(finished, leg.start, leg.stage)
-
-
-def carry_optimizer(source: Path, target: Path, expand: Expand) -> None:
-    """Adam's moments of the larger model: they start anew, and the schedule goes on."""

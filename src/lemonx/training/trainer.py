@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer_callback import PrinterCallback
 
 from lemonx.data import Prepared
+from lemonx.errors import BadRecipe
 from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Inheritance, Recipe
 from lemonx.training.schedule import Schedule
@@ -58,6 +60,7 @@ def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> Trainin
         logging_nan_inf_filter=False,  # a curve shows what happened
         disable_tqdm=True,
         report_to=list(recipe.report_to) or "none",
+        use_cpu=world > 1 and not torch.cuda.is_available(),  # unless told, Trainer sees one process on CPUs
     )
 
 
@@ -111,10 +114,6 @@ class LemonTrainer(Trainer):
             teacher.to(args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
     # The schedule and the optimizer.
-
-    def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-        """Matrices and kernels. What has a leading 1 is a vector or a table that is added: a class token, positions."""
-        return [name for name, p in model.named_parameters() if p.ndim >= 2 and p.shape[0] > 1]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         rate, maximum = self.schedule.learning_rate, self.schedule.maximum
@@ -175,6 +174,11 @@ class LemonTrainer(Trainer):
         self.store_flos()
         logs["flops"] = self.state.total_flos
         logs["seconds"] = round(self.seconds, 3)
+        if not math.isfinite(logs.get("loss", logs.get("eval_loss", 0.0))):
+            raise BadRecipe(
+                f"the loss is not finite at step {self.state.global_step}: lower learning_rate, lengthen the warm-up, "
+                "or set clip"
+            )
         super().log(logs, start_time)
 
     @property

@@ -1,15 +1,14 @@
-"""New models of a config, and what their tensors are called on disk."""
+"""Models of a config that no file holds: with weights, or with names and shapes alone; and their names on disk."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import BadCheckpoint
+from lemonx.errors import BadCheckpoint, Refused
 from lemonx.verification.loading import model_class, quiet
 
 if TYPE_CHECKING:
@@ -20,58 +19,64 @@ if TYPE_CHECKING:
 def new_model(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
     """A model of the class that a config.json names, as transformers initialises it, in float32."""
     import torch
-    from transformers import AutoConfig
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _built(config, "cpu")
+
+
+def skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of a config.json without weights: its parameters have names, shapes and an order, and no memory."""
+    return _built(config, "meta")
+
+
+def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
+    import torch
+    from transformers import CONFIG_MAPPING
 
     from lemonx import models
 
     models.register()
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
     try:
-        made = AutoConfig.for_model(config["model_type"], **values)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = model_class(made)._from_config(made, dtype=torch.float32)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        made = CONFIG_MAPPING[config["model_type"]].from_dict(values)
+        build = model_class(made)
+        with torch.device(device):
+            return build.from_config(made) if build.__name__.startswith("Auto") else build(made)
+    except (KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise BadCheckpoint(f"transformers cannot build a {config['model_type']!r} of these sizes: {reason}") from error
-    return model
+        raise BadCheckpoint(f"transformers cannot build the model of config.json ({reason}): save it again") from error
 
 
 def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """What save_pretrained would write, by the names it would write."""
-    with _saved(model) as written:
-        return {name: written.read(name).clone() for name in written.tensors}
+    with tempfile.TemporaryDirectory() as folder:
+        with quiet():
+            model.save_pretrained(folder)
+        with Checkpoint.open(Path(folder)) as written:
+            return {name: written.read(name) for name in written.tensors}
 
 
-def names_on_disk(model: PreTrainedModel) -> dict[str, str]:
-    """Name on disk -> name in the model. Found by marking every tensor: transformers renames some when it saves.
+def disk_names(model: PreTrainedModel, *, buffers: bool = False) -> dict[str, str]:
+    """Module name -> name on disk of every parameter, in the model's order; tied parameters stand once.
 
-    A tensor that transformers splits or joins on its way to disk has no such name: BadCheckpoint.
+    transformers renames as it saves; it is asked with a marker in each parameter's place. `buffers`: those that are
+    saved, too.
     """
     import torch
+    from transformers.core_model_loading import revert_weight_conversion
 
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    kept = {name: tensor.detach().clone() for name, tensor in state.items()}
+    names = [name for name, _ in model.named_parameters()]
+    if buffers:
+        names += [name for name, _ in model.named_buffers() if name in model.state_dict()]
     try:
-        with torch.no_grad():
-            for mark, tensor in enumerate(state.values()):
-                tensor.fill_(mark)
-        marked = {name: tensor.flatten()[0].item() for name, tensor in tensors_on_disk(model).items()}
-    finally:
-        with torch.no_grad():
-            for name, tensor in state.items():
-                tensor.copy_(kept[name])
-    names = list(state)
-    found = {name: names[int(mark)] for name, mark in marked.items()}
-    if len(set(found.values())) != len(found):
-        twice = next(n for n in found.values() if list(found.values()).count(n) > 1)
-        raise BadCheckpoint(f"transformers keeps {twice} as several tensors on disk: this method needs them one to one")
-    return found
-
-
-@contextmanager
-def _saved(model: PreTrainedModel) -> Iterator[Checkpoint]:
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        model.save_pretrained(folder)
-        with Checkpoint.open(Path(folder)) as written:
-            yield written
+        marked = revert_weight_conversion(model, {name: torch.tensor(i) for i, name in enumerate(names)})
+        found = {names[int(marker)]: name for name, marker in marked.items()}
+    except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
+        found = {}
+    if sorted(found) != sorted(names):
+        raise Refused(
+            f"{type(model).__name__} keeps parameters on disk in other shapes than in memory, and neither optimizer "
+            "state nor a method that learns can follow: expand without --with-optimizer, by another --method"
+        )
+    return {name: found[name] for name in names}

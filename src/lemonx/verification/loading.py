@@ -33,8 +33,11 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str]]:
-    """The model of a checkpoint in eval mode, and the keys that its class missed or did not expect."""
+def load(path: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, frozenset[str]]:
+    """The model of a checkpoint in eval mode, and the keys that its class missed or did not expect.
+
+    `options` go to from_pretrained.
+    """
     import transformers
 
     from lemonx import models
@@ -42,13 +45,15 @@ def load(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, frozenset[str
     models.register()
     try:
         with quiet():
-            config = transformers.AutoConfig.from_pretrained(path)
+            config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
             model, info = model_class(config).from_pretrained(
-                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
+        if "allocate memory" in str(error):  # torch has no exception of its own for it on a CPU
+            raise MemoryError from error
         reason = " ".join(str(error).split())[:300]
-        raise BadCheckpoint(f"transformers cannot load {path}: {reason}") from error
+        raise BadCheckpoint(f"transformers cannot load {str(path)!r} ({reason}): save the model again") from error
     odd = (*info["missing_keys"], *info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
     return model.eval(), frozenset(odd)
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +32,7 @@ EXACT = 1e-10
 NOISE_MULTIPLE = 4.0
 NEW_TOKENS = 8
 # From coarse to fine.
-_PRECISION = ("bfloat16", "float16", "float32", "float64")
+PRECISION = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,19 @@ class Comparison:
 def compare(source: Checkpoint, target: Checkpoint, *, exact: bool, slack: float = 0.0, seed: int = 0) -> Comparison:
     """Run both on the same sample. `exact`: no tensor was rounded; `slack`: what is known to be lost (eps)."""
     if (short := memory_short(source, target)) is not None:
-        raise NotVerified(f"{short}: verify on a larger machine")
-    stored = min(stored_dtype(source), stored_dtype(target), key=_PRECISION.index)
-    before, odd_before, batch = _run(source.path, seed)
-    noise = None if exact or stored == "float64" else _noise(source.path, stored, before, seed)
-    after, odd_after, _ = _run(target.path, seed)
+        raise NotVerified(f"{short}: verify with --layerwise, or on a larger machine")
+    stored = min(stored_dtype(source), stored_dtype(target), key=PRECISION.index)
+    with within_memory("verify with --layerwise, or on a larger machine"):
+        before = _run(source.path, seed)
+        noise = None if exact or stored == "float64" else _noise(source, stored, before, seed)
+        after = _run(target.path, seed)
+    return compared(source, target, before, after, noise=noise, slack=slack)
+
+
+def compared(
+    source: Checkpoint, target: Checkpoint, before: Outputs, after: Outputs, *, noise: float | None, slack: float
+) -> Comparison:
+    """The figures of two runs on the same sample."""
     shared = [name for name in before.outputs if name in after.outputs]
     worst, largest = 0.0, 0.0
     for name in shared:
@@ -88,12 +99,12 @@ def compare(source: Checkpoint, target: Checkpoint, *, exact: bool, slack: float
         worst = max(worst, float((reference - other).abs().max()) / (scale or 1.0))
         largest = max(largest, scale)
     if not shared:
-        raise NotVerified(f"{source.path} and {target.path} have no output in common: they are different models")
+        raise NotVerified(f"{source.origin} and {target.origin} have no output in common: they are different models")
     tolerance = max(EXACT, slack, NOISE_MULTIPLE * (noise or 0.0))
     tokens = None if before.tokens is None else before.tokens.equal(after.tokens)
-    odd = tuple(sorted(odd_after - odd_before))
+    odd = tuple(sorted(after.odd_keys - before.odd_keys))
     kl = _divergence(before.outputs, after.outputs)
-    return Comparison(worst, tolerance, noise, largest, tuple(shared), tokens, kl, odd, batch)
+    return Comparison(worst, tolerance, noise, largest, tuple(shared), tokens, kl, odd, before.inputs)
 
 
 def _divergence(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float | None:
@@ -107,12 +118,17 @@ def _divergence(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor])
 
 
 @dataclass(frozen=True)
-class _Outputs:
+class Outputs:
+    """What one run gave; `weights`: the most bytes of parameters in memory at once, where that was measured."""
+
     outputs: dict[str, torch.Tensor]
     tokens: Any
+    odd_keys: frozenset[str]
+    inputs: str
+    weights: int = 0
 
 
-def _run(path: Path, seed: int) -> tuple[_Outputs, frozenset[str], str]:
+def _run(path: Path, seed: int) -> Outputs:
     import torch
 
     from lemonx.verification.float64 import Float64
@@ -128,8 +144,12 @@ def _run(path: Path, seed: int) -> tuple[_Outputs, frozenset[str], str]:
             )
     del model
     gc.collect()
-    shapes = " and ".join(f"{name} {list(value.shape)}" for name, value in batch.items() if name != "attention_mask")
-    return _Outputs(found, tokens), odd, shapes
+    return Outputs(found, tokens, odd, described(batch))
+
+
+def described(batch: dict[str, torch.Tensor]) -> str:
+    """The sample in words."""
+    return " and ".join(f"{name} {list(value.shape)}" for name, value in batch.items() if name != "attention_mask")
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
@@ -138,35 +158,67 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
 
     largest = max(checkpoint.tensors.values(), key=lambda info: info.nbytes)
     name = str(torch_dtype(largest.dtype)).removeprefix("torch.")
-    if name not in _PRECISION:
+    if name not in PRECISION:
         raise BadCheckpoint(f"{largest.name} is stored as {largest.dtype}, not as a float: dequantise the model first")
     return name
 
 
-def _noise(path: Path, dtype: str, reference: _Outputs, seed: int) -> float:
+def _noise(source: Checkpoint, dtype: str, reference: Outputs, seed: int) -> float:
     """The source in its stored dtype against itself in float64: in a child, because some CPUs die on bf16."""
     from safetensors.torch import load_file
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outputs.safetensors"
-        command = [sys.executable, "-m", "lemonx.verification.noise", str(path), dtype, str(seed), str(file)]
-        environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", **os.environ}
-        child = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        command = [sys.executable, "-m", "lemonx.verification.noise", str(source.path), dtype, str(seed), str(file)]
+        child = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
         if child.returncode != 0 or not file.exists():
-            last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-            raise NotVerified(
-                f"the source itself does not run in {dtype} here ({last}): expand with --dtype float32, or --no-verify"
-            )
-        outputs = load_file(file)
-    return max(
-        float((reference.outputs[name] - value).abs().max() / reference.outputs[name].abs().max().clamp(min=1e-300))
-        for name, value in outputs.items()
+            raise does_not_run(source.origin, dtype, child)
+        return largest_difference(reference.outputs, load_file(file))
+
+
+def environment() -> dict[str, str]:
+    """That of a child process: without the instructions that some CPUs advertise and refuse."""
+    return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", **os.environ}
+
+
+def does_not_run(path: Path, dtype: str, child: subprocess.CompletedProcess[str]) -> NotVerified:
+    """The error for a child process that failed, or was killed: by SIGILL, or for want of memory."""
+    if child.returncode < 0:
+        why = f"killed by {signal.Signals(-child.returncode).name}"
+    else:
+        why = (child.stderr.strip().splitlines() or ["no message"])[-1]
+    return NotVerified(
+        f"{str(path)!r} itself does not run in {dtype} here ({why}): expand with --dtype float32, or --no-verify"
     )
+
+
+def largest_difference(reference: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    """The largest difference of any output, relative to the largest entry of that output."""
+    return max(
+        float((reference[name] - value).abs().max() / reference[name].abs().max().clamp(min=1e-300))
+        for name, value in others.items()
+    )
+
+
+@contextmanager
+def within_memory(advice: str) -> Iterator[None]:
+    """A context in which running out of memory is an error in one line."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise NotVerified(f"memory ran out during verification: {advice}") from None
 
 
 def memory_short(source: Checkpoint, target: Checkpoint) -> str | None:
     """Why a comparison cannot run here, if it cannot: one model in float64 at a time must fit in memory."""
-    needed = 1.3 * 8 * max(sum(i.numel for i in c.tensors.values()) for c in (source, target))
+    return short_of(8 * max(sum(i.numel for i in c.tensors.values()) for c in (source, target)), "verification")
+
+
+def short_of(weights: int, what: str) -> str | None:
+    """Why there is not enough memory for so many bytes of weights, and for what is computed with them."""
+    needed = 1.3 * weights
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
@@ -174,4 +226,4 @@ def memory_short(source: Checkpoint, target: Checkpoint) -> str | None:
     free = next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable")), None)
     if free is None or needed <= free:
         return None
-    return f"verification in float64 needs {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
+    return f"{what} in float64 needs {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"

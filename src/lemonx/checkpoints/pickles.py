@@ -1,0 +1,130 @@
+"""Pickled weights, read as plain tensors and nothing else, and written anew as safetensors.
+
+A pickle is a program. torch's weights_only reader runs none of it but the building of tensors and of plain
+containers, and stops at anything else. Shards are mapped, one at a time, and copied in pieces, so a model larger
+than memory can be converted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx.checkpoints.folder import (
+    CONFIG,
+    PICKLE,
+    PICKLE_INDEX,
+    has,
+    other_files,
+    parse_object,
+    read_bytes,
+    real_file,
+    weight_map,
+)
+from lemonx.checkpoints.safetensors_file import dtype_name
+from lemonx.checkpoints.writer import CheckpointWriter
+from lemonx.errors import BadCheckpoint
+
+if TYPE_CHECKING:
+    import torch
+
+_SHARD = 5 * 10**9
+_BLOCK = 1 << 24
+
+
+def has_pickles(folder: Path) -> bool:
+    """Whether the folder holds pickled weights under the names that transformers gave them."""
+    return has(folder, PICKLE) or has(folder, PICKLE_INDEX)
+
+
+def convert(folder: Path, parent: Path) -> Path:
+    """A folder in `parent`, named like `folder`, with the same config, companions and tensors."""
+    config = read_bytes(real_file(folder, CONFIG))
+    parse_object(config, folder / CONFIG)
+    mapping = weight_map(folder, PICKLE_INDEX, "bin") if has(folder, PICKLE_INDEX) else None
+    shards = sorted(set(mapping.values())) if mapping else [PICKLE]
+    entries: dict[str, tuple[str, str, tuple[int, ...]]] = {}
+    for shard in shards:
+        for name, tensor in _load(folder, shard).items():
+            if name in entries or (mapping is not None and mapping.get(name) != shard):
+                raise BadCheckpoint(f"{str(folder / shard)!r} holds tensor {name!r} against its index: save it again")
+            entries[name] = (name, dtype_name(tensor.dtype), tuple(tensor.shape))
+    if missing := sorted(set(mapping or ()) - set(entries)):
+        raise BadCheckpoint(
+            f"{str(folder / PICKLE_INDEX)!r} names tensor {missing[0]!r}, but no shard holds it: save it again"
+        )
+    output = parent / (folder.name or "model")
+    with CheckpointWriter(output, list(entries.values()), max_shard_size=_SHARD) as writer:
+        for shard in shards:
+            for name, tensor in _load(folder, shard).items():
+                for start, rows in _pieces(tensor):
+                    writer.write(name, start, rows)
+        writer.add_text(CONFIG, config.decode())
+        for name, path in other_files(folder, {CONFIG})[0].items():
+            writer.add_file(path, name)
+    return output
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    if not tensor.ndim:
+        yield 0, tensor
+        return
+    rows = len(tensor)
+    limit = max(1, _BLOCK * rows // max(1, tensor.nbytes))
+    for start in range(0, rows, limit):
+        yield start, tensor[start : start + limit]
+
+
+def _load(folder: Path, shard: str) -> dict[str, torch.Tensor]:
+    """The tensors of one pickle; BadCheckpoint if it holds, or asks for, anything else."""
+    path = folder / shard
+    content = _unpickle(real_file(folder, shard), path)
+    if not isinstance(content, dict) or not content:
+        raise BadCheckpoint(f"{str(path)!r} holds a {type(content).__name__}, not tensors by name: save it again")
+    for name, tensor in content.items():
+        problem = _odd(name, tensor)
+        if problem:
+            raise BadCheckpoint(f"{str(path)!r} holds {problem}: save it again with save_pretrained")
+    return content
+
+
+def _odd(name: Any, tensor: Any) -> str | None:
+    import torch
+
+    if not isinstance(name, str) or not name or not name.isprintable() or name == "__metadata__":
+        return f"a tensor with the impossible name {str(name)[:80]!a}"
+    if not isinstance(tensor, torch.Tensor):
+        return f"a {type(tensor).__name__} under {name[:200]!r}, not a tensor"
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        return f"a sparse or quantised tensor {name[:200]!r}"
+    try:
+        dtype_name(tensor.dtype)
+    except ValueError:
+        return f"tensor {name[:200]!r} in {tensor.dtype}, which safetensors cannot hold"
+    return None
+
+
+def _unpickle(real: Path, path: Path) -> Any:
+    import torch
+
+    try:
+        try:
+            return torch.load(real, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            return torch.load(real, map_location="cpu", weights_only=True)  # written before torch 1.6: not mappable
+    except Exception as error:  # what a hostile or broken pickle raises is not known in advance
+        asked = re.search(r"GLOBAL (\S+)|Unsupported (?:class|operand) (\S+)", str(error))
+        if asked:
+            what = next(filter(None, asked.groups())).rstrip(".,")
+            raise BadCheckpoint(
+                f"{str(path)!r} asks to run {what}, which no weights need, and nothing of it was run: get this model "
+                "as safetensors, from someone you trust"
+            ) from None
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise BadCheckpoint(
+            f"{str(path)!r} is not a readable pickle of weights ({reason}): download it again"
+        ) from None

@@ -1,0 +1,66 @@
+"""The numbers of a tensor on disk, a few megabytes at a time, whatever its size or shape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
+from lemonx.errors import BadCheckpoint
+
+if TYPE_CHECKING:
+    import torch
+
+_BLOCK = 1 << 22
+
+
+def changed(path: Path) -> BadCheckpoint:
+    """The error for a file that was written to, or cut, meanwhile."""
+    return BadCheckpoint(f"{str(path)!r} changed while it was read: start again when nothing writes to it")
+
+
+def read_into(fd: int, path: Path, offset: int, buffer: memoryview) -> None:
+    """Fill `buffer` from the open file `fd`, from `offset` on; `path` only names it."""
+    done = 0
+    while done < len(buffer):  # one call returns at most 2 GiB
+        try:
+            count = os.preadv(fd, [buffer[done:]], offset + done)
+        except OSError as error:
+            raise BadCheckpoint(f"{str(path)!r} cannot be read ({error.strerror}): check the disk") from None
+        if count == 0:
+            raise changed(path)
+        done += count
+
+
+def blocks(fd: int, info: TensorInfo) -> Iterator[torch.Tensor]:
+    """The tensor's numbers in order, as flat pieces; each is valid until the next is asked for."""
+    import torch
+
+    buffer = torch.empty(min(_BLOCK, info.nbytes), dtype=torch.uint8)
+    for begin in range(info.begin, info.end, _BLOCK):
+        piece = buffer[: min(_BLOCK, info.end - begin)]
+        read_into(fd, info.file, begin, piece.numpy().data)
+        yield piece.view(torch_dtype(info.dtype))
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether no number is NaN or Inf.
+
+    As integers, NaN and Inf are the largest numbers of either sign, so two maxima find them: 25 to 33 GB/s,
+    where isfinite makes a mask at 0.7 to 1.7.
+    """
+    import torch
+
+    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.element_size() == 1:  # the 8-bit formats encode NaN and Inf in ways of their own
+        return bool(torch.isfinite(tensor.float()).all())
+    bits = tensor.element_size() * 8
+    kind = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
+    signed = tensor.contiguous().view(kind).numpy()
+    infinity = torch.tensor(torch.inf, dtype=tensor.dtype).view(kind).item()
+    return bool(signed.max() < infinity and signed.view(f"u{bits // 8}").max() < infinity + 2 ** (bits - 1))

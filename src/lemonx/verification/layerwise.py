@@ -1,0 +1,319 @@
+"""Two checkpoints compared block by block, with the weights of one module in memory at a time.
+
+Both models are built without weights; accelerate's hooks read each module's weights from the files just before it
+runs and drop them right after, so a model larger than memory can be verified. The source runs first, and leaves its
+stream after every block on disk; then the target runs, and after each of its blocks the stream must be the source's,
+expanded: x* = E x, with the E that the plan's type check found. Added blocks leave the stream as it is.
+
+Run as a process of its own (a CPU may die on bf16) it records the source in its stored dtype: the noise that a
+rounded target is measured by.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lemonx import architectures, depth
+from lemonx.checkpoints import Checkpoint
+from lemonx.coverage import matched
+from lemonx.errors import LemonxError, NotVerified
+from lemonx.planning import Plan
+from lemonx.vectors import RAND, Expansion
+from lemonx.verification import outputs as whole
+from lemonx.verification.loading import floating_outputs, load, sample
+
+if TYPE_CHECKING:
+    import torch
+
+Seen = Callable[[str, int, np.ndarray], None]
+"""Called with a stack, a block's index and the stream behind that block, without padding."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The stream behind a block of the target, against the source's behind `source`, relative to its largest entry."""
+
+    block: str
+    source: str
+    difference: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a comparison block by block found.
+
+    `weights`: the most bytes of parameters of either model that were in memory at once; `block`: those of the largest
+    block, `model`: those of the larger model, all in float64. `memory`: the peak of this process. `skipped`: why no
+    streams were compared, if so.
+    """
+
+    places: tuple[Place, ...]
+    weights: int
+    block: int
+    model: int
+    memory: int
+    skipped: str | None = None
+
+    @property
+    def first(self) -> Place | None:
+        """The first block that differs."""
+        return next((place for place in self.places if not place.passed), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "first": asdict(self.first) if self.first else None}
+
+
+def compare_layerwise(
+    source: Checkpoint, target: Checkpoint, plan: Plan | None, *, exact: bool, slack: float = 0.0, seed: int = 0
+) -> tuple[whole.Comparison, Layers]:
+    """Run both on the same sample, module by module. Without a lossless plan only the outputs are compared."""
+    if (short := memory_short(source, target)) is not None:
+        raise NotVerified(f"{short}: verify on a larger machine")
+    streams = plan if plan is not None and plan.reading.lossless else None
+    stored = min((whole.stored_dtype(c) for c in (source, target)), key=whole.PRECISION.index)
+    with tempfile.TemporaryDirectory(prefix="lemonx-") as folder, whole.within_memory("verify on a larger machine"):
+        before = _record(source, "float64", seed, Path(folder, "source"))
+        noisy = None if exact or stored == "float64" else _record_apart(source, stored, seed, Path(folder, "noise"))
+        judge = _Judge(streams, Path(folder, "source"), noisy, max(whole.EXACT, slack)) if streams else None
+        after = _observe(target, "float64", seed, judge or (lambda *_: None))
+        noise = whole.largest_difference(before.outputs, _outputs(noisy)) if noisy else None
+    comparison = whole.compared(source, target, before, after, noise=noise, slack=slack)
+    sizes = [_block_bytes(c) for c in (source, target)]
+    layers = Layers(
+        places=tuple(judge.places) if judge else (),
+        weights=max(before.weights, after.weights),
+        block=max(largest for largest, _ in sizes),
+        model=max(total for _, total in sizes),
+        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        skipped=None if streams else "these two are not a lossless expansion that can be planned",
+    )
+    return comparison, layers
+
+
+class _Judge:
+    """Compares each stream of the target with what the source's becomes under the plan."""
+
+    def __init__(self, plan: Plan, source: Path, noisy: Path | None, least: float) -> None:
+        self.plan, self.source, self.noisy, self.least = plan, source, noisy, least
+        self.places = list[Place]()
+
+    def __call__(self, stack: str, index: int, found: np.ndarray) -> None:
+        blocks, spec = self.plan.blocks[stack], self.plan.source_spec
+        # Post-LN: the norms inside a group of copies share one affine part, so only its last block is comparable.
+        if depth.stream_norms(spec, stack) and not blocks[index].closes:
+            return
+        origin = next(b.source for b in reversed(blocks[: index + 1]) if not b.added)
+        before = _stream(self.source, stack, origin)
+        expansion = self.plan.types.spaces.get(spec.stacks[stack].stream)
+        difference = _difference(before, found, expansion)
+        tolerance = self.least
+        if self.noisy is not None:
+            noise = _difference(before, _stream(self.noisy, stack, origin), None)
+            tolerance = max(tolerance, whole.NOISE_MULTIPLE * noise)
+        self.places.append(Place(f"{stack}.{index}", f"{stack}.{origin}", difference, tolerance))
+
+
+def _difference(before: np.ndarray, after: np.ndarray, expansion: Expansion | None) -> float:
+    """The largest difference of `after` from E `before`, relative to the largest entry of the latter."""
+    wanted = before
+    if expansion is not None and not expansion.is_identity:
+        axes = [i for i, (a, b) in enumerate(zip(before.shape, after.shape, strict=False)) if a != b]
+        # A stream that only changes its scale (a gain) keeps its shape: it is then on the last axis.
+        axis = axes[0] if axes else before.ndim - 1
+        wanted = np.moveaxis(expansion.expand(np.moveaxis(before, axis, -1)), -1, axis)
+        if expansion.has(RAND):
+            after = np.where(np.moveaxis(np.ones(wanted.shape, bool) & (expansion.source != RAND), -1, axis), after, 0)
+    if wanted.shape != after.shape:
+        return float("inf")
+    largest = float(np.abs(wanted).max(initial=0.0))
+    found = float(np.abs(after - wanted).max(initial=0.0)) / (largest or 1.0)
+    return found if np.isfinite(found) else float("inf")
+
+
+def _file(folder: Path, stack: str, index: int) -> Path:
+    return folder / f"{stack}.{index}.npy"
+
+
+def _stream(folder: Path, stack: str, index: int) -> np.ndarray:
+    return np.load(_file(folder, stack, index))
+
+
+def _outputs(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "outputs.safetensors")
+
+
+def _record(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> whole.Outputs:
+    """Run a checkpoint and leave the stream behind every block in `folder`."""
+    folder.mkdir()
+    return _observe(checkpoint, dtype, seed, lambda stack, index, x: np.save(_file(folder, stack, index), x))
+
+
+def _record_apart(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> Path:
+    """The same in another process, outputs too."""
+    command = [
+        sys.executable,
+        "-m",
+        "lemonx.verification.layerwise",
+        str(checkpoint.path),
+        dtype,
+        str(seed),
+        str(folder),
+    ]
+    child = subprocess.run(command, capture_output=True, text=True, env=whole.environment(), check=False)
+    if child.returncode != 0:
+        raise whole.does_not_run(checkpoint.origin, dtype, child)
+    return folder
+
+
+def _observe(checkpoint: Checkpoint, dtype: str, seed: int, seen: Seen) -> whole.Outputs:
+    """Run a checkpoint's model with one module's weights in memory; `seen` gets the stream behind every block."""
+    import torch
+
+    from lemonx.verification.float64 import Float64
+
+    with (
+        Float64() if dtype == "float64" else nullcontext(),
+        tempfile.TemporaryDirectory(prefix="lemonx-") as offloaded,
+    ):
+        options = {"device_map": {"": "disk"}, "offload_folder": offloaded}
+        model, odd = load(checkpoint.path, getattr(torch, dtype), **options)
+        batch = sample(model, seed)
+        with _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen), _metered(model) as meter:
+            found = floating_outputs(model, batch)
+    return whole.Outputs(found, None, odd, whole.described(batch), meter.peak)
+
+
+def _blocks(checkpoint: Checkpoint) -> dict[tuple[str, int], list[str]]:
+    """The tensors of every block, by stack and index; none if no spec covers the checkpoint."""
+    try:
+        spec = architectures.find(checkpoint.config).spec(checkpoint.config)
+    except LemonxError:
+        return {}
+    found: dict[tuple[str, int], list[str]] = {}
+    for hit in matched(spec, checkpoint.tensors)[0]:
+        if hit.stack is not None:
+            found.setdefault((hit.stack, hit.index), []).append(hit.name)
+    return found
+
+
+def _block_bytes(checkpoint: Checkpoint) -> tuple[int, int]:
+    """The bytes in float64 of the largest block, or tensor outside of all blocks, and of all tensors."""
+    numbers = {name: info.numel for name, info in checkpoint.tensors.items()}
+    blocks = _blocks(checkpoint)
+    inside = {name for names in blocks.values() for name in names}
+    sums = [sum(numbers[name] for name in names) for names in blocks.values()]
+    outside = [count for name, count in numbers.items() if name not in inside]
+    return 8 * max([*sums, *outside]), 8 * sum(numbers.values())
+
+
+@contextmanager
+def _watched(
+    model: Any, blocks: Mapping[tuple[str, int], list[str]], mask: torch.Tensor | None, seen: Seen
+) -> Iterator[None]:
+    handles = []
+    try:
+        for (stack, index), module in _modules(model, blocks).items():
+
+            def hook(_: Any, __: Any, result: Any, stack: str = stack, index: int = index) -> None:
+                value = result[0] if isinstance(result, tuple) else result
+                if mask is not None and value.shape[:2] == mask.shape:
+                    value = value[mask.bool()]  # what is computed at padding is nobody's business
+                seen(stack, index, value.double().numpy())
+
+            handles.append(module.register_forward_hook(hook))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _modules(model: Any, blocks: Mapping[tuple[str, int], list[str]]) -> dict[tuple[str, int], Any]:
+    """The module of every block. Files may name it otherwise: transformers' own renaming says what became of it."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    mapping = get_model_conversion_mapping(model)
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    known = model.state_dict()
+    found = {}
+    for (stack, index), names in blocks.items():
+        renamed = (rename_source_key(n, renamings, converters, model.base_model_prefix, known)[0] for n in names)
+        inside = [name.split(".") for name in renamed if name in known]
+        if not inside:
+            continue
+        shared = [parts[0] for parts in zip(*inside, strict=False) if len(set(parts)) == 1]
+        while shared and shared[-1] != str(index):  # a block with but one module inside shares that one's name too
+            shared.pop()
+        if shared:
+            found[stack, index] = model.get_submodule(".".join(shared))
+    return found
+
+
+class _Meter:
+    """The most bytes of a model's parameters that were in memory at once."""
+
+    def __init__(self, model: Any) -> None:
+        self.peak = 0
+        self._modules = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+
+    def look(self) -> None:
+        live = {
+            parameter.data_ptr(): parameter.nbytes
+            for module in self._modules
+            for parameter in module.parameters(recurse=False)
+            if parameter.device.type != "meta"
+        }
+        self.peak = max(self.peak, sum(live.values()))
+
+
+@contextmanager
+def _metered(model: Any) -> Iterator[_Meter]:
+    """Looks whenever a module has just been given its weights."""
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    meter = _Meter(model)
+
+    class Look(ModelHook):
+        def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            meter.look()
+            return args, kwargs
+
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            add_hook_to_module(module, Look(), append=True)
+    yield meter
+
+
+def memory_short(source: Checkpoint, target: Checkpoint) -> str | None:
+    """Why a comparison cannot run here, if it cannot: the largest block or tensor must fit in float64, twice."""
+    return whole.short_of(2 * max(_block_bytes(c)[0] for c in (source, target)), "verification block by block")
+
+
+def main(path: str, dtype: str, seed: str, folder: str) -> None:
+    from safetensors.torch import save_file
+
+    with Checkpoint.open(path) as checkpoint:
+        found = _record(checkpoint, dtype, int(seed), Path(folder))
+    save_file({name: value.contiguous() for name, value in found.outputs.items()}, Path(folder, "outputs.safetensors"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
