@@ -197,7 +197,7 @@ def _observe(
     ):
         options = {"device_map": {"": "disk"}, "offload_folder": offloaded}
         model, odd = load(checkpoint.path, getattr(torch, dtype), **options)
-        batch = batch or sample(model, seed)
+        batch = sample(model, seed, batch)
         with _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen), _metered(model) as meter:
             found = floating_outputs(model, batch)
     return whole.Outputs(found, None, odd, batch, meter.peak)

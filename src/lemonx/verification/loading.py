@@ -74,10 +74,14 @@ def model_class(config: Any) -> Any:
     return transformers.AutoModel
 
 
-def sample(model: PreTrainedModel, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A random batch: token ids, every second text padded, or pixels."""
+def sample(
+    model: PreTrainedModel, seed: int = 0, other: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """A random batch: token ids, every second text padded, or pixels; the other model's, if this one can take it."""
     import torch
 
+    if other is not None and model.main_input_name in other:
+        return other
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
     if model.main_input_name == "pixel_values":

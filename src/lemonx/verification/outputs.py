@@ -144,7 +144,7 @@ def _run(path: Path, seed: int, batch: dict[str, torch.Tensor] | None = None) ->
 
     with Float64():
         model, odd = load(path, torch.float64)
-        batch = batch or sample(model, seed)
+        batch = sample(model, seed, batch)
         found = floating_outputs(model, batch)
         tokens = None
         if model.can_generate() and "input_ids" in batch:
