@@ -143,7 +143,7 @@ def save_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path)
 
 
 def load_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
-    """What `save_moments` wrote, with as many processes, other ones or one alone; without any state, nothing happens."""
+    """What `save_moments` wrote, with as many processes, another number or one; without state, nothing happens."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
