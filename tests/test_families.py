@@ -61,21 +61,21 @@ WIDTH = (
     exact("width-72", width=72),
     exact("width-120", width=120),
 )
-# Where a head is hidden_size / heads wide, heads grow with the width only.
-FIXED_HEAD_DIM = (
-    refused("heads-alone", Refused, "head_dim would change from 12 to 6.*keep it at 12", heads=8),
-    refused("width-alone", Refused, "head_dim would change from 12 to 18.*keep it at 12", width=72, heads=4),
+# Where a head is hidden_size / heads wide, one can become wider, but not narrower.
+COUPLED_HEAD_DIM = (
+    refused("heads-alone", BadTarget, "(query|key|value) would shrink from 12 to 6", heads=8),
+    exact("width-72-alone", width=72, heads=4),
+    exact("width-120-wide-heads", width=120, heads=6, depth=3),
     refused("no-kv-heads", BadTarget, "has no size for --kv-heads", kv_heads=4),
     exact("ffn-384", ffn=384),
     exact("ffn-250", ffn=250),
     refused("ffn-smaller", BadTarget, "hidden would shrink", ffn=64),
 )
-PRE_LN = (
+GROWS = (
     *WIDTH,
     exact("width-144-vision", width=144, free="vision"),
     exact("width-72-language", width=72, free="language"),
     refused("width-not-whole", BadTarget, "not whole: widths that do are 60 and 72", width=64),
-    *FIXED_HEAD_DIM,
     *DEPTH,
     *SHRINKS,
     exact("all-96", width=96, ffn=500, depth=5),
@@ -83,13 +83,19 @@ PRE_LN = (
     exact("all-120-vision", width=120, ffn=500, depth=5, free="vision"),
     exact("all-120-language", width=120, ffn=500, depth=5, free="language"),
 )
+PRE_LN = (*GROWS, *COUPLED_HEAD_DIM)
 POST_LN = (
     exact("width-96", width=96),
     exact("width-144", width=144),
     exact("width-96-vision", width=96, free="vision"),
     refused("width-72", Refused, r"72 is not a multiple of 48.*: try 96\b", width=72),
     refused("width-120", Refused, r"120 is not a multiple of 48.*: try 96\b.* or 144\b", width=120),
-    *FIXED_HEAD_DIM,
+    exact("width-96-wide-heads", width=96, heads=4),
+    exact("positions-100", fields={"max_position_embeddings": 100}),
+    exact("vocab-80", fields={"vocab_size": 80}),
+    refused("heads-alone", BadTarget, "(query|key|value) would shrink from 12 to 6", heads=8),
+    refused("no-kv-heads", BadTarget, "has no size for --kv-heads", kv_heads=4),
+    exact("ffn-250", ffn=250),
     *DEPTH,
     *SHRINKS,
     exact("all-96", width=96, ffn=500, depth=5),
@@ -254,7 +260,12 @@ CIFAR = (
 )
 
 GROWTH: dict[str, tuple[Case, ...]] = {
-    "gpt2-lm": PRE_LN,
+    "gpt2-lm": (
+        *PRE_LN,
+        *VOCABULARY,
+        exact("positions-100", fields={"n_positions": 100}),
+        exact("everything", width=72, heads=4, depth=3, fields={"n_positions": 65, "vocab_size": 62}),
+    ),
     "gpt2-inner": VARIANT,
     "gpt2-untied": VARIANT,
     "gpt2-cls": VARIANT,
@@ -358,7 +369,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "qwen2-sliding": (*GROUPED, ODD_WIDTH),
     "qwen2-tied": VARIANT,
     "qwen2-untied": VARIANT,
-    "olmo2": (*GROUPED, ODD_WIDTH),
+    "olmo2": (*GROUPED, ODD_WIDTH, *VOCABULARY, *HEAD_DIM),
     "resnet-bottleneck": HF_BOTTLENECK,
     "resnet-bottleneck-early": HF_BOTTLENECK[:6],
     "resnet-basic": HF_BASIC,

@@ -269,7 +269,7 @@ def test_like_itself_is_the_same(name: str) -> None:
 
 def test_like_takes_the_sizes_and_nothing_else() -> None:
     like = {**GPT2, "n_embd": 96, "n_head": 8, "n_layer": 3, "n_inner": 400, "bos_token_id": 7, "vocab_size": 99}
-    assert_grown(GPT2, {"n_embd": 96, "n_head": 8, "n_layer": 3, "n_inner": 400}, like=like)
+    assert_grown(GPT2, {"n_embd": 96, "n_head": 8, "n_layer": 3, "n_inner": 400, "vocab_size": 99}, like=like)
     assert_grown(RESNET, {"depths": [3, 4]}, like={**RESNET, "depths": [3, 4]})
 
 

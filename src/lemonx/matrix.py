@@ -16,7 +16,7 @@ from lemonx.spec import Architecture, Spec
 from lemonx.target import Target, target_config
 
 EXACT, REFUSED, NONE = "exact", "refused", "-"
-COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn")
+COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn", "head_dim", "vocab", "experts")
 
 
 def matrix() -> dict[str, dict[str, str]]:
@@ -72,21 +72,32 @@ def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Itera
         yield Target(width_factor=Fraction(2)), ""
     elif column == "width x1.5":
         yield Target(width_factor=Fraction(3, 2)), ""
-        # Three heads cannot grow by half, but by a third.
+        # Three heads cannot grow by half, but by a third; a prime number of heads by one.
         yield Target(width_factor=Fraction(4, 3)), "at x4/3"
+        if isinstance(heads := _sizes(family, config, "heads").get(family.sizes.get("heads", ("",))[0]), int):
+            yield Target(width_factor=Fraction(heads + 1, heads)), f"at x{heads + 1}/{heads}"
+    elif column == "head_dim" and column not in family.sizes and "heads" in family.sizes:
+        kept = _sizes(family, config, "heads") | _sizes(family, config, "kv_heads")
+        yield Target(width_factor=Fraction(2), fields=kept), "together with the width"
     elif column in family.sizes:
         yield Target(fields=_grown(family, config, column)), ""
         if column == "kv_heads":
             together = _grown(family, config, "heads") | _grown(family, config, "kv_heads")
             yield Target(fields=together), "together with heads"
-        if column == "heads":
+        if column in ("heads", "kv_heads"):
             yield Target(width_factor=Fraction(2)), "together with the width"
+
+
+def _sizes(family: Architecture, config: Mapping[str, Any], column: str) -> dict[str, Any]:
+    """The fields behind a column that have a size, given or derived."""
+    values = {**family.config(config), **family.spec(config).config}
+    return {name: values[name] for name in family.sizes.get(column, ()) if values[name]}
 
 
 def _grown(family: Architecture, config: Mapping[str, Any], column: str) -> dict[str, Any]:
     fields, values = family.sizes[column], family.config(config)
     grow: Callable[[int], int] = (lambda n: n + 2) if column == "depth" else (lambda n: n * 2)
-    given = {name: values[name] for name in fields if values[name]}
+    given = _sizes(family, config, column)
     if not given:
         # A size that follows the width unless it is given, such as GPT-2's inner size or all heads' own.
         base = values[family.sizes["heads" if column == "kv_heads" else "width"][0]]

@@ -322,7 +322,8 @@ def alibi_slopes(heads: int) -> NDArray[np.float64]:
     """The slope of every head: powers of 2^(-8/n) for n a power of two; above it, odd powers for the next one."""
     whole = 1 << heads.bit_length() - 1
     slopes = 2.0 ** (-8 / whole * np.arange(1, whole + 1))
-    return np.append(slopes, 2.0 ** (-4 / whole * np.arange(1, 2 * (heads - whole), 2)))
+    between = 2.0 ** (-4 / whole * np.arange(1, 2 * (heads - whole), 2))
+    return np.concatenate([slopes, between], dtype=np.float64)
 
 
 def alibi_expansion(size: int, target: int) -> Expansion:

@@ -23,12 +23,15 @@ def rotary(c: Config, head_dim: int, part: float = 1.0, adjacent: bool = False) 
     return {"rotary": int(head_dim * min(shares)), "adjacent": adjacent, "still": still}
 
 
-def head(size: int, turns: Mapping[str, Any], *, scale: float | None = None, normed: bool = False) -> dict[str, Space]:
+def head(
+    size: int, turns: Mapping[str, Any], *, scale: float | None = None, normed: bool = False, positions: int = 1
+) -> dict[str, Space]:
     """The entries of a head's query, key and value; `normed`: a norm turns raw queries and keys into these."""
+    turns = {**turns, "positions": positions}
     raw = key(size, normed=True, **turns)
     spaces = {
         "query": query(size, scale=scale, **turns),
         "key": key(size, normed=normed, **turns),
-        "value": fresh(size),
+        "value": fresh(size, positions),
     }
     return {**spaces, "raw_query": raw, "raw_key": raw} if normed else spaces

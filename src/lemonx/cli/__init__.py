@@ -10,7 +10,7 @@ import sys
 import typer
 
 # The order in which `lemonx --help` lists the commands.
-from lemonx.cli import catalogue, expansion, training  # noqa: F401
+from lemonx.cli import catalogue, expansion, experiments, training  # noqa: F401
 from lemonx.cli.app import app
 from lemonx.errors import LemonxError
 

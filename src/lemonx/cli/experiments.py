@@ -10,7 +10,7 @@ import typer
 from lemonx.cli.app import Json, app, print_json
 
 
-@app.command("compare", rich_help_panel="Training")
+@app.command("compare")
 def compare_command(
     experiment: Annotated[
         str | None, typer.Argument(help="An experiment by name, or a folder with experiment.toml.", show_default=False)
@@ -51,7 +51,7 @@ def compare_command(
         show.print_result(content, page)
 
 
-@app.command("report", rich_help_panel="Training")
+@app.command("report")
 def report_command(
     results: Annotated[list[Path], typer.Argument(help="result.json files, or folders with one.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),

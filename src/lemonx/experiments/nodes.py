@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Node:
 DONE = "done.json"
 
 
+@cache
 def _versions() -> dict[str, str]:
     """Results depend on these; the standard library is the data of some experiments."""
     import platform

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +30,9 @@ def result(experiment: Experiment, cache: Path, *, quick: bool) -> dict[str, Any
     shown = _shown(experiment, cache)
     return {
         "experiment": experiment.model_dump(exclude={"train", "sources", "target", "arms", "downstream", "quick"}),
-        "recipe": {"train": experiment.train, "sources": experiment.sources, **experiment.target.model_dump()},
+        "recipe": experiment.model_dump(
+            include={"train", "sources", "target", "arms", "downstream"}, exclude_defaults=True
+        ),
         "quick": quick,
         "versions": versions(),
         "steps": longest,
@@ -94,7 +98,11 @@ def _arm(
         "reach": asdict(answer),
         "saved": None if scratch else saved(answer, costs, baseline),
         "downstream": {
-            name: {"metric": task.metric, **asdict(figure([run["downstream"][name] for run in runs]))}
+            # Of the longest runs alone: the spread is one over seeds, not over lengths.
+            name: {
+                "metric": task.metric,
+                **asdict(figure([r["downstream"][name] for r in runs if r["steps"] == lengths[-1]])),
+            }
             for name, task in tasks.items()
         },
     }
@@ -122,11 +130,26 @@ def _curve(cell: Cell, cache: Path) -> dict[str, Any]:
 
 
 def _shown(experiment: Experiment, cache: Path) -> dict[str, Any]:
-    """The certificate of the first LEMON target, without the list of its tensors."""
+    """The certificate of the first LEMON target, and its plan: the tensors of all blocks in one line."""
     arm = next((arm.label for arm in experiment.arms if arm.method == "lemon"), None)
     cell = next((cell for cell in cells(experiment) if cell.arm == arm), None)
     if cell is None:
-        return {"certificate": None}
+        return {"certificate": None, "plan": []}
     path = cell.trained.after[0].folder(cache) / "lemonx.json"
     content: Mapping[str, Any] = json.loads(path.read_text())
-    return {"certificate": {name: value for name, value in content.items() if name != "tensors"}}
+    certificate = {name: value for name, value in content.items() if name != "tensors"}
+    return {"certificate": {**certificate, "arm": arm}, "plan": plan_lines(content["tensors"])}
+
+
+def plan_lines(tensors: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+    """The tensors of a certificate, those that differ by the number of their block alone counted together.
+
+    >>> step = {"rule": "copied", "exactness": "bit-exact"}
+    >>> plan_lines({"h.0.w": step, "h.1.w": step, "out": step})[0]
+    {'tensor': 'h.*.w', 'rule': 'copied', 'exactness': 'bit-exact', 'count': 2}
+    """
+    lines = Counter(
+        (re.sub(r"(?<=\.)\d+(?=\.)", "*", name), step["rule"], step["exactness"]) for name, step in tensors.items()
+    )
+    names = ("tensor", "rule", "exactness", "count")
+    return [dict(zip(names, (*line, count), strict=True)) for line, count in lines.items()]

@@ -154,7 +154,7 @@ def _toml(text: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        import tomli as tomllib
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
