@@ -85,8 +85,8 @@ def expand(folder: Path, name: str, options: dict[str, Any], mesh: Any) -> dict[
     }
 
 
-def train(folder: Path, name: str, recipe: dict[str, Any], stop: int | None) -> dict[str, Any]:
-    """The curve of a run; with `stop`, of one that was interrupted after that step and then went on."""
+def train(folder: Path, name: str, recipe: dict[str, Any], stop: int | None, resume: bool) -> dict[str, Any]:
+    """The curve of a run; with `stop`, of one that was interrupted after that step and then went on, or did not."""
     kinds: set[str] = set()
     slices: list[float] = []
     step_end = trainer.Rhythm.on_step_end
@@ -107,6 +107,8 @@ def train(folder: Path, name: str, recipe: dict[str, Any], stop: int | None) -> 
         try:
             done = run(parse_recipe(recipe), folder / name)
         except KeyboardInterrupt:
+            if not resume:
+                return {}
             done = run(parse_recipe(recipe), folder / name)
     finally:
         trainer.Rhythm.on_step_end = step_end
@@ -148,7 +150,7 @@ def main(folder: Path) -> None:
     found["refused"] = refusals(folder, name, jobs["expand"][name], mesh)
     runner.BLOCK = usual
     for name, job in jobs["train"].items():
-        found["train"][name] = train(folder, name, job["recipe"], job["stop"])
+        found["train"][name] = train(folder, name, job["recipe"], job["stop"], job["resume"])
     (folder / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

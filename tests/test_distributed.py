@@ -21,9 +21,10 @@ import lemonx
 import pico
 from lemonx import api, runner
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import BadTarget, Refused
+from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.sharded_expansion import load_expanded, shares
 from lemonx.training import model as models
+from lemonx.training import sharded
 from lemonx.training.recipe import parse_recipe
 from lemonx.training.run import run
 
@@ -86,10 +87,11 @@ def two(folder: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
         lemonx.expand(folder / name / "source", folder / name / "target", verify=False, **options)
     patch.undo()
     training = {
-        "two": {"recipe": RECIPE, "stop": None},
-        "resumed": {"recipe": RECIPE, "stop": 5},
-        "staged": {"recipe": STAGED, "stop": None},
-        "grown": {"recipe": {**GROWN, "source": str(folder / "one-whole")}, "stop": None},
+        "two": {"recipe": RECIPE, "stop": None, "resume": False},
+        "resumed": {"recipe": RECIPE, "stop": 5, "resume": True},
+        "left": {"recipe": RECIPE, "stop": 5, "resume": False},
+        "staged": {"recipe": STAGED, "stop": None, "resume": False},
+        "grown": {"recipe": {**GROWN, "source": str(folder / "one-whole")}, "stop": None, "resume": False},
     }
     jobs = {"block": BLOCK, "expand": EXPANSIONS, "train": training}
     (folder / "jobs.json").write_text(json.dumps(jobs))
@@ -247,6 +249,16 @@ def test_an_interrupted_run_goes_on_to_the_same_losses(two: list[dict[str, Any]]
         assert distance(straight["curve"], resumed["curve"]) == 0.0
         # Five steps, then those after the checkpoint at step 3.
         assert (straight["updates"], resumed["updates"]) == (8, 10)
+
+
+def test_one_process_goes_on_with_what_two_left(folder: Path, one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    """Weights and moments; the other way round, moments would have no names, and that is said."""
+    assert (folder / "left" / "checkpoint-3" / "optimizer").is_dir()
+    assert distance(one["curves"]["whole"], run(parse_recipe(RECIPE), folder / "left").curve) <= one["tolerance"]
+    assert (folder / "one-whole" / "checkpoint-8" / "optimizer.pt").is_file()
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(BadCheckpoint, match="go on with one process"):
+        sharded.load_moments(model, torch.optim.AdamW(model.parameters()), folder / "one-whole" / "checkpoint-8")
 
 
 def test_a_recipe_that_expands_does_so_slice_by_slice(one: dict[str, Any], two: list[dict[str, Any]]) -> None:

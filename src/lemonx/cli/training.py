@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -59,6 +60,8 @@ def train_command(
         where = "from its last checkpoint" if output.exists() else "from the start: nothing was saved yet"
         print(f"lemonx: stopped; the same command goes on {where}", file=sys.stderr)
         raise typer.Exit(130) from None
+    if os.environ.get("RANK", "0") != "0":
+        return  # under torchrun the first process speaks
     if as_json:
         print_json(show.run_json(done))
     else:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import Refused
+from lemonx.errors import BadCheckpoint, Refused
 from lemonx.optimizer_state.by_name import FOLDER, STATE, has_named_state
+from lemonx.optimizer_state.trainer import OPTIMIZER
 from lemonx.sharded_expansion import compute_buffers, local_rows, tensors_on_disk
 
 if TYPE_CHECKING:
@@ -142,15 +143,18 @@ def save_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path)
 
 
 def load_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
-    """What `save_moments` wrote, with as many processes or another number; nothing happens if there is nothing."""
+    """What `save_moments` wrote, with as many processes, another number or one; without state, nothing happens."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
     if not has_named_state(Path(checkpoint)):
+        if (Path(checkpoint) / OPTIMIZER).exists():
+            raise BadCheckpoint(f"{checkpoint} was saved by one process, without names: go on with one process")
         return
     state = _state(model, optimizer)
-    load(_flat(state), storage_reader=HuggingFaceStorageReader(str(Path(checkpoint) / FOLDER)))
+    reader = HuggingFaceStorageReader(str(Path(checkpoint) / FOLDER))
+    load(_flat(state), storage_reader=reader, no_dist=not dist.is_initialized())
     set_optimizer_state_dict(model, optimizer, optim_state_dict=state)
 
 
@@ -166,3 +170,8 @@ def _flat(state: Any) -> dict[str, Tensor]:
     return {
         f"{STATE}{name}.{field}": value for name, values in state["state"].items() for field, value in values.items()
     }
+
+
+def plain(optimizer: Any) -> Optimizer:
+    """The optimizer inside accelerate's."""
+    return getattr(optimizer, "optimizer", optimizer)

@@ -44,12 +44,12 @@ class ShardedTrainer(LemonTrainer):
         sharded.save(self._shared, output_dir or str(self.args.output_dir))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        sharded.save_moments(self._shared, _plain(self.optimizer), output_dir)
+        sharded.save_moments(self._shared, sharded.plain(self.optimizer), output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(None)
         if checkpoint is not None:
-            sharded.load_moments(self._shared, _plain(self.optimizer), checkpoint)
+            sharded.load_moments(self._shared, sharded.plain(self.optimizer), checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The job has loaded the weights already."""
@@ -70,11 +70,6 @@ class ShardedTrainer(LemonTrainer):
             if self.teacher is not None:
                 self._counted[shapes] += _flops(self.teacher, example)
         return self._counted[shapes] * len(next(iter(inputs.values())))
-
-
-def _plain(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer inside accelerate's."""
-    return getattr(optimizer, "optimizer", optimizer)
 
 
 def _flops(shared: PreTrainedModel, example: torch.Tensor) -> int:

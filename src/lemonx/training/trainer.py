@@ -20,6 +20,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from lemonx.data import Prepared
 from lemonx.errors import BadRecipe
+from lemonx.optimizer_state.by_name import has_named_state
 from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Inheritance, Recipe
 from lemonx.training.schedule import Schedule
@@ -132,6 +133,12 @@ class LemonTrainer(Trainer):
         scheduler._last_lr = [self.schedule.learning_rate(step)] * len(optimizer.param_groups)
         for group in optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate(step)
+        if checkpoint is not None and has_named_state(Path(checkpoint)):
+            # Several processes saved it, and one goes on.
+            from lemonx.training import sharded
+
+            whole: Any = self.model
+            sharded.load_moments(whole, sharded.plain(optimizer), checkpoint)
 
     # The loss.
 
