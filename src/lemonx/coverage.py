@@ -61,14 +61,7 @@ def _patterns(spec: Spec) -> dict[str, tuple[str, str]]:
 
 def match(spec: Spec, names: Iterable[str]) -> list[Matched]:
     """Every tensor with its row; BadCheckpoint where one has none, or a row lacks a tensor."""
-    patterns, found = _patterns(spec), list[Matched]()
-    unknown = []
-    for name in names:
-        hit = next((hit for full in (name, spec.prefix + name) if (hit := _find(spec, patterns, name, full))), None)
-        if hit is None:
-            unknown.append(name)
-        else:
-            found.append(hit)
+    found, unknown = _sorted_out(spec, names)
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: this spec would lose it")
@@ -76,6 +69,25 @@ def match(spec: Spec, names: Iterable[str]) -> list[Matched]:
     _check_blocks(spec, found)
     _check_rows(spec, found)
     return found
+
+
+def unmatched(spec: Spec, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Tensors without a row, and rows that must have a tensor and have none."""
+    found, unknown = _sorted_out(spec, names)
+    begun = {hit.row for hit in found}
+    empty = [name for name, row in spec.rows.items() if not row.optional and row.tensors() and name not in begun]
+    return unknown, empty
+
+
+def _sorted_out(spec: Spec, names: Iterable[str]) -> tuple[list[Matched], list[str]]:
+    patterns, found, unknown = _patterns(spec), list[Matched](), list[str]()
+    for name in names:
+        hit = next((hit for full in (name, spec.prefix + name) if (hit := _find(spec, patterns, name, full))), None)
+        if hit is None:
+            unknown.append(name)
+        else:
+            found.append(hit)
+    return found, unknown
 
 
 def _find(spec: Spec, patterns: Mapping[str, tuple[str, str]], name: str, full: str) -> Matched | None:
