@@ -8,6 +8,7 @@ leaves room for neither a forgotten factor nor a float32 anywhere.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch import Tensor
 
 import lemonx
 import pico
-from lemonx import architectures
+from lemonx import architectures, matrix
 from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.verification.float64 import Float64
 
@@ -495,6 +496,32 @@ def test_a_wrong_weight_is_seen(source: Any, tmp_path: Path) -> None:
     after = behaviour(type(pico.PICO["llama-tied"]()), output)
     with pytest.raises(AssertionError, match="differs by"):
         assert_same(before, after)
+
+
+# One model of every family, by its type.
+MODELS: dict[str, str] = {}
+for _name in GROWTH:
+    MODELS.setdefault(pico.PICO[_name]().config.model_type, _name)
+
+
+@pytest.mark.parametrize("column", matrix.COLUMNS)
+@pytest.mark.parametrize("model_type", sorted(architectures.families()))
+def test_every_cell_of_the_matrix_is_so(model_type: str, column: str, source: Any, tmp_path: Path) -> None:
+    """The tiny model grows as its cell says: exactly, or with a refusal of one line."""
+    folder, before = source(MODELS[model_type])
+    config = json.loads((folder / "config.json").read_text())
+    text, wanted = matrix.cell(architectures.families()[model_type], config, column)
+    if wanted is None:
+        assert text == matrix.NONE
+        return
+    options: dict[str, Any] = {"fields": wanted.fields, "width_factor": wanted.width_factor, "verify": False}
+    if text.startswith(matrix.REFUSED):
+        with pytest.raises(LemonxError, match=r"^[^\n]+: [^\n]+$"):
+            lemonx.expand(folder, tmp_path / "target", **options)
+        return
+    model = pico.PICO[MODELS[model_type]]()
+    target = lemonx.expand(folder, tmp_path / "target", **options)
+    assert_same(before, behaviour(type(model), target, getattr(model.config, "vocab_size", None)))
 
 
 def test_every_family_and_every_pico_model_occurs() -> None:

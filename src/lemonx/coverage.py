@@ -91,6 +91,14 @@ def gaps(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     yield from _empty_rows(spec, found)
 
 
+def unmatched(spec: Spec, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Tensors without a row, and rows that must have a tensor and have none."""
+    found, unknown = matched(spec, names)
+    begun = {hit.row for hit in found}
+    empty = [name for name, row in spec.rows.items() if not row.optional and row.tensors() and name not in begun]
+    return unknown, empty
+
+
 def _find(spec: Spec, patterns: Mapping[str, tuple[str, str]], name: str, full: str) -> Matched | None:
     stack, index = _place(spec, full)
     starred = full if stack is None else f"{stack}.*.{full.removeprefix(f'{stack}.{index}.')}"
