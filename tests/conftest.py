@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from forkserver import Server
 
 # Some CPUs advertise AMX and refuse it: bf16 matmul would die with SIGILL. Read when torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -32,3 +38,29 @@ def real() -> Path:
     if not REAL.is_dir():
         pytest.skip(f"no real weights here: {REAL} does not exist")
     return REAL
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A pico checkpoint in four shards, made once; tests must not write to it."""
+    import faults
+
+    @cache
+    def make(name: str = "llama-tied") -> Path:
+        return faults.save_sharded(name, tmp_path_factory.mktemp(name) / "source")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def server(good: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Server]]:
+    """What starts real `lemonx` processes quickly; it is itself started when it is first asked for."""
+    from forkserver import Server
+
+    @cache
+    def make() -> Server:
+        return Server("expand", good(), tmp_path_factory.mktemp("warm") / "out", "--depth", 3)
+
+    yield make
+    if make.cache_info().currsize:
+        make().close()

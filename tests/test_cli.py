@@ -5,10 +5,8 @@ Commands run inside this process, which is what `lemonx` does too, except where 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,41 +22,26 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import pico
-from lemonx import cli
+from commands import (
+    BAD_CHECKPOINT,
+    BAD_OUTPUT,
+    BAD_TARGET,
+    DIFFERS,
+    REFUSED,
+    Result,
+    Run,
+    assert_refused,
+    runner,
+    state,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPT = Path(sys.executable).parent / "lemonx"
-BAD_TARGET, BAD_CHECKPOINT, REFUSED, BAD_OUTPUT, DIFFERS = 2, 3, 4, 5, 1
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`run("plan", folder, "--width", 96)`: exit code and what was printed, from a folder of its own."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: Any) -> Result:
-        monkeypatch.setattr(sys, "argv", ["lemonx", *map(str, arguments)])
-        capfd.readouterr()
-        try:
-            cli.main()
-            code: Any = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capfd.readouterr()
-        return Result(code, printed.out, printed.err)
-
-    return call
+    return runner(monkeypatch, capfd, tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -70,25 +53,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return pico.save(pico.PICO[name](), tmp_path_factory.mktemp(name) / name)
 
     return make
-
-
-def state(folder: Path) -> dict[str, str]:
-    """Every file below a folder, hidden ones too, with the digest of its content."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-        for path in sorted(folder.rglob("*"))
-    }
-
-
-def assert_refused(result: Result, code: int, says: str) -> None:
-    """One line that names the trouble, the right exit code, and no traceback."""
-    assert "Traceback" not in result.err
-    assert result.code == code, result
-    lines = result.err.strip().splitlines()
-    assert len(lines) == 1, result.err
-    assert lines[0].startswith("lemonx: ")
-    assert re.search(says, lines[0]), lines[0]
-    assert result.out == ""
 
 
 # Bad sizes: of `plan`, and of `expand`, which must not even create its output.

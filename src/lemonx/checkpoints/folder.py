@@ -187,6 +187,11 @@ def _relative_names(folder: Path) -> Iterator[str]:
             yield f"{entry.name}/"
 
 
+def all_files(folder: Path) -> list[str]:
+    """The relative names of the files that belong to a checkpoint, links too; other subfolders are left out."""
+    return [name for name in _relative_names(folder) if not name.endswith("/")]
+
+
 def _is_companion(name: str) -> bool:
     parent, _, base = name.rpartition("/")
     if not base or any(fnmatch(base, pattern) for pattern in _NEVER):

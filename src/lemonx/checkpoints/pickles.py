@@ -117,14 +117,15 @@ def _unpickle(real: Path, path: Path) -> Any:
                 raise
             return torch.load(real, map_location="cpu", weights_only=True)  # written before torch 1.6: not mappable
     except Exception as error:  # what a hostile or broken pickle raises is not known in advance
-        asked = re.search(r"GLOBAL (\S+)|Unsupported (?:class|operand) (\S+)", str(error))
+        asked = re.search(r"GLOBAL ([\w.]+)|Unsupported class ([\w.]+)", str(error))
         if asked:
-            what = next(filter(None, asked.groups())).rstrip(".,")
+            what = (asked[1] or asked[2]).rstrip(".")
             raise BadCheckpoint(
                 f"{str(path)!r} asks to run {what}, which no weights need, and nothing of it was run: get this model "
                 "as safetensors, from someone you trust"
             ) from None
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        told = str(error).partition("WeightsUnpickler error: ")[2].strip() or str(error).strip() or type(error).__name__
+        reason = told.splitlines()[0].strip()[:160]
         raise BadCheckpoint(
             f"{str(path)!r} is not a readable pickle of weights ({reason}): download it again"
         ) from None

@@ -185,8 +185,9 @@ class CheckpointWriter:
                 ours = tuple((t.name, t.dtype, t.shape) for t in read_header(path).tensors if t.nbytes)
                 with safe_open(path, framework="pt") as file:
                     theirs = set(file.keys())
-            except (BadCheckpoint, SafetensorError) as error:
-                raise BadOutput(f"what was written does not read back ({error}): check the disk") from None
+            except (BadCheckpoint, SafetensorError, RuntimeError) as error:  # RuntimeError: no memory to map it in
+                reason = " ".join(str(error).split())[:300]
+                raise BadOutput(f"what was written does not read back ({reason}): check the disk and memory") from None
             wanted = tuple(entry for entry in shard.entries if entry_bytes(entry))
             if ours != wanted or theirs != {entry[0] for entry in shard.entries}:
                 raise BadOutput(f"{str(path)!r} does not read back as it was written: check the disk, start again")

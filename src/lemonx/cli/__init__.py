@@ -10,25 +10,30 @@ import sys
 import typer
 
 # The order in which `lemonx --help` lists the commands.
-from lemonx.cli import catalogue, expansion, experiments, training  # noqa: F401
+from lemonx.cli import expansion, catalogue, fsck, training, experiments  # noqa: F401, I001
 from lemonx.cli.app import app
-from lemonx.errors import LemonxError
+from lemonx.errors import BadOutput, LemonxError
 
 
 def main() -> None:
     """Run the command line: an error is one line and an exit code, never a traceback."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False) or 0
+        if code == 130:  # what the parser makes of Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code)
     except LemonxError as error:
         print(f"lemonx: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         print("lemonx: stopped; nothing was written", file=sys.stderr)
-        sys.exit(130)
-    except typer.Abort:
         sys.exit(130)
     except typer.Exit as exit_:
         sys.exit(exit_.exit_code)
+    except OSError as error:
+        # The machine's trouble, not a mistake in this code: no room for a temporary file, say.
+        print(f"lemonx: {' '.join(str(error).split())}: check the disk and its permissions", file=sys.stderr)
+        sys.exit(BadOutput.exit_code)
     except Exception as error:
         # A wrong option or argument, as the parser words it.
         worded = getattr(error, "format_message", None)

@@ -1,0 +1,37 @@
+"""fsck: what is wrong with a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lemonx.cli.app import Json, app, print_json
+from lemonx.cli.options import AllowPickle
+from lemonx.errors import BadCheckpoint
+
+
+@app.command("fsck", rich_help_panel="Commands")
+def fsck_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with config.json and safetensors.", show_default=False)
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="Do not read the numbers: no search for NaN and Inf.")] = False,
+    allow_pickle: AllowPickle = False,
+    as_json: Json = False,
+) -> None:
+    """Check a checkpoint of any family and list all that is wrong with it. Exit code 3 if something is.
+
+    `lemonx fsck ./small`
+    """
+    from lemonx import fsck
+    from lemonx.show import fsck as show
+
+    with show.progress(0 if quick else fsck.total_bytes(folder), quiet=as_json) as tell:
+        report = fsck.fsck(folder, quick=quick, allow_pickle=allow_pickle, progress=tell)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        show.print_report(report)
+    raise typer.Exit(0 if report.clean else BadCheckpoint.exit_code)

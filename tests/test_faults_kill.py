@@ -1,0 +1,152 @@
+"""kill -9 at random moments: OUTPUT is absent, or what it was, or whole and verified; the next start clears up.
+
+Each run is a real `lemonx expand` process (a fork of a warmed one), which is killed in a phase drawn beforehand, at a
+random moment in it. What the phase was is read off the disk afterwards:
+
+    planning    nothing beside OUTPUT yet
+    writing     a hidden folder beside it, with tensors
+    verifying   config.json is there too: the tensors are complete, and the models are run
+    finishing   the certificate is there too: fsync, headers read back, the rename
+    done        the process was faster, and no kill: OUTPUT is there
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commands import state
+from forkserver import Server
+from lemonx.checkpoints.destination import leftovers
+
+KILLS = 52  # half of them with an OUTPUT that is to be replaced
+POLL = 0.0005
+PHASES = ("planning", "writing", "verifying", "finishing")
+# Some megabytes in many shards, so that no phase is too short to be hit.
+GROW = ("--width", 72, "--depth", 3, "--ffn", 600, "--max-shard-size", "100KB", "--threads", 1)
+
+
+def phase(output: Path) -> str:
+    """Where a run is, by what is on disk; with an old output in place, `done` cannot be told from before."""
+    for folder in leftovers(output):
+        if (folder / "lemonx.json").exists():
+            return "finishing"
+        return "verifying" if (folder / "config.json").exists() else "writing"
+    return "planning"
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def durations(server: Server, source: Path, output: Path) -> dict[str, float]:
+    """How long each phase takes when nothing disturbs it."""
+    began, spent, last = time.perf_counter(), dict.fromkeys(PHASES, 0.0), "planning"
+    pid = server.start("expand", source, output, *GROW)
+    while alive(pid):
+        now = phase(output)
+        if now != last and PHASES.index(now) > PHASES.index(last):
+            spent[last], began, last = time.perf_counter() - began, time.perf_counter(), now
+        time.sleep(POLL)
+        if output.exists():
+            break
+    spent[last] = time.perf_counter() - began
+    assert server.wait(pid).code == 0
+    return spent
+
+
+def kill(server: Server, arguments: tuple[object, ...], output: Path, wanted: str, delay: float) -> str:
+    """Start a run, wait for a phase of it, wait `delay` seconds more, kill it; the phase it was then in."""
+    before = set(leftovers(output))
+    pid = server.start(*arguments)
+    while wanted != "planning" and alive(pid):
+        fresh = set(leftovers(output)) - before
+        if fresh and PHASES.index(phase(output)) >= PHASES.index(wanted):
+            break
+        time.sleep(POLL)
+    time.sleep(delay)
+    os.kill(pid, signal.SIGKILL)
+    done = server.wait(pid)
+    assert done.code in (0, -signal.SIGKILL), done.err
+    if done.code == 0:
+        return "done"
+    return phase(output) if set(leftovers(output)) - before else "planning"
+
+
+def test_nothing_that_looks_whole_is_left_unless_it_is(
+    server: Callable[[], Server], good: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, source = tmp_path / "out", good()
+    before = state(source)
+    spent = durations(server(), source, output)
+    whole = state(output)
+    certificate = json.loads((output / "lemonx.json").read_text())
+    assert certificate["verified"]["outputs"]["passed"] and len(whole) > 20
+    shutil.copytree(source, tmp_path / "old")
+    old = state(tmp_path / "old")
+    draw, seen = random.Random(0), collections.Counter[str]()
+    killed = 0
+    while killed < KILLS:
+        replaces = killed >= KILLS // 2
+        if not replaces:
+            shutil.rmtree(output, ignore_errors=True)
+        elif not output.exists() or state(output) != old:
+            shutil.rmtree(output, ignore_errors=True)
+            shutil.copytree(tmp_path / "old", output)
+        wanted = PHASES[killed % len(PHASES)]
+        arguments = ("expand", source, output, *GROW, *(["--force"] if replaces else []))
+        found = kill(server(), arguments, output, wanted, draw.uniform(0, 0.8 * spent[wanted]))
+        seen[found] += 1
+        killed += found != "done"
+        assert seen["done"] < 2 * KILLS
+        # Whole and verified, or what was there before; and no more than one hidden folder, as each start clears up.
+        assert (state(output) in (old, whole)) if replaces else (not output.exists() or state(output) == whole)
+        assert len(leftovers(output)) <= 1
+    shutil.rmtree(output)
+    done = server().run("expand", source, output, *GROW)
+    assert done.code == 0, done.err
+    assert state(output) == whole and sorted(os.listdir(tmp_path)) == ["old", "out"]
+    assert state(source) == before
+    with capsys.disabled():
+        print(f"\n{killed} kills: " + ", ".join(f"{seen[name]} {name}" for name in (*PHASES, "done")))
+    assert all(seen[name] for name in PHASES)
+
+
+def test_two_at_once(server: Callable[[], Server], good: Callable[..., Path], tmp_path: Path) -> None:
+    """Two runs to the same output: neither takes the other's folder for a leftover, and one of them wins."""
+    output = tmp_path / "out"
+    started = [server().start("expand", good(), output, *GROW) for _ in range(2)]
+    done = [server().wait(pid) for pid in started]
+    assert sorted(run.code for run in done) == [0, 5], done
+    loser = next(run for run in done if run.code)
+    assert "appeared meanwhile" in loser.err or "exists" in loser.err
+    assert os.listdir(tmp_path) == ["out"] and (output / "lemonx.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_nothing_that_counts(
+    number: signal.Signals, server: Callable[[], Server], good: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Ctrl-C cleans up and says so; SIGTERM ends the process at once, and the next start cleans up."""
+    output = tmp_path / "out"
+    pid = server().start("expand", good(), output, *GROW)
+    while not leftovers(output):
+        assert alive(pid)
+    os.kill(pid, number)
+    done = server().wait(pid)
+    assert not output.exists()
+    if number == signal.SIGINT:
+        assert done.code == 130 and done.err.strip() == "lemonx: stopped; nothing was written"
+        assert os.listdir(tmp_path) == []
+    else:
+        assert done.code == -signal.SIGTERM
