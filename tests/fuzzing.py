@@ -1,7 +1,8 @@
 """Structured damage to valid files, drawn by hypothesis, and what a reader must then do: refuse in one line, or read.
 
 `TARGETS` are the readers: the header of a safetensors file, the index of a sharded folder, and config.json with the
-plan that is made from it. The suite runs some hundreds of draws (test_faults_fuzz.py), `make fuzz` as many as it is told.
+plan that is made from it. The suite runs some hundreds of draws (test_faults_fuzz.py), `make fuzz` as many as it is
+told.
 """
 
 from __future__ import annotations
