@@ -272,7 +272,7 @@ def test_a_batch_of_64_costs_little(task: str, kind: str):
 # docstrings
 
 
-@pytest.mark.parametrize("question", ["order", "adjacent"])
+@pytest.mark.parametrize("question", ["subject", "order", "adjacent"])
 def test_docstring_questions_are_balanced_and_disjoint(question: str):
     prepared = prepare("sequence-classification", kind="docstrings", question=question, length=512)
     texts = []
@@ -282,6 +282,25 @@ def test_docstring_questions_are_balanced_and_disjoint(question: str):
         texts.append({bytes(i for i in example["input_ids"].tolist() if i < 256) for example in examples})
     assert len(prepared.train) > 1000 and len(prepared.validation) > 100
     assert not texts[0] & texts[1]
+
+
+def test_subjects_are_those_that_python_sees():
+    """Against the parser, on part of the library: what a docstring belongs to, and what it says first."""
+    import ast
+
+    from lemonx.data.docstrings import subject
+
+    names = ("argparse.py", "threading.py", "email/message.py", "logging/__init__.py")
+    expected = set()
+    for name in names:
+        for node in ast.walk(ast.parse(sources()[name])):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = " ".join((ast.get_docstring(node) or "").split())
+                expected.add((text, int(not isinstance(node, ast.ClassDef))))
+    rows = [(sentence, label) for module, (sentence,), label in subject() if module in names]
+    assert len(rows) > 50
+    for sentence, label in rows:
+        assert any(text.startswith(sentence) and label == kind for text, kind in expected)
 
 
 def test_order_swaps_two_words_of_a_real_sentence():

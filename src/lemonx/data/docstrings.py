@@ -1,5 +1,7 @@
-"""Real English sentences that every machine has: those of the standard library's docstrings, with two questions.
+"""Real English sentences that every machine has: those of the standard library's docstrings, with three questions.
 
+`subject`: does the first sentence of a docstring describe a class, or a function? (As SST-2, one sentence and much to
+go by: a model of two layers of 64 learns it.)
 `order`: is the sentence as it was written, or have two of its words changed places? (As CoLA asks.)
 `adjacent`: does the second sentence follow the first in its paragraph, or is it from elsewhere? (A task of pairs, as
 RTE.) Labels are balanced, and the sentences of whole modules are held out for validation.
@@ -7,6 +9,7 @@ RTE.) Labels are balanced, and the sentences of whole modules are held out for v
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import re
@@ -22,7 +25,7 @@ from lemonx.data.labels import integers
 from lemonx.data.metrics import Metrics
 from lemonx.data.model import Model
 from lemonx.data.sequences import Texts, sequences
-from lemonx.data.splitting import held_out
+from lemonx.data.splitting import held_out, spread
 from lemonx.data.stdlib import sources
 from lemonx.data.vocabulary import choose
 from lemonx.errors import BadData
@@ -36,10 +39,12 @@ _WORD = r"[A-Za-z][A-Za-z'-]*"
 _PLAIN = re.compile(rf"[A-Z][a-z]*( {_WORD},?){{3,}} {_WORD}\.")
 _SENTENCE = re.compile(r"[A-Z][^\n]{20,118}\.")
 _LARGEST = 100
+_HEADER = re.compile(r"^[ \t]*(?:async )?(class|def) ", re.MULTILINE)
+_WORDS = (("class", "def"), ("def", "class"))
 
 
 class Options(Strict):
-    question: Literal["order", "adjacent"] = "order"
+    question: Literal["subject", "order", "adjacent"] = "subject"
     length: int = Field(128, ge=32)
     tokenizer: Literal["bytes"] | UserPath | None = None
 
@@ -64,6 +69,37 @@ def paragraphs() -> dict[str, list[list[str]]]:
 def _starts_line(text: str, place: int) -> bool:
     """Whether only blanks, or the r of a raw string, are before this place in its line."""
     return text[text.rfind("\n", 0, place) + 1 : place].strip() in ("", "r")
+
+
+def subject() -> list[tuple[str, Texts, int]]:
+    """First sentences with their modules: label 1 describes a function, 0 a class; as many of the one as of the other.
+
+    A sentence that is found with both is left out.
+    """
+    found: dict[str, dict[str, str]] = {"class": {}, "def": {}}
+    for name, source in sources().items():
+        text = source.decode("ascii")
+        headers = [(match.start(), match[1]) for match in _HEADER.finditer(text)]
+        starts = [start for start, _ in headers]
+        for match in _STRING.finditer(text):
+            number = bisect.bisect(starts, match.start()) - 1
+            paragraph = re.split(r"\n\s*\n", match[1].strip())[0]
+            sentence = re.split(r"(?<=[.!?]) ", " ".join(paragraph.split()))[0]
+            if number >= 0 and _SENTENCE.fullmatch(sentence) and _is_docstring(text, starts[number], match.start()):
+                found[headers[number][1]][sentence] = name
+    modules = found["class"] | found["def"]
+    classes, functions = ([each for each in found[word] if each not in found[other]] for word, other in _WORDS)
+    rows: list[tuple[str, Texts, int]] = []
+    for held in (False, True):
+        sides = [[each for each in side if _is_held(modules[each]) == held] for side in (classes, functions)]
+        kept = [[side[place] for place in spread(len(side), min(map(len, sides)))] for side in sides]
+        rows += [(modules[each], (each,), label) for label, side in enumerate(kept) for each in side]
+    return rows
+
+
+def _is_docstring(text: str, header: int, place: int) -> bool:
+    """Whether the string at `place` is the first thing after the header."""
+    return _starts_line(text, place) and text[header:place].rstrip(" \nr").endswith(":")
 
 
 def order() -> list[tuple[str, Texts, int]]:
@@ -136,7 +172,7 @@ def _draws(count: int) -> np.ndarray:
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
     """The sentences of one question."""
-    rows = {"order": order, "adjacent": adjacent}[options.question]()
+    rows = {"subject": subject, "order": order, "adjacent": adjacent}[options.question]()
     train, validation = ([row for row in rows if _is_held(row[0]) == held] for held in (False, True))
     if not train or not validation:
         raise BadData("this Python's standard library has no docstrings: use one that has, or data of kind table")

@@ -33,7 +33,7 @@ KINDS = {
     "stdlib": Kind(LANGUAGE, "the Python standard library's own source, as bytes", embedded=True),
     "digits": Kind(IMAGES, "scikit-learn's digits, distorted afresh on a larger canvas", embedded=True),
     "docstrings": Kind(
-        SEQUENCES, "sentences of the standard library's docstrings: right order? adjacent?", embedded=True
+        SEQUENCES, "sentences of the standard library's docstrings: of a class? in order? adjacent?", embedded=True
     ),
     "text": Kind(LANGUAGE, "UTF-8 text, a file or a folder"),
     "tokens": Kind(LANGUAGE, "token ids in .npy files"),
