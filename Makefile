@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench table clean
+.PHONY: help setup demo test check bench table fuzz guarantees clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -61,6 +61,12 @@ bench: setup ## measure the speed and memory of an expansion
 
 table: setup ## measure the exactness of every family and write the README's table
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py --write
+
+fuzz: setup ## damage headers, indices and configs 100000 times: RUNS=... for another number
+	$(BIN)/python benchmarks/fuzz.py --runs $(or $(RUNS),100000)
+
+guarantees: setup ## write the list of faults in docs/guarantees.md from the table that the tests read
+	$(BIN)/python benchmarks/guarantees.py --write
 
 clean: ## remove .venv, caches and build products
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,8 +1,7 @@
-"""Structured damage to valid files, drawn by hypothesis, and what a reader must then do: refuse in one line, or read.
+"""Structured damage to valid files, drawn by hypothesis; a reader must then refuse in one line, or read.
 
 `TARGETS` are the readers: the header of a safetensors file, the index of a sharded folder, and config.json with the
-plan that is made from it. The suite runs some hundreds of draws (test_faults_fuzz.py), `make fuzz` as many as it is
-told.
+plan that is made from it. The suite runs some hundreds of draws (test_faults_fuzz.py), `make fuzz` as many as told.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +124,7 @@ def _walk(content: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Target_:
+class Reader:
     """A reader: `prepare` makes a folder and gives the bytes that are damaged; `read` is given the damaged bytes."""
 
     prepare: Callable[[Path], bytes]
@@ -167,13 +167,13 @@ def _read_config(folder: Path, raw: bytes) -> None:
 
 
 TARGETS = {
-    "header": Target_(_prepare_header, _read_header, header=True),
-    "index": Target_(_prepare_folder(faults.INDEX), _read_index),
-    "config": Target_(_prepare_folder("config.json"), _read_config),
+    "header": Reader(_prepare_header, _read_header, header=True),
+    "index": Reader(_prepare_folder(faults.INDEX), _read_index),
+    "config": Reader(_prepare_folder("config.json"), _read_config),
 }
 
 
-def damaged(target: Target_, good: bytes) -> st.SearchStrategy[bytes]:
+def damaged(target: Reader, good: bytes) -> st.SearchStrategy[bytes]:
     """The good bytes with bytes changed, or with the JSON in them changed and written again, or both."""
     length = int.from_bytes(good[:8], "little") if target.header else 0
     content = json.loads(good[8 : 8 + length] if target.header else good)
@@ -190,9 +190,14 @@ def damaged(target: Target_, good: bytes) -> st.SearchStrategy[bytes]:
     )
 
 
-def run(target: Target_, folder: Path, raw: bytes) -> str:
-    """One run: what was said, `read` if nothing was; anything but a LemonxError in one line is an error here too."""
+def run(target: Reader, folder: Path, raw: bytes, *, memory: int | None = None) -> str:
+    """One run: what was said, `read` if nothing was; anything but a LemonxError in one line is an error here too.
+
+    `memory`: the bytes that Python may allocate for it.
+    """
     began = time.process_time()
+    if memory is not None:
+        tracemalloc.start()
     try:
         target.read(folder, raw)
         said = "read"
@@ -200,6 +205,10 @@ def run(target: Target_, folder: Path, raw: bytes) -> str:
         said = str(error)
         assert "\n" not in said and ": " in said, said
         assert len(said) < 2000, said
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert memory is None or peak < memory, f"{peak} bytes"
     spent = time.process_time() - began
     assert spent < SECONDS, f"{spent:.1f} CPU seconds"
     return said

@@ -155,6 +155,18 @@ def test_bad_outputs(place: str, says: str, run: Run, good: Callable[..., Path],
     assert state(tmp_path) == before
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_outputs_follow_the_umask(mask: int, run: Run, good: Callable[..., Path], tmp_path: Path) -> None:
+    """All of them, though safetensors' own writer makes files that only their owner may read."""
+    before = os.umask(mask)
+    try:
+        assert run("expand", good(), "out", *GROW, "--max-shard-size", "100KB").code == 0
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*")}
+    assert modes == {0o666 & ~mask} and (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~mask
+
+
 @pytest.mark.parametrize("way", ["truncated", "rewritten", "touched", "grown"])
 def test_a_source_that_changes_while_it_is_read(way: str, good: Callable[..., Path], tmp_path: Path) -> None:
     """Something else writes to the source in the middle of a run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 
 import fuzzing
 
-RUNS = 200  # of each reader; `make fuzz` takes as many as it is told
+RUNS = 150  # of each reader; `make fuzz` takes as many as it is told
 # A file of a few hundred bytes needs no more than this, whatever it claims.
-MEMORY = 20_000_000
+MEMORY = 5_000_000
 
 
 @pytest.mark.parametrize("name", fuzzing.TARGETS)
@@ -25,14 +24,8 @@ def test_damage_is_refused_or_read(name: str, tmp_path: Path) -> None:
     @settings(max_examples=RUNS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(raw=fuzzing.damaged(target, good))
     def fuzz(raw: bytes) -> None:
-        seen[fuzzing.run(target, tmp_path / "model", raw) == "read"] += 1
+        seen[fuzzing.run(target, tmp_path / "model", raw, memory=MEMORY) == "read"] += 1
 
-    tracemalloc.start()
-    try:
-        fuzz()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < MEMORY, f"{peak} bytes"
+    fuzz()
     # The draws are damage, and not so wild that nothing gets past the first check.
     assert seen[False] > RUNS / 2 and sum(seen.values()) >= RUNS

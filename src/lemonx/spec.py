@@ -134,8 +134,11 @@ class Architecture:
         """The spec of a config; BadCheckpoint where a field that is a size is not one."""
         try:
             spec = self.build(self.config(values))
-        except (TypeError, ValueError, ArithmeticError, IndexError) as error:
-            raise BadCheckpoint(f"config.json has a size that makes no sense ({error}): save the model again") from None
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise BadCheckpoint(
+                f"config.json has a field that makes no sense ({reason}): save the model again"
+            ) from None
         sizes = {
             **{n: s.size for n, s in spec.spaces.items()},
             **{n: s.size for n, s in spec.stacks.items()},

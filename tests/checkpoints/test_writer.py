@@ -153,6 +153,34 @@ def test_files_follow_the_umask_and_are_no_links(tmp_path: Path) -> None:
     assert (out / "config.json").read_bytes() == '{"é": 1}\n'.encode()
 
 
+def test_all_is_on_the_disk_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file and folder is synced, then renamed, then the rename itself is synced."""
+    events: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def note_sync(fd: int) -> None:
+        events.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def note_rename(source: Path, target: Path) -> None:
+        events.append(("rename", str(target)))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    (tmp_path / "pooling").write_text("{}")
+    with writer(tmp_path / "out", tensors(), max_shard_size=60) as target:
+        target.add_text("config.json", "{}")
+        target.add_file(tmp_path / "pooling", "1_Pooling/config.json")
+        for name, tensor in tensors().items():
+            target.write(name, 0, tensor)
+        hidden = target.folder
+    at = events.index(("rename", str(tmp_path / "out")))
+    below = {str(hidden / path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
+    assert {path for what, path in events[:at] if what == "fsync"} == {*below, str(hidden)}
+    assert events[at + 1 :] == [("fsync", str(tmp_path))]
+
+
 def test_bad_places_are_refused(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source")
     weights = {"w": torch.ones(2)}

@@ -8,6 +8,7 @@ than memory can be converted.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,12 +111,15 @@ def _unpickle(real: Path, path: Path) -> Any:
     import torch
 
     try:
-        try:
-            return torch.load(real, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            return torch.load(real, map_location="cpu", weights_only=True)  # written before torch 1.6: not mappable
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is odd about a pickle is said in one line, or is no matter
+            try:
+                return torch.load(real, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as error:
+                if "mmap" not in str(error):
+                    raise
+                # Written before torch 1.6: not mappable.
+                return torch.load(real, map_location="cpu", weights_only=True)
     except Exception as error:  # what a hostile or broken pickle raises is not known in advance
         asked = re.search(r"GLOBAL ([\w.]+)|Unsupported class ([\w.]+)", str(error))
         if asked:

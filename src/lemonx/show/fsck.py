@@ -19,7 +19,8 @@ _STYLE = {ERROR: "red", WARNING: "yellow", NOTE: "dim"}
 def progress(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar over the bytes that are read."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console(stderr=True), disable=quiet or not total, transient=True) as bar:
+    out = console(stderr=True)
+    with Progress(*columns, console=out, disable=quiet or not total or not out.is_terminal, transient=True) as bar:
         task = bar.add_task("reading", total=total)
         yield lambda count: bar.advance(task, count)
 

@@ -1,0 +1,224 @@
+"""`lemonx fsck`: every fault of the table is reported, several at once are all listed, sound folders are clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import faults
+import pico
+from commands import BAD_CHECKPOINT, Run, assert_refused, runner, state
+from faults import FAULTS, Fault
+from lemonx.fsck import ERROR, NOTE, WARNING, Finding, Report, fsck
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return runner(monkeypatch, capfd, tmp_path)
+
+
+@pytest.fixture
+def folder(good: Callable[..., Path], tmp_path: Path) -> Path:
+    return shutil.copytree(good(), tmp_path / "source")
+
+
+SOUND = ["llama-untied", "gpt2-cls", "bert-pretraining", "vit-cls", "swinv2-cls", "resnet-basic"]
+
+
+def at(report: Report, level: str) -> list[Finding]:
+    return [finding for finding in report.findings if finding.level == level]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.number}-{fault.name}")
+def test_every_fault_is_found(fault: Fault, good: Callable[..., Path], tmp_path: Path) -> None:
+    source = shutil.copytree(good(fault.model), tmp_path / "source")
+    fault.damage(source)
+    before = state(tmp_path)
+    report = fsck(source, allow_pickle="--allow-pickle" in fault.options)
+    assert at(report, fault.fsck), report.findings
+    assert report.clean == (fault.fsck != ERROR)
+    assert any(fault.file in finding.file or fault.file in finding.found for finding in at(report, fault.fsck))
+    for finding in report.findings:
+        assert finding.found and finding.remedy and finding.file.startswith(str(source)), finding
+        assert "\n" not in finding.found + finding.remedy
+    assert state(tmp_path) == before  # and no pickle was run
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-untied", "gpt2-cls", "bert-pretraining", "vit-cls", "swinv2-cls", "resnet-basic"]
+)
+def test_a_sound_folder_is_clean(name: str, tmp_path: Path) -> None:
+    source = pico.save(pico.PICO[name](), tmp_path / "source", torch.bfloat16)
+    report = fsck(source)
+    assert report.findings == [] and report.clean
+    weights = load_file(source / "model.safetensors")
+    assert report.tensors == len(weights) and report.files == 1
+    assert report.scanned == sum(tensor.nbytes for tensor in weights.values())
+    quick = fsck(source, quick=True)
+    assert quick.clean and quick.scanned == 0 and quick.tensors == report.tensors
+
+
+def test_everything_is_listed(folder: Path) -> None:
+    """One folder, broken in many ways: no finding hides another."""
+    first, second, *_ = [folder / name for name in faults.shards(folder)]
+    first.write_bytes(first.read_bytes()[:-8])
+    weights = load_file(second)
+    for tensor in weights.values():
+        tensor.view(-1)[0] = torch.nan
+    weights["stranger"] = torch.ones(3)
+    save_file(weights, second, metadata={"format": "pt"})
+    (folder / "tokenizer.json").write_text("{")
+    (folder / "generation_config.json").unlink()
+    (folder / "generation_config.json").symlink_to("/etc/hostname")
+    (folder / "vocab.txt").symlink_to("nowhere")
+    (folder / "old.safetensors").write_bytes(b"")
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    (folder / "modeling_mine.py").write_text("")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"auto_map": {"AutoModel": "m.M"}, "hidden_size": 44}))
+    report = fsck(folder)
+    found = [(Path(finding.file).name, finding.found) for finding in at(report, ERROR)]
+
+    def count(file: str, says: str) -> int:
+        return sum(file == name and re.search(says, text) is not None for name, text in found)
+
+    assert count(first.name, "is truncated") == 1
+    assert count(second.name, "holds NaN or Inf") == len(weights) - 1
+    assert count(second.name, "'stranger', which no row covers") == 1
+    assert count(second.name, r"has shape \[.*48.*\], but config.json makes it \[.*44.*\]") > 1
+    assert count("config.json", "lacks model.layers.") > 1  # what the truncated shard held
+    assert count("tokenizer.json", "not valid JSON") == 1
+    assert count("generation_config.json", "link out of its folder") == 1
+    assert count("vocab.txt", "link to nothing") == 1
+    assert count("old.safetensors", "belongs to no index") == 1
+    assert count("adapter_model.safetensors", "is an adapter") == 1
+    warned = {Path(finding.file).name for finding in at(report, WARNING)}
+    assert warned == {"config.json", "pytorch_model.bin", "modeling_mine.py"}
+    assert not fsck(folder, quick=True).clean
+    assert not any("NaN" in finding.found for finding in fsck(folder, quick=True).findings)
+
+
+def test_an_index_is_compared_in_full(folder: Path) -> None:
+    index = folder / faults.INDEX
+    content = json.loads(index.read_text())
+    names = sorted(content["weight_map"])
+    for name in names[:3]:
+        del content["weight_map"][name]
+    content["weight_map"] |= {"ghost.1": faults.FIRST, "ghost.2": faults.FIRST}
+    index.write_text(json.dumps(content))
+    found = [finding.found for finding in at(fsck(folder, quick=True), ERROR)]
+    assert sum("omits tensor" in text for text in found) == 3
+    assert sum("names tensor 'ghost" in text for text in found) == 2
+
+
+def test_a_family_without_a_spec(tmp_path: Path, run: Run) -> None:
+    """Files, and numbers, of any model: here one that lemonx knows nothing of."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(
+        vocab_size=61, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16
+    )
+    source = pico.save(OPTForCausalLM(config), tmp_path / "opt")
+    report = fsck(source)
+    assert report.clean and report.spec is None and report.scanned > 0
+    assert [finding.level for finding in report.findings] == [NOTE, NOTE]
+    assert "shapes and layers are not" in report.findings[1].remedy
+    result = run("fsck", source)
+    assert result.code == 0 and "without a spec: files only" in result.out
+    weights = load_file(source / "model.safetensors")
+    next(iter(weights.values())).view(-1)[5] = torch.inf
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    assert run("fsck", source).code == BAD_CHECKPOINT
+
+
+def test_every_dtype_is_scanned(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "other"}')
+    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+    good = {str(kind): torch.ones(3, 5).to(kind) for kind in kinds} | {
+        "complex": torch.ones(3, dtype=torch.complex64),
+        "integer": torch.full((3,), -1, dtype=torch.int64),
+        "flag": torch.ones(3, dtype=torch.bool),
+        "empty": torch.ones(0, 4),
+        "scalar": torch.tensor(1.0),
+    }
+    save_file(good, tmp_path / "model.safetensors")
+    assert fsck(tmp_path).clean
+    bad = {name: t for name, t in good.items() if (t.is_floating_point() or t.is_complex()) and t.numel()}
+    nan = {
+        name: torch.full_like(t.to(torch.complex64 if t.is_complex() else torch.float32), torch.nan)
+        for name, t in bad.items()
+    }
+    save_file({name: nan[name].to(t.dtype) for name, t in bad.items()}, tmp_path / "model.safetensors")
+    assert {finding.found.split()[0] for finding in at(fsck(tmp_path), ERROR)} == set(bad)
+
+
+def test_large_tensors_are_read_in_pieces(tmp_path: Path) -> None:
+    """A single number, far into a tensor of many megabytes and one row."""
+    (tmp_path / "config.json").write_text('{"model_type": "other"}')
+    weight = torch.zeros(1, 3_000_000)
+    save_file({"w": weight}, tmp_path / "model.safetensors")
+    told: list[int] = []
+    assert fsck(tmp_path, progress=told.append).clean
+    assert sum(told) == weight.nbytes and max(told) < weight.nbytes / 2
+    weight[0, 2_999_999] = torch.nan
+    save_file({"w": weight}, tmp_path / "model.safetensors")
+    assert not fsck(tmp_path).clean
+
+
+def test_a_tied_weight_that_differs(tmp_path: Path) -> None:
+    source = pico.save(pico.PICO["llama-tied"](), tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    assert fsck(source).clean
+    weights["lm_head.weight"][3, 3] += 1
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    (finding,) = at(fsck(source), ERROR)
+    assert "two different weights" in finding.found and "tie_word_embeddings" in finding.remedy
+    assert fsck(source, quick=True).clean
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_pickles_are_checked_if_asked(sharded: bool, folder: Path) -> None:
+    faults.as_pickles(folder, sharded=sharded)
+    assert not fsck(folder).clean
+    report = fsck(folder, allow_pickle=True)
+    assert report.clean and report.tensors == 20 and report.path == folder
+    file = sorted(folder.glob("pytorch_model*.bin"))[0]
+    weights = torch.load(file, weights_only=True)
+    next(iter(weights.values())).view(-1)[0] = torch.nan
+    torch.save(weights, file)
+    (finding,) = at(fsck(folder, allow_pickle=True), ERROR)
+    assert "NaN" in finding.found and finding.file == str(folder / "pytorch_model.bin")
+
+
+def test_what_an_interrupted_run_left_is_mentioned(folder: Path) -> None:
+    (folder.parent / ".source.lemonx-01234567").mkdir()
+    (finding,) = fsck(folder).findings
+    assert finding.level == WARNING and "interrupted run" in finding.found
+
+
+def test_the_command(folder: Path, run: Run) -> None:
+    result = run("fsck", folder)
+    assert result.code == 0 and result.err == "" and "clean (4 files, 20 tensors" in result.out
+    os.truncate(folder / faults.FIRST, 50)
+    (folder / "tokenizer.json").write_text("[red]")
+    result = run("fsck", folder)
+    assert result.code == BAD_CHECKPOINT and "Traceback" not in result.err
+    errors = [line for line in result.out.splitlines() if line.startswith("error: ")]
+    assert len(errors) > 2 and any(faults.FIRST in line and "is truncated" in line for line in errors)
+    content = json.loads(run("fsck", folder, "--json").out)
+    assert content["clean"] is False and len([f for f in content["findings"] if f["level"] == ERROR]) == len(errors)
+    assert content["findings"][0].keys() == {"level", "file", "found", "remedy"}
+    assert run("fsck", folder, "--quick", "--json").code == BAD_CHECKPOINT
+    assert_refused(run("fsck", "nowhere"), BAD_CHECKPOINT, "'nowhere' does not exist: give the folder")
+    assert_refused(run("fsck", folder / "config.json"), BAD_CHECKPOINT, "is not a folder: give the folder")
