@@ -28,11 +28,27 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "setup done"
 
-demo: setup ## expand a small trained model and watch it stay the same function
-	@$(BIN)/python examples/digits.py
+# The tests look at the report in a browser, and say so where there is none. Tried once: it may need a network.
+BROWSER := $(VENV)/.browser
+$(BROWSER): $(STAMP)
+	@for name in chromium chromium-browser google-chrome chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+		echo "a browser for the tests of the report: apt-get install chromium"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		install="timeout 300 apt-get install -y -qq --no-install-recommends chromium"; \
+		{ $$install || { timeout 120 apt-get update -qq && $$install; }; } >/dev/null 2>&1 || \
+			echo "it could not be installed: the report is tested without a browser"; \
+	else echo "no chromium here: the report is tested without a browser"; fi
+	@touch $@
 
-test: setup ## run the tests and the examples in docstrings
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+demo: setup ## expand a small trained model, watch it stay the same function, then compare LEMON with scratch
+	@$(BIN)/python examples/digits.py
+	@echo
+	@echo "Last, LEMON against training from scratch, each with a schedule of its own length (about a minute)"
+	@$(BIN)/lemonx compare demo --output lemonx-demo/compare --cache lemonx-demo/cache
+
+test: setup $(BROWSER) ## run the tests and the examples in docstrings
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: setup ## lint, format, types, direction of imports
 	$(BIN)/ruff check

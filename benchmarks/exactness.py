@@ -37,6 +37,7 @@ FAMILIES: dict[str, tuple[str, tuple[dict[str, Any] | None, ...]]] = {
     "vit": ("ViT (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 150, "depth": 3})),
     "deit": ("DeiT (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 150, "depth": 3})),
     "megatron": ("MegatronBert (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 299, "depth": 3})),
+    "pre-ln": ("Pre-LN BERT (the paper's)", (*_COUPLED, {"width": 72, "ffn": 299, "depth": 3})),
     "bert": ("BERT (Post-LN)", (*_COUPLED, {"width": 96, "ffn": 450, "depth": 3})),
     "olmo2": ("OLMo 2 (Res-Post-Norm, RMSNorm)", _DECODER),
     "swinv2": (
@@ -70,7 +71,7 @@ def measure(family: str, options: dict[str, Any], folder: Path) -> str:
 
     worst, refused, tried = 0.0, 0, 0
     for name, build in pico.PICO.items():
-        if name.partition("-")[0] != family:
+        if not name.startswith(family):
             continue
         source, output = folder / name, folder / "output"
         if not source.exists():

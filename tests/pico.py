@@ -18,6 +18,7 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lemonx.models import pre_ln_bert
 from lemonx.models.resnet import TorchvisionResNetConfig, TorchvisionResNetForImageClassification
 
 # One head is 12 wide; two key-value heads serve four query heads.
@@ -82,6 +83,8 @@ _LLAMA = dict(
     attention_dropout=0.0,
     num_labels=5,
 )
+# Half of a head turns.
+_PARTIAL = dict(rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5})
 _RESNET = dict(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 3], num_labels=7)
 _TORCHVISION = dict(layers=[2, 3], width=8, inner_width=[8, 16], stage_width=[8, 16], num_labels=7)
 
@@ -137,6 +140,14 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         megatron_base=hf.MegatronBertModel,
     ),
     **_family(
+        pre_ln_bert.PreLnBertConfig,
+        _MEGATRON,
+        pre_ln_mlm=pre_ln_bert.PreLnBertForMaskedLM,
+        pre_ln_mlm_untied=(pre_ln_bert.PreLnBertForMaskedLM, {"tie_word_embeddings": False}),
+        pre_ln_cls=pre_ln_bert.PreLnBertForSequenceClassification,
+        pre_ln_base=pre_ln_bert.PreLnBertModel,
+    ),
+    **_family(
         hf.ViTConfig,
         _VIT,
         vit_cls=hf.ViTForImageClassification,
@@ -173,6 +184,121 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         ),
     ),
     **_family(hf.Olmo2Config, _LLAMA, olmo2=hf.Olmo2ForCausalLM),
+    **_family(
+        hf.Qwen3Config,
+        {**_LLAMA, "head_dim": 12},
+        qwen3=hf.Qwen3ForCausalLM,
+        qwen3_tied=(hf.Qwen3ForCausalLM, {"tie_word_embeddings": True, "attention_bias": True}),
+    ),
+    **_family(
+        hf.GraniteConfig,
+        {**_LLAMA, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2},
+        granite=(hf.GraniteForCausalLM, {"logits_scaling": 5.0, "tie_word_embeddings": True}),
+    ),
+    **_family(
+        hf.GemmaConfig,
+        {**_LLAMA, "head_dim": 12},
+        gemma=hf.GemmaForCausalLM,
+        gemma_untied=(hf.GemmaForCausalLM, {"tie_word_embeddings": False}),
+    ),
+    **_family(
+        hf.Gemma2Config,
+        {**_LLAMA, "head_dim": 12, "query_pre_attn_scalar": 16, "sliding_window": 4},
+        gemma2=hf.Gemma2ForCausalLM,
+    ),
+    **_family(
+        hf.Gemma3TextConfig,
+        {**_LLAMA, "head_dim": 12, "query_pre_attn_scalar": 16, "sliding_window": 4},
+        gemma3=(hf.Gemma3ForCausalLM, {"layer_types": ["sliding_attention", "full_attention"]}),
+    ),
+    **_family(hf.Phi3Config, _LLAMA, phi3=(hf.Phi3ForCausalLM, {"sliding_window": 6})),
+    **_family(
+        hf.GPTNeoXConfig,
+        {**_WIDTH, **_TOKENS, **_PARTIAL, "intermediate_size": 100, "layer_norm_eps": _EPS},
+        neox=hf.GPTNeoXForCausalLM,
+        neox_sequential=(hf.GPTNeoXForCausalLM, {"use_parallel_residual": False, "tie_word_embeddings": True}),
+    ),
+    **_family(
+        hf.PhiConfig,
+        {**_LLAMA, **_PARTIAL, "layer_norm_eps": _EPS},
+        phi=hf.PhiForCausalLM,
+        phi_qk=(hf.PhiForCausalLM, {"qk_layernorm": True}),
+    ),
+    **_family(hf.Starcoder2Config, {**_LLAMA, "norm_epsilon": _EPS}, starcoder2=hf.Starcoder2ForCausalLM),
+    **_family(
+        hf.CohereConfig,
+        {**_LLAMA, "layer_norm_eps": _EPS, "logit_scale": 0.25},
+        cohere=hf.CohereForCausalLM,
+        cohere_qk=(hf.CohereForCausalLM, {"use_qk_norm": True}),
+    ),
+    **_family(
+        hf.Cohere2Config,
+        {**_LLAMA, "layer_norm_eps": _EPS, "sliding_window": 4},
+        cohere2=(hf.Cohere2ForCausalLM, {"layer_types": ["sliding_attention", "full_attention"]}),
+    ),
+    **_family(
+        hf.StableLmConfig,
+        {**_LLAMA, **_PARTIAL, "layer_norm_eps": _EPS},
+        stablelm=(hf.StableLmForCausalLM, {"use_qkv_bias": True}),
+        stablelm_qk=(hf.StableLmForCausalLM, {"qk_layernorm": True, "use_parallel_residual": True}),
+    ),
+    **_family(
+        hf.OlmoConfig,
+        _LLAMA,
+        olmo=hf.OlmoForCausalLM,
+        olmo_clipped=(hf.OlmoForCausalLM, {"clip_qkv": 0.7}),
+        olmo_tied=(hf.OlmoForCausalLM, {"tie_word_embeddings": True}),
+    ),
+    **_family(
+        hf.GPTJConfig,
+        {**_GPT2, "rotary_dim": 6, "tie_word_embeddings": False},
+        gptj=hf.GPTJForCausalLM,
+    ),
+    **_family(
+        hf.OPTConfig,
+        {**_WIDTH, **_TOKENS, "ffn_dim": 100, "max_position_embeddings": 64, "dropout": 0.0, "word_embed_proj_dim": 48},
+        opt=hf.OPTForCausalLM,
+        opt_projected=(hf.OPTForCausalLM, {"word_embed_proj_dim": 24}),
+        opt_post_ln=(hf.OPTForCausalLM, {"word_embed_proj_dim": 24, "do_layer_norm_before": False}),
+    ),
+    **_family(
+        hf.FalconConfig,
+        {**_WIDTH, **_TOKENS, "layer_norm_epsilon": _EPS, "ffn_hidden_size": 100},
+        falcon_new=(hf.FalconForCausalLM, {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        falcon_multi_query=hf.FalconForCausalLM,
+        falcon_alibi=(
+            hf.FalconForCausalLM,
+            {"multi_query": False, "alibi": True, "bias": True, "parallel_attn": False},
+        ),
+    ),
+    **_family(
+        hf.BloomConfig,
+        {**_TOKENS, "hidden_size": 48, "n_head": 4, "n_layer": 2, "layer_norm_epsilon": _EPS},
+        bloom=hf.BloomForCausalLM,
+    ),
+    **_family(
+        hf.MixtralConfig,
+        {**_LLAMA, "intermediate_size": 20, "num_local_experts": 4, "num_experts_per_tok": 2},
+        mixtral=hf.MixtralForCausalLM,
+    ),
+    **_family(
+        hf.Qwen3MoeConfig,
+        {**_LLAMA, "head_dim": 12, "moe_intermediate_size": 20, "num_experts": 4, "num_experts_per_tok": 2},
+        qwen3_moe=hf.Qwen3MoeForCausalLM,
+        qwen3_moe_normed=(hf.Qwen3MoeForCausalLM, {"norm_topk_prob": True}),
+    ),
+    **_family(
+        hf.OlmoeConfig,
+        {**_LLAMA, "intermediate_size": 20, "num_experts": 4, "num_experts_per_tok": 2},
+        olmoe=hf.OlmoeForCausalLM,
+        olmoe_clipped=(hf.OlmoeForCausalLM, {"clip_qkv": 1.5}),
+    ),
+    **_family(
+        hf.GptOssConfig,
+        {**_LLAMA, "head_dim": 12, "intermediate_size": 20, "num_local_experts": 4, "num_experts_per_tok": 2},
+        gpt_oss=(hf.GptOssForCausalLM, {"sliding_window": 4}),
+    ),
+    **_family(hf.SmolLM3Config, _LLAMA, smollm3=(hf.SmolLM3ForCausalLM, {"no_rope_layers": [1, 0]})),
     **_family(
         hf.ResNetConfig,
         _RESNET,
@@ -252,8 +378,11 @@ def save(model: PreTrainedModel, directory: str | Path, dtype: torch.dtype = tor
     return Path(directory)
 
 
-def inputs(model: PreTrainedModel, seed: int, padded: bool = False) -> dict[str, Tensor]:
-    """Returns a random batch of two; `padded` pads the second text, an encoder's right, a decoder's left."""
+def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int | None = None) -> dict[str, Tensor]:
+    """Returns a random batch of two; `padded` pads the second text, an encoder's right, a decoder's left.
+
+    `tokens`: only the first so many of the vocabulary occur.
+    """
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
     if model.main_input_name == "pixel_values":
@@ -262,8 +391,8 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False) -> dict[str,
         pixels = torch.randn(shape, generator=generator, dtype=torch.float64)
         return {"pixel_values": pixels.to(model.dtype)}
     # The first ids are special: a classifier reads the last token that is not padding.
-    ids = torch.randint(3, config.vocab_size, (2, 11), generator=generator)
-    encoder = config.model_type in ("bert", "megatron-bert")
+    ids = torch.randint(3, tokens or config.vocab_size, (2, 11), generator=generator)
+    encoder = config.model_type in ("bert", "megatron-bert", "pre-ln-bert")
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if encoder:
         batch["token_type_ids"] = torch.randint(0, 2, ids.shape, generator=generator)

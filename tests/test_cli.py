@@ -86,7 +86,7 @@ SIZES = [
     Bad("set-text", ("--set", 'hidden_size="96"'), BAD_TARGET, "want a whole number"),
     Bad("set-fraction", ("--set", "hidden_size=96.5"), BAD_TARGET, "want a whole number"),
     Bad("set-null", ("--set", "hidden_size=null"), BAD_TARGET, "want a whole number"),
-    Bad("set-fixed", ("--set", "vocab_size=99"), REFUSED, "vocab would change from 61 to 99"),
+    Bad("set-smaller", ("--set", "vocab_size=9"), BAD_TARGET, "vocab would shrink from 61 to 9"),
     Bad("factor-text", ("--width-factor", "double"), BAD_TARGET, "want a ratio such as 2"),
     Bad("factor-small", ("--width-factor", "0.5"), BAD_TARGET, "at least 1"),
     Bad("factor-zero", ("--width-factor", "1/0"), BAD_TARGET, "want a ratio"),

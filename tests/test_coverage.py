@@ -246,3 +246,41 @@ def test_tied_decoder_may_keep_its_bias_alone() -> None:
     rows: Mapping[str, Row] = {**ROWS, "head": linear("normed -> 5", tied="model.embed")}
     present = [*(name for name in names() if name != "head.weight"), "head.bias"]
     assert_matched(match(spec(rows), present), "head.bias", "head", "bias")
+
+
+# ----------------------------------------------------------------- a module for every unit
+
+EXPERTS: Mapping[str, Row] = {
+    "model.layers.*.router": linear("normed -> experts"),
+    "model.layers.*.experts.{experts}.up": linear("normed -> hidden"),
+    "model.layers.*.experts.{experts}.down": linear("hidden -> residual"),
+}
+
+
+def expert_spec() -> Spec:
+    spaces = {**SPACES, "experts": circ(3)}
+    return Spec(EXPERTS, spaces, {"model.layers": Stack(2, "residual")}, prefix="model.")
+
+
+def expert_names() -> list[str]:
+    modules = ["router", *(f"experts.{e}.{name}" for e in range(3) for name in ("up", "down"))]
+    return [f"model.layers.{i}.{module}.weight" for i in range(2) for module in modules]
+
+
+def test_units_are_found_and_renamed() -> None:
+    found = {hit.name: hit for hit in match(expert_spec(), expert_names())}
+    hit = found["model.layers.1.experts.1.up.weight"]
+    assert (hit.row, hit.suffix, hit.index, hit.unit) == ("model.layers.*.experts.{experts}.up", "weight", 1, 1)
+    assert hit.named(4, 7) == "model.layers.4.experts.7.up.weight"
+    assert found["model.layers.1.router.weight"].unit is None
+    bare = match(expert_spec(), [name.removeprefix("model.") for name in expert_names()])
+    assert bare[1].named(5, 2) == "layers.5.experts.2.up.weight"
+
+
+def test_every_block_has_every_unit() -> None:
+    last = "model.layers.1.experts.2.up.weight"
+    assert_refused([n for n in expert_names() if n != last], "lacks", "experts.2.up", of=expert_spec())
+    fewer = [name for name in expert_names() if "experts.2" not in name]
+    assert_refused(fewer, "config.json says 3 experts", "has 2", of=expert_spec())
+    assert_refused([*expert_names(), "model.layers.0.experts.3.up.weight"], "3 experts", of=expert_spec())
+    assert_refused([*expert_names(), "model.layers.0.experts.x.up.weight"], "no row covers", of=expert_spec())

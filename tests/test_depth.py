@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import lemonx
 from lemonx.depth import Block, arrange, mode
 from lemonx.errors import Refused
+from lemonx.free import preset
 from lemonx.modules import IDENTITY, Row, batch_norm, layer_norm, linear, parameter, rms_norm
 from lemonx.operators import CANCEL, KEEP, SILENT
 from lemonx.spec import Stack
+from lemonx.verification.outputs import EXACT
+from pico import PICO, save
 
 MOST = 20
 CASES = [
@@ -190,3 +196,19 @@ def test_post_ln_depth_is_lossless_up_to_eps(n: int, target: int) -> None:
         grown = post_ln(grown, block.source, modes)
     assert np.abs(grown - wanted).max() < 1e-11
     assert np.abs(printed - wanted).max() > 1e-2
+
+
+@pytest.mark.parametrize("model", ["gpt2-lm", "llama-tied", "vit-cls", "olmo2"])
+def test_stacked_blocks_are_lossless_too(tmp_path: Path, model: str) -> None:
+    """All that is new on top: silent blocks may stand anywhere."""
+    source = save(PICO[model](), tmp_path / "s")
+    free = replace(preset("language"), stacked=True)
+    lemonx.expand(source, tmp_path / "t", depth=5, width=72, free=free)
+    measured = lemonx.verify(source, tmp_path / "t")
+    assert measured.outputs.difference <= EXACT
+
+
+def test_post_ln_blocks_cannot_be_stacked(tmp_path: Path) -> None:
+    source = save(PICO["bert-mlm"](), tmp_path / "s")
+    with pytest.raises(Refused, match="Post-LN"):
+        lemonx.plan(source, depth=4, free=replace(preset("language"), stacked=True))

@@ -8,6 +8,7 @@ leaves room for neither a forgotten factor nor a float32 anywhere.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch import Tensor
 
 import lemonx
 import pico
-from lemonx import architectures
+from lemonx import architectures, matrix
 from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.verification.float64 import Float64
 
@@ -61,21 +62,21 @@ WIDTH = (
     exact("width-72", width=72),
     exact("width-120", width=120),
 )
-# Where a head is hidden_size / heads wide, heads grow with the width only.
-FIXED_HEAD_DIM = (
-    refused("heads-alone", Refused, "head_dim would change from 12 to 6.*keep it at 12", heads=8),
-    refused("width-alone", Refused, "head_dim would change from 12 to 18.*keep it at 12", width=72, heads=4),
+# Where a head is hidden_size / heads wide, one can become wider, but not narrower.
+COUPLED_HEAD_DIM = (
+    refused("heads-alone", BadTarget, "(query|key|value) would shrink from 12 to 6", heads=8),
+    exact("width-72-alone", width=72, heads=4),
+    exact("width-120-wide-heads", width=120, heads=6, depth=3),
     refused("no-kv-heads", BadTarget, "has no size for --kv-heads", kv_heads=4),
     exact("ffn-384", ffn=384),
     exact("ffn-250", ffn=250),
     refused("ffn-smaller", BadTarget, "hidden would shrink", ffn=64),
 )
-PRE_LN = (
+GROWS = (
     *WIDTH,
     exact("width-144-vision", width=144, free="vision"),
     exact("width-72-language", width=72, free="language"),
     refused("width-not-whole", BadTarget, "not whole: widths that do are 60 and 72", width=64),
-    *FIXED_HEAD_DIM,
     *DEPTH,
     *SHRINKS,
     exact("all-96", width=96, ffn=500, depth=5),
@@ -83,13 +84,19 @@ PRE_LN = (
     exact("all-120-vision", width=120, ffn=500, depth=5, free="vision"),
     exact("all-120-language", width=120, ffn=500, depth=5, free="language"),
 )
+PRE_LN = (*GROWS, *COUPLED_HEAD_DIM)
 POST_LN = (
     exact("width-96", width=96),
     exact("width-144", width=144),
     exact("width-96-vision", width=96, free="vision"),
     refused("width-72", Refused, r"72 is not a multiple of 48.*: try 96\b", width=72),
     refused("width-120", Refused, r"120 is not a multiple of 48.*: try 96\b.* or 144\b", width=120),
-    *FIXED_HEAD_DIM,
+    exact("width-96-wide-heads", width=96, heads=4),
+    exact("positions-100", fields={"max_position_embeddings": 100}),
+    exact("vocab-80", fields={"vocab_size": 80}),
+    refused("heads-alone", BadTarget, "(query|key|value) would shrink from 12 to 6", heads=8),
+    refused("no-kv-heads", BadTarget, "has no size for --kv-heads", kv_heads=4),
+    exact("ffn-250", ffn=250),
     *DEPTH,
     *SHRINKS,
     exact("all-96", width=96, ffn=500, depth=5),
@@ -128,6 +135,48 @@ GROUPED = (
     exact("all-72-type-2", width=72, heads=12, kv_heads=6, ffn=232, depth=3, depth_type=2),
     exact("all-120-vision", width=120, heads=24, kv_heads=12, ffn=333, depth=5, free="vision"),
     exact("all-120-language", width=120, heads=12, kv_heads=4, ffn=333, depth=5, free="language"),
+)
+# What every decoder must do, in few cases.
+DECODER = (
+    exact("width-96", width=96),
+    exact("width-72", width=72),
+    exact("depth-3-type-2", depth=3, depth_type=2),
+    exact("all-72-type-2", width=72, heads=12, kv_heads=6, ffn=232, depth=3, depth_type=2),
+    exact("all-120-language", width=120, heads=12, kv_heads=4, ffn=333, depth=5, free="language"),
+)
+VOCABULARY = (
+    exact("vocab-80", fields={"vocab_size": 80}),
+    refused("vocab-smaller", BadTarget, "vocab would shrink from 61 to 60", fields={"vocab_size": 60}),
+)
+HEAD_DIM = (
+    exact("head-dim-24", fields={"head_dim": 24}),
+    exact("head-dim-36-and-all", width=72, heads=6, kv_heads=3, depth=3, fields={"head_dim": 36, "vocab_size": 80}),
+    refused("head-dim-20", Refused, "12 entries of a head turn.*try 24", fields={"head_dim": 20}),
+)
+# A head is width / heads wide: it grows where the number of heads does not follow the width.
+COUPLED = (
+    exact("width-96", width=96),
+    exact("width-72", width=72),
+    exact("width-96-wide-heads", width=96, heads=4),
+    exact("depth-3-type-2", depth=3, depth_type=2),
+    exact("all-72-type-2", width=72, ffn=232, depth=3, depth_type=2),
+    exact("all-120-language", width=120, ffn=533, depth=5, free="language"),
+)
+COUPLED_KV = (
+    *COUPLED,
+    exact("kv-4", kv_heads=4),
+    exact("all-96-heads-8-kv-8", width=96, kv_heads=8, depth=3),
+)
+# A LayerNorm over a head would need its mean in every new entry, and entries turn.
+NORMED_HEADS = (
+    *DECODER,
+    refused("head-dim-24", Refused, "a LayerNorm reads raw_(query|key)", fields={"head_dim": 24}),
+)
+TWICE = {"num_local_experts": 8, "num_experts_per_tok": 4}
+EXPERTS = (
+    *DECODER,
+    exact("ffn-30", ffn=30),
+    refused("chosen-3", Refused, "2 of 4 experts are chosen.*try 4 of 8", fields={"num_experts_per_tok": 3}),
 )
 NOT_A_DIVISOR = refused("heads-10", BadTarget, "hidden_size 48 must be a multiple of its 10 heads", heads=10)
 ODD_WIDTH = exact("width-50-alone", width=50, heads=4, kv_heads=2, ffn=100)
@@ -212,7 +261,12 @@ CIFAR = (
 )
 
 GROWTH: dict[str, tuple[Case, ...]] = {
-    "gpt2-lm": PRE_LN,
+    "gpt2-lm": (
+        *PRE_LN,
+        *VOCABULARY,
+        exact("positions-100", fields={"n_positions": 100}),
+        exact("everything", width=72, heads=4, depth=3, fields={"n_positions": 65, "vocab_size": 62}),
+    ),
     "gpt2-inner": VARIANT,
     "gpt2-untied": VARIANT,
     "gpt2-cls": VARIANT,
@@ -225,13 +279,88 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "megatron-cls": PRE_LN,
     "megatron-mlm": MLM_HEAD,
     "megatron-base": VARIANT,
+    # Its masked-LM head is the decoder alone: that is what lets it grow where MegatronBert's cannot.
+    "pre-ln-mlm": PRE_LN,
+    "pre-ln-mlm-untied": VARIANT,
+    "pre-ln-cls": (*VARIANT, *DEPTH),
+    "pre-ln-base": VARIANT,
     "vit-cls": PRE_LN,
     "vit-no-qkv-bias": VARIANT,
     "vit-base": VARIANT,
     "deit-cls": VARIANT,
     "deit-teacher": PRE_LN,
     "swinv2-cls": SWINV2,
-    "llama-tied": (*GROUPED, NOT_A_DIVISOR),
+    "llama-tied": (*GROUPED, NOT_A_DIVISOR, *VOCABULARY, *HEAD_DIM),
+    "qwen3": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "qwen3-tied": VARIANT,
+    "granite": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "gemma": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "gemma-untied": VARIANT,
+    "gemma2": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "gemma3": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "phi3": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "neox": (*COUPLED, *VOCABULARY),
+    "neox-sequential": VARIANT,
+    "phi": (*DECODER, *VOCABULARY, HEAD_DIM[0], HEAD_DIM[1]),
+    "phi-qk": (*VARIANT, exact("kv-4", kv_heads=4), refused("heads-8", BadTarget, "48 / 8 entries, not 12", heads=8)),
+    "starcoder2": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "cohere": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "cohere-qk": NORMED_HEADS,
+    "cohere2": (*COUPLED_KV, *VOCABULARY),
+    "stablelm": (*COUPLED_KV, *VOCABULARY),
+    "stablelm-qk": (*COUPLED[:2], *COUPLED[3:]),
+    "olmo": (*DECODER, *VOCABULARY, *HEAD_DIM),
+    "olmo-clipped": (
+        *VARIANT,
+        refused("head-dim-24", Refused, "queries are clipped: keep it at 12", fields={"head_dim": 24}),
+    ),
+    "olmo-tied": (
+        exact("heads-8-and-depth", heads=8, depth=3, ffn=150),
+        refused("width-72", Refused, "LayerNorm without parameters.*untie", width=72),
+    ),
+    "gptj": (*COUPLED, *VOCABULARY),
+    "opt": (
+        *COUPLED,
+        *VOCABULARY,
+        exact("width-72-wide-heads", width=72, heads=4),
+        exact("positions-100", fields={"max_position_embeddings": 100}),
+    ),
+    "opt-projected": (
+        *VARIANT,
+        exact("word-40", fields={"word_embed_proj_dim": 40}),
+        exact("all", width=72, depth=3, fields={"word_embed_proj_dim": 40, "vocab_size": 70}),
+    ),
+    "opt-post-ln": (
+        exact("width-96", width=96, ffn=150),
+        refused("width-72", Refused, "72 is not a multiple of 48", width=72),
+    ),
+    "falcon-new": (*COUPLED, *VOCABULARY, exact("kv-4", fields={"num_kv_heads": 4})),
+    "falcon-multi-query": (*COUPLED, *VOCABULARY),
+    "falcon-alibi": (
+        *VARIANT,
+        refused("wide-heads", Refused, "ALiBi is divided by.*keep it at 12", width=96, heads=4),
+    ),
+    "bloom": (
+        exact("width-96", width=96),
+        exact("width-96-wide-heads", width=96, heads=4),
+        exact("width-144", width=144, free="vision"),
+        exact("depth-3-type-2", depth=3, depth_type=2),
+        exact("all-96-language", width=96, depth=5, fields={"vocab_size": 80}),
+        refused("width-72", Refused, "72 is not a multiple of 48", width=72),
+    ),
+    "mixtral": (*EXPERTS, *VOCABULARY, *HEAD_DIM, exact("experts-8", fields=TWICE)),
+    "qwen3-moe": (*EXPERTS, *VOCABULARY, *HEAD_DIM, exact("experts-8", fields=TWICE)),
+    "qwen3-moe-normed": (*VARIANT, exact("experts-8", fields=TWICE)),
+    "olmoe": (
+        *COUPLED_KV,
+        *VOCABULARY,
+        exact("ffn-30", ffn=30),
+        exact("experts-12", fields={"num_experts": 12, "num_experts_per_tok": 6}),
+        refused("experts-6", Refused, "2 of 4 experts are chosen.*try 4 of 8", fields={"num_experts": 6}),
+    ),
+    "olmoe-clipped": VARIANT,
+    "gpt-oss": (*EXPERTS, *VOCABULARY, *HEAD_DIM, exact("experts-8", fields=TWICE)),
+    "smollm3": (*DECODER, *VOCABULARY, *HEAD_DIM),
     "llama-untied": VARIANT,
     "llama-biases": (*VARIANT, *DEPTH),
     "llama-head-dim": (*VARIANT, exact("heads-8", heads=8), exact("heads-12-kv-4", heads=12, kv_heads=4)),
@@ -241,7 +370,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "qwen2-sliding": (*GROUPED, ODD_WIDTH),
     "qwen2-tied": VARIANT,
     "qwen2-untied": VARIANT,
-    "olmo2": (*GROUPED, ODD_WIDTH),
+    "olmo2": (*GROUPED, ODD_WIDTH, *VOCABULARY, *HEAD_DIM),
     "resnet-bottleneck": HF_BOTTLENECK,
     "resnet-bottleneck-early": HF_BOTTLENECK[:6],
     "resnet-basic": HF_BASIC,
@@ -285,15 +414,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     return make
 
 
-def behaviour(model_class: Any, folder: Path) -> Behaviour:
-    """What a checkpoint computes, loaded from disk in float64: padded and not, generating, training."""
+def behaviour(model_class: Any, folder: Path, vocabulary: int | None = None) -> Behaviour:
+    """What a checkpoint computes, loaded from disk in float64: padded and not, generating, training.
+
+    `vocabulary`: the texts have only so many first tokens of it.
+    """
     with Float64():
         model, info = model_class.from_pretrained(folder, dtype=torch.float64, output_loading_info=True)
         assert not any(info.values()), f"{folder} does not load cleanly: {info}"
         model.eval()
         found, tokens = {}, None
         for padded in (False, True):
-            batch = pico.inputs(model, seed=1, padded=padded)
+            batch = pico.inputs(model, seed=1, padded=padded, tokens=vocabulary)
             for name, value in pico.named_outputs(model, batch).items():
                 found[f"{name}, padded" if padded else name] = value
             if model.main_input_name == "pixel_values":
@@ -334,7 +466,8 @@ def assert_same(before: Behaviour, after: Behaviour) -> None:
 def test_the_function_is_kept(name: str, case: Case, source: Any, tmp_path: Path) -> None:
     folder, before = source(name)
     output = lemonx.expand(folder, tmp_path / "target", verify=False, **case.options)
-    after = behaviour(type(pico.PICO[name]()), output)
+    model = pico.PICO[name]()
+    after = behaviour(type(model), output, getattr(model.config, "vocab_size", None))
     assert_same(before, after)
 
 
@@ -363,6 +496,32 @@ def test_a_wrong_weight_is_seen(source: Any, tmp_path: Path) -> None:
     after = behaviour(type(pico.PICO["llama-tied"]()), output)
     with pytest.raises(AssertionError, match="differs by"):
         assert_same(before, after)
+
+
+# One model of every family, by its type.
+MODELS: dict[str, str] = {}
+for _name in GROWTH:
+    MODELS.setdefault(pico.PICO[_name]().config.model_type, _name)
+
+
+@pytest.mark.parametrize("column", matrix.COLUMNS)
+@pytest.mark.parametrize("model_type", sorted(architectures.families()))
+def test_every_cell_of_the_matrix_is_so(model_type: str, column: str, source: Any, tmp_path: Path) -> None:
+    """The tiny model grows as its cell says: exactly, or with a refusal of one line."""
+    folder, before = source(MODELS[model_type])
+    config = json.loads((folder / "config.json").read_text())
+    text, wanted = matrix.cell(architectures.families()[model_type], config, column)
+    if wanted is None:
+        assert text == matrix.NONE
+        return
+    options: dict[str, Any] = {"fields": wanted.fields, "width_factor": wanted.width_factor, "verify": False}
+    if text.startswith(matrix.REFUSED):
+        with pytest.raises(LemonxError, match=r"^[^\n]+: [^\n]+$"):
+            lemonx.expand(folder, tmp_path / "target", **options)
+        return
+    model = pico.PICO[MODELS[model_type]]()
+    target = lemonx.expand(folder, tmp_path / "target", **options)
+    assert_same(before, behaviour(type(model), target, getattr(model.config, "vocab_size", None)))
 
 
 def test_every_family_and_every_pico_model_occurs() -> None:

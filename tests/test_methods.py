@@ -41,7 +41,7 @@ def difference(source: Path, target: Path) -> float:
         return compare(small, large, exact=True).difference
 
 
-def planned(source: Path, method: str, **sizes: int) -> Plan:
+def planned(source: Path, method: str, **sizes: object) -> Plan:
     return lemonx.plan(source, method=method, **sizes)
 
 
@@ -53,13 +53,17 @@ def test_table_1_of_the_paper() -> None:
         "fpi": ("no", "yes", "no"),
         "staged": ("yes", "yes", "n/a"),
         "lemon": ("yes", "yes", "yes"),
+        "ki-soft": ("no", "no", "no"),
+        "ki-hard": ("no", "no", "no"),
+        "ligo": ("no", "no", "no"),
     }
     measured = overview.overview()
     words = {overview.LOSSLESS: "yes", overview.UNDEFINED: "n/a"}
     for name, claim in claims.items():
         cells = tuple(words.get(measured[name][case], "no") for case in overview.CASES)
         assert cells == claim, name
-        assert measured[name]["free parameters"] == ("yes" if name == "lemon" else "no")
+        assert measured[name]["free parameters"] == ("yes" if name in ("lemon", "ligo") else "no")
+        assert measured[name]["data-free"] == ("no" if name in ("ki-soft", "ki-hard", "ligo") else "yes")
 
 
 @pytest.mark.parametrize("model", ["gpt2-lm", "bert-mlm", "llama-tied"])
@@ -185,3 +189,96 @@ def test_a_lossy_method_says_what_it_is(sources: Path, tmp_path: Path) -> None:
 def test_every_method_states_its_paper() -> None:
     for name, method in methods.methods().items():
         assert method.title and method.paper and set(method.grows) <= {"width", "depth"}, name
+
+
+FAMILIES = {
+    "gpt2-lm": {"width": 72, "depth": 5},
+    "llama-tied": {"width": 96, "depth": 4},
+    "bert-mlm": {"width": 96, "depth": 3},
+    "resnet-basic": {"width_factor": 2, "fields": {"depths": [3, 4]}},
+}
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_scratch_is_what_transformers_draws(sources: Path, tmp_path: Path, model: str) -> None:
+    large = grown(sources / model, tmp_path / "t", "scratch", seed=3, **FAMILIES[model])
+    built = type(PICO[model]())
+    config = built.config_class.from_pretrained(tmp_path / "t")
+    torch.manual_seed(3)
+    built._from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert large.keys() == again.keys()
+    for name, tensor in again.items():
+        assert large[name].equal(tensor.to(large[name].dtype)), name
+
+
+def test_inheritance_starts_as_scratch_and_says_how_to_train(sources: Path, tmp_path: Path) -> None:
+    import json
+
+    fresh = grown(sources / "gpt2-lm", tmp_path / "s", "scratch", width=72)
+    for kind in ("soft", "hard"):
+        start = grown(sources / "gpt2-lm", tmp_path / kind, f"ki-{kind}", width=72)
+        assert all(start[name].equal(fresh[name]) for name in fresh)
+        content = json.loads((tmp_path / kind / "lemonx.json").read_text())
+        assert f"inheritance {kind}" in content["notes"][0] and content["lossless"] is False
+        assert content["tensors"][f"{LAYERS}.0.mlp.c_fc.weight"]["from"] == "fresh"
+        assert methods.find(f"ki-{kind}").inherits == kind
+
+
+class _Taught:
+    """The operators of LiGO before they learn, and without noise if `noise` is 0."""
+
+    def __init__(self, source: Path, noise: float, monkeypatch: pytest.MonkeyPatch, **sizes: object) -> None:
+        from lemonx.methods import ligo
+
+        monkeypatch.setattr(ligo, "NOISE", noise)
+        self.plan = planned(source, "ligo", **sizes)
+        with Checkpoint.open(source) as checkpoint:
+            self.operators = ligo._Operators(self.plan, checkpoint)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            return dict(self.operators.tensors())
+
+
+@pytest.mark.parametrize("model", ["gpt2-lm", "llama-tied", "bert-mlm"])
+def test_ligo_starts_at_fpi(sources: Path, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators that copy and stack, without noise, are bert2BERT's FPI."""
+    fpi = grown(sources / model, tmp_path / "t", "fpi", width=96, depth=4)
+    start = _Taught(sources / model, 0.0, monkeypatch, width=96, depth=4).tensors()
+    assert start.keys() == fpi.keys()
+    for name, tensor in fpi.items():
+        torch.testing.assert_close(start[name].double(), tensor, rtol=1e-6, atol=1e-7, msg=name)
+
+
+def test_ligo_is_its_formula(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W*_l = sum_j w[l, j] B_out W_j (S B_in)^T, written out for one weight with a fused axis."""
+    taught = _Taught(sources / "llama-tied", 0.3, monkeypatch, width=72, depth=3)
+    operators, name = taught.operators, "model.layers.{}.self_attn.o_proj.weight"
+    small = load_file(sources / "llama-tied" / "model.safetensors")
+    row = next(step.row for step in taught.plan.steps if step.name == name.format(0))
+    reads = taught.plan.source_spec.rows[row].reads.axes  # heads, and each head's own width
+    heads = operators.width[reads[0]] * operators.share[reads[0]][:, None]
+    b_in = torch.kron(heads, torch.eye(12))
+    b_out = operators.width["residual"]
+    wide = [b_out @ small[name.format(j)].float() @ b_in.T for j in (0, 1)]
+    mix = operators.depth[row]
+    for block, tensor in enumerate(taught.tensors()[name.format(block)] for block in range(3)):
+        expected = mix[block, 0] * wide[0] + mix[block, 1] * wide[1]
+        torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_ligo_learns(tmp_path: Path) -> None:
+    """On the embedded data the loss falls below where the operators began, and every copy is its own."""
+    overview._small_model(0).float().save_pretrained(tmp_path / "s")
+    losses: list[float] = []
+    lessons = methods.Lessons(steps=40, tell=lambda step, loss: losses.append(loss))
+    grown(tmp_path / "s", tmp_path / "t", "ligo", width=72, depth=3, lessons=lessons)
+    assert len(losses) == 40
+    assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
+
+
+def test_data_for_a_method_that_takes_none(sources: Path, tmp_path: Path) -> None:
+    with pytest.raises(lemonx.LemonxError, match="without data"):
+        lessons = methods.Lessons(data={"kind": "stdlib"})
+        lemonx.expand(sources / "gpt2-lm", tmp_path / "t", width=72, lessons=lessons)

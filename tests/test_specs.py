@@ -28,14 +28,31 @@ LONGEST = 45
 UNUSED: dict[str, set[str]] = {"bert": {"normed", "final"}}
 # Defaults that are None here, for `derived`, where the config class puts the derived number in.
 DERIVED = {("llama", "num_key_value_heads"), ("llama", "head_dim"), ("mistral", "head_dim")}
-DERIVED |= {("olmo2", "num_key_value_heads"), ("vit", "pooler_output_size"), ("deit", "pooler_output_size")}
+DERIVED |= {
+    ("granite", "num_key_value_heads"),
+    ("olmo2", "num_key_value_heads"),
+    ("vit", "pooler_output_size"),
+    ("deit", "pooler_output_size"),
+}
+DERIVED |= {(name, "num_key_value_heads") for name in ("cohere", "cohere2", "olmo", "olmoe", "phi", "phi3")}
+DERIVED |= {("falcon", "num_kv_heads"), ("falcon", "ffn_hidden_size"), ("opt", "word_embed_proj_dim")}
 # Variants whose specs have other rows than the default config's.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "resnet": [{"layer_type": "basic"}, {"downsample_in_first_stage": True}],
     "llama": [{"tie_word_embeddings": True}],
     "gpt2": [{"tie_word_embeddings": False}],
     "bert": [{"tie_word_embeddings": False}],
+    "pre-ln-bert": [{"tie_word_embeddings": False}],
     "torchvision_resnet": [{"shortcut": "A"}, {"block": "basic"}],
+    "falcon": [
+        {"new_decoder_architecture": True, "num_attention_heads": 128, "hidden_size": 8192, "num_kv_heads": 8},
+        {"multi_query": False, "alibi": True, "parallel_attn": False},
+    ],
+    "opt": [{"word_embed_proj_dim": 512}, {"word_embed_proj_dim": 512, "do_layer_norm_before": False}],
+    "cohere": [{"use_qk_norm": True}],
+    "phi": [{"qk_layernorm": True}],
+    "stablelm": [{"qk_layernorm": True, "use_parallel_residual": True}],
+    "olmo": [{"clip_qkv": 8.0}],
 }
 
 
@@ -77,8 +94,11 @@ def test_axes_are_known(model_type: str) -> None:
                 size = spec.axis_size(axis)
                 assert size is None or size > 0
             for side in (row.reads, row.writes):
-                sizes = [spec.axis_size(axis) for axis in side.axes]
-                assert spec.side_size(side) == (None if None in sizes else math.prod(filter(None, sizes)))
+                sizes = [[spec.axis_size(axis) for axis in part] for part in side.parts]
+                known = all(None not in part for part in sizes)
+                whole = sum(math.prod(filter(None, part)) for part in sizes)
+                assert spec.side_size(side) == (whole if known else None)
+                assert side.by is None or side.by in spec.spaces
 
 
 @every_family
@@ -144,21 +164,25 @@ def test_prefix_starts_rows(model_type: str) -> None:
 @every_family
 def test_sizes_are_fields_that_decide(model_type: str) -> None:
     """Every config field behind an option changes the spec: a space, a stack, or a fixed size."""
-    family, values = architectures.families()[model_type], on_disk(model_type)
-    before = family.spec(values)
+    family = architectures.families()[model_type]
     for name in {name for names in family.sizes.values() for name in names}:
-        value = family.config(values)[name]
-        twice = [2 * v for v in value] if isinstance(value, list) else 2 * (value or 12)
-        try:
-            after = family.spec({**values, name: twice})
-        except LemonxError:  # a size that another one must follow
-            continue
-        assert sized(before) != sized(after), name
+        assert any(
+            decides(family, {**on_disk(model_type), **changes}, name) for changes in ({}, *VARIANTS.get(model_type, []))
+        ), name
 
 
-def sized(spec: Spec) -> tuple[Mapping[str, int], Mapping[str, int], Mapping[str, int]]:
+def decides(family: Architecture, values: Mapping[str, Any], name: str) -> bool:
+    value = family.config(values)[name]
+    twice = [2 * v for v in value] if isinstance(value, list) else 2 * (value or 12)
+    try:
+        return sized(family.spec(values)) != sized(family.spec({**values, name: twice}))
+    except LemonxError:  # a size that another one must follow
+        return True
+
+
+def sized(spec: Spec) -> tuple[Mapping[str, Any], Mapping[str, int], Mapping[str, int]]:
     return (
-        {name: space.size for name, space in spec.spaces.items()},
+        {name: (space.size, space.chosen) for name, space in spec.spaces.items()},
         {name: stack.size for name, stack in spec.stacks.items()},
         spec.fixed,
     )
@@ -191,7 +215,9 @@ def test_derived_defaults(model_type: str, name: str) -> None:
     """Left out of config.json, the field is what transformers would have put there, also with other heads."""
     family = architectures.families()[model_type]
     assert family.defaults[name] is None
-    for changes in ({}, {"num_attention_heads": 2}):
+    # Only this Falcon has groups of queries.
+    more = {"new_decoder_architecture": True, "hidden_size": 64} if name == "num_kv_heads" else {}
+    for changes in (more | {"num_attention_heads": 4}, more | {"num_attention_heads": 2}):
         values = json.loads(AutoConfig.for_model(model_type, **changes).to_json_string())
         assert values[name] is not None
         derived = family.spec({key: value for key, value in values.items() if key != name})

@@ -269,7 +269,7 @@ def test_like_itself_is_the_same(name: str) -> None:
 
 def test_like_takes_the_sizes_and_nothing_else() -> None:
     like = {**GPT2, "n_embd": 96, "n_head": 8, "n_layer": 3, "n_inner": 400, "bos_token_id": 7, "vocab_size": 99}
-    assert_grown(GPT2, {"n_embd": 96, "n_head": 8, "n_layer": 3, "n_inner": 400}, like=like)
+    assert_grown(GPT2, {"n_embd": 96, "n_head": 8, "n_layer": 3, "n_inner": 400, "vocab_size": 99}, like=like)
     assert_grown(RESNET, {"depths": [3, 4]}, like={**RESNET, "depths": [3, 4]})
 
 
@@ -283,9 +283,11 @@ def test_like_must_be_of_the_family() -> None:
     assert_refused(GPT2, "--like", like={})
 
 
-def test_like_with_wider_heads_is_refused() -> None:
+def test_like_takes_the_width_of_heads_and_the_vocabulary() -> None:
     """Taking the number of heads and leaving their width would not be like it."""
-    assert_refused(LLAMA, "--like", "head_dim", like={**LLAMA, "head_dim": 2 * grown(LLAMA, depth=9)["head_dim"]})
+    like = {**LLAMA, "head_dim": 2 * grown(LLAMA, depth=9)["head_dim"], "vocab_size": 2 * LLAMA["vocab_size"]}
+    assert grown(LLAMA, like=like)["head_dim"] == like["head_dim"]
+    assert grown(LLAMA, like=like)["vocab_size"] == like["vocab_size"]
 
 
 @pytest.mark.parametrize("config", [RESNET, SWINV2], ids=lambda config: config["model_type"])

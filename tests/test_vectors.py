@@ -14,20 +14,27 @@ from numpy.typing import NDArray
 from lemonx.errors import Refused
 from lemonx.vectors import (
     AVG,
+    PART,
     RAND,
     ZERO,
     Expansion,
     Space,
     Split,
+    alibi_expansion,
+    alibi_slopes,
+    attention_expansion,
     avg,
     circ,
+    concat,
     expansion,
     grouped,
     grouped_expansion,
     identity,
     iso,
+    key,
     multiples_near,
     product,
+    query,
     zero,
 )
 
@@ -382,3 +389,86 @@ def test_multiples_near_are_whole_multiples(size: tuple[int, int]) -> None:
         assert value % n == 0
         assert value > n
         assert abs(value - target) <= n
+
+
+# ----------------------------------------------------------------- side by side, turning pairs, slopes
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=2, max_size=4), st.integers(1, 3))
+def test_side_by_side(sizes: list[tuple[int, int]], seed: int) -> None:
+    """Expanding the parts of a vector and joining them is expanding the joined vector."""
+    parts = [expansion("circ", n, n + more).with_gain(1.0 + n) for n, more in sizes]
+    xs = [np.random.default_rng(seed + i).normal(size=part.size) for i, part in enumerate(parts)]
+    together = concat(*parts).expand(np.concatenate(xs))
+    assert np.allclose(together, np.concatenate([part.expand(x) for part, x in zip(parts, xs, strict=True)]))
+
+
+@given(st.integers(1, 4), st.integers(0, 5), st.integers(1, 3), st.integers(1, 3))
+def test_side_by_side_in_turn(heads: int, more: int, a: int, b: int) -> None:
+    """A slice of each part for every head: as two products would be, cut in slices."""
+    over = expansion("circ", heads, heads + more)
+    first, second = product(over, identity(a)), product(over, identity(b))
+    x, y = np.arange(heads * a) + 0.0, np.arange(heads * b) + 100.0
+
+    def in_turn(x: np.ndarray, y: np.ndarray, slices: int) -> np.ndarray:
+        return np.concatenate([x.reshape(slices, -1), y.reshape(slices, -1)], 1).reshape(-1)
+
+    expanded = concat(first, second, by=over).expand(in_turn(x, y, heads))
+    assert np.array_equal(expanded, in_turn(first.expand(x), second.expand(y), heads + more))
+
+
+def test_a_mean_of_a_part_is_no_mean() -> None:
+    assert concat(expansion("avg", 2, 3), identity(1)).has(PART)
+
+
+@pytest.mark.parametrize("adjacent", [False, True])
+@given(half=st.integers(1, 6), times=st.integers(1, 4), rest=st.integers(0, 3), more=st.integers(0, 3))
+def test_turning_pairs_keep_their_speed(adjacent: bool, half: int, times: int, rest: int, more: int) -> None:
+    """Scores of turned queries and keys are the same at every distance, whatever new keys hold."""
+    small, large = 2 * half, 2 * half * times
+    kinds = {"rotary": small, "adjacent": adjacent}, {"rotary": large, "adjacent": adjacent}
+    sizes = small + rest, large + rest + more
+    queries = attention_expansion(*(query(n, scale=1.0, **kind) for n, kind in zip(sizes, kinds, strict=True)))
+    keys = attention_expansion(*(key(n, **kind) for n, kind in zip(sizes, kinds, strict=True)))
+    rng = np.random.default_rng(half)
+    q, k = rng.normal(size=sizes[0]), rng.normal(size=sizes[0])
+    fill = rng.normal(size=int((keys.source < 0).sum()))
+    for distance in (0, 1, 5):
+        before = turned(q, small, adjacent, distance) @ k
+        after = turned(queries.expand(q), large, adjacent, distance) @ keys.expand(k, fill)
+        assert np.isclose(before, after, rtol=1e-12)
+
+
+def turned(x: np.ndarray, rotary: int, adjacent: bool, distance: int) -> np.ndarray:
+    """Pair i of the first `rotary` entries, turned by distance * theta^(-2i/rotary)."""
+    angle = distance * 10000.0 ** (-2 * np.arange(rotary // 2) / rotary)
+    one = np.arange(rotary // 2) * 2 if adjacent else np.arange(rotary // 2)
+    two = one + (1 if adjacent else rotary // 2)
+    y = x.copy()
+    y[one] = x[one] * np.cos(angle) - x[two] * np.sin(angle)
+    y[two] = x[one] * np.sin(angle) + x[two] * np.cos(angle)
+    return y
+
+
+def test_pairs_that_would_turn_at_other_speeds_are_refused() -> None:
+    with pytest.raises(Refused, match=r"12 entries of a head turn.*try 24"):
+        attention_expansion(key(12, rotary=12), key(20, rotary=20))
+    with pytest.raises(Refused, match="some reason: keep it at 12"):
+        attention_expansion(key(12, still="some reason"), key(24, still="some reason"))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 12, 16, 24, 71])
+def test_slopes_are_those_of_transformers(heads: int) -> None:
+    import torch
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float64)[:, 0, 1].numpy()
+    assert np.allclose(alibi_slopes(heads), theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "target"), [(4, 6), (4, 8), (4, 12), (8, 12), (6, 12), (12, 16), (16, 40)])
+def test_heads_keep_their_slopes(size: int, target: int) -> None:
+    grown = alibi_expansion(size, target)
+    kept = grown.source >= 0
+    assert (grown.copies == 1).all()
+    assert np.allclose(alibi_slopes(target)[kept], alibi_slopes(size)[grown.source[kept]])

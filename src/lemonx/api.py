@@ -15,9 +15,10 @@ from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.companions import carried
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.free import Free
+from lemonx.methods import Lessons
 from lemonx.modules import Norm
-from lemonx.planning import ROUNDED, Plan, make_plan
-from lemonx.runner import Progress, run_plan
+from lemonx.planning import BIT_EXACT, EXACT_SUM, MADE, Plan, make_plan
+from lemonx.runner import Progress, run_plan, write_made
 from lemonx.summary import changed_fields
 from lemonx.target import Target
 
@@ -126,7 +127,8 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 
     `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
     model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
-    threads, max_shard_size, force, progress, allow_pickle.
+    threads, max_shard_size, force, progress, allow_pickle, with_optimizer (folders; in memory:
+    `optimizer_state.grow_optimizer`); for a method that learns also lessons (data, steps).
     """
     if not isinstance(source, (str, Path)):
         if output is not None:
@@ -138,6 +140,8 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 
 
 def _expand_model(model: PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
+    if options.get("with_optimizer"):
+        raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "source", Path(folder) / "target"
         model.save_pretrained(source)
@@ -156,25 +160,40 @@ def _expand_folder(
     max_shard_size: int = SHARD,
     force: bool = False,
     progress: Progress | None = None,
+    lessons: Lessons | None = None,
+    with_optimizer: bool = False,
     allow_pickle: bool = False,
     **options: Any,
 ) -> Path:
     with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         made = _plan(checkpoint, **options)
+        method = methods.find(made.reading.method)
+        if lessons and lessons.data and not method.learns:
+            raise BadTarget(f"{method.name} grows a model without data: leave the data out, or use --method ligo")
         entries = [(step.name, step.dtype, step.shape) for step in made.steps]
         with CheckpointWriter(
             output, entries, max_shard_size=max_shard_size, force=force, source=checkpoint.origin
         ) as writer:
-            run_plan(made, checkpoint, writer, threads=threads, progress=progress)
+            if method.make:
+                write_made(made, method.make(made, checkpoint, lessons or Lessons()), writer, progress)
+            else:
+                run_plan(made, checkpoint, writer, threads=threads, progress=progress)
             writer.add_text("config.json", json.dumps(dict(made.target_config), indent=2, sort_keys=True) + "\n")
             for name, path in checkpoint.companions.items():
                 text = carried(name, path, made)
                 writer.add_file(path, name) if text is None else writer.add_text(name, text)
-            _certify(made, checkpoint, writer, verify)
+            optimizer = None
+            if with_optimizer:
+                from lemonx.optimizer_state.folder import grow_folder
+
+                optimizer = grow_folder(made, checkpoint.path, writer.folder, max_shard_size=max_shard_size)
+            _certify(made, checkpoint, writer, verify, optimizer)
     return output
 
 
-def _certify(made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool) -> None:
+def _certify(
+    made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool, optimizer: dict[str, Any] | None
+) -> None:
     """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
     from lemonx import certificate as paper
     from lemonx.verification import layerwise
@@ -191,7 +210,7 @@ def _certify(made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verif
                 measured = _measure(made, checkpoint, written, by_layer=small)
                 if made.reading.lossless and not measured.passed:
                     raise NotVerified(f"nothing was written: {measured.reason()}")
-    content = paper.certificate(made, checkpoint, measured, skipped)
+    content = paper.certificate(made, checkpoint, measured, skipped) | {"optimizer": optimizer}
     writer.add_text(paper.FILE, paper.certificate_text(content))
     writer.add_text("README.md", paper.model_card(made, content))
 
@@ -200,7 +219,8 @@ def _measure(made: Plan, source: Checkpoint, target: Checkpoint, *, by_layer: bo
     from lemonx.verification.symmetry import find_twins
 
     outputs, layers = _compare(source, target, made, by_layer=by_layer)
-    return Verified(outputs, find_twins(made, target), layers)
+    # What a method makes anew has no copies of units to look at.
+    return Verified(outputs, None if made.exactness == MADE else find_twins(made, target), layers)
 
 
 def _compare(
@@ -209,7 +229,9 @@ def _compare(
     from lemonx.verification.layerwise import compare_layerwise
     from lemonx.verification.outputs import compare
 
-    exact, slack = (False, 0.0) if made is None else (made.exactness != ROUNDED, eps_slack(made))
+    exact, slack = False, 0.0
+    if made is not None:
+        exact, slack = made.exactness in (BIT_EXACT, EXACT_SUM), eps_slack(made)
     if by_layer:
         return compare_layerwise(source, target, made, exact=exact, slack=slack)
     return compare(source, target, exact=exact, slack=slack), None

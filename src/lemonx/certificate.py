@@ -20,6 +20,12 @@ from lemonx.verification.symmetry import Symmetry
 FILE = "lemonx.json"
 
 
+def versions() -> dict[str, str]:
+    """What computed a result."""
+    packages = ("lemonx", "torch", "transformers", "safetensors", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
 class Measured(Protocol):
     """What a verification found."""
 
@@ -51,13 +57,10 @@ def certificate(plan: Plan, source: Checkpoint, measured: Measured | None, skipp
         "config": {name: {"source": a, "target": b} for name, a, b in changed_fields(plan)},
         "free": asdict(plan.free),
         "seed": plan.seed,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("lemonx", "torch", "transformers", "safetensors", "numpy")},
-        },
+        "versions": versions(),
         "exactness": dict(Counter(step.exactness for step in plan.steps)),
         "tensors": {
-            step.name: {"from": step.source, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
+            step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
         },
         "not_written": dict(plan.dropped),
         "verified": {

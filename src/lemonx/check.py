@@ -14,7 +14,18 @@ from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.modules import Linear, Norm
 from lemonx.signature import Side
 from lemonx.spec import Spec
-from lemonx.vectors import Expansion, expansion, grouped_expansion, identity, multiples_near, product
+from lemonx.vectors import (
+    RAND,
+    Expansion,
+    Space,
+    attention_expansion,
+    concat,
+    expansion,
+    grouped_expansion,
+    identity,
+    multiples_near,
+    product,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,8 @@ class Types:
         """The expansion of a side; `size` stands in for an axis `_`."""
         key = side, size if "_" in side.axes else None
         if key not in self._known:
-            self._known[key] = product(*(self._axis(name, size) for name in side.axes))
+            parts = [product(*(self._axis(name, size) for name in part)) for part in side.parts]
+            self._known[key] = concat(*parts, by=self.spaces[side.by] if side.by else None)
         return self._known[key]
 
     def _axis(self, name: str, size: int | None) -> Expansion:
@@ -45,10 +57,11 @@ class Types:
 
 
 def with_tied(spec: Spec, rows: Collection[str]) -> list[str]:
-    """These rows, and the tied decoders of what they write: a tied decoder has no tensor of its own."""
-    written = {spec.rows[name].writes for name in rows}
+    """These rows, and those without a tensor: tied decoders of what they write, norms without parameters."""
+    bare = {name for name, row in spec.rows.items() if not row.tensors()}
+    written = {spec.rows[name].writes for name in {*rows, *bare}}
     tied = {n for n, row in spec.rows.items() if isinstance(row, Linear) and row.tied and row.reads in written}
-    return sorted({*rows, *tied})
+    return sorted({*rows, *bare, *tied})
 
 
 def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any]) -> Types:
@@ -57,7 +70,7 @@ def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str
     norms = {name: row for name in rows if isinstance(row := source.rows[name], Norm)}
     spaces = _expansions(source, target)
     spaces, eps = _with_gains(source, norms, Types(source, spaces, {}), config)
-    _pair_tied(source, rows, spaces)
+    _follow(source, target, rows, spaces)
     types = Types(source, spaces, eps)
     for name in rows:
         row = source.rows[name]
@@ -73,16 +86,28 @@ def unchecked(source: Spec, target: Spec, rows: Collection[str], kinds: Mapping[
     """Types for a method that is not lossless: every space expands by `kinds`, and nothing is proved."""
     _check_sizes(source, target)
     spaces = _expansions(source, target, kinds)
-    _pair_tied(source, rows, spaces)
+    _follow(source, target, rows, spaces)
     return Types(source, spaces, {}, exact=False)
 
 
-def _pair_tied(source: Spec, rows: Collection[str], spaces: dict[str, Expansion]) -> None:
-    """logits = embedding . final: the final space is paired with the one the embedding writes."""
+def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str, Expansion]) -> None:
+    """What is like another space takes its expansion, and what a tied decoder reads the dual of the embedding's.
+
+    logits = embedding . final: the final space is paired with the one the embedding writes.
+    """
+    for name, space in source.spaces.items():
+        if space.like:
+            spaces[name] = spaces[space.like].with_gain(spaces[space.like].gain * _rescale(name, source, target))
     for name in rows:
         row = source.rows[name]
         if isinstance(row, Linear) and row.tied:
-            spaces[row.reads.axes[0]] = spaces[source.rows[row.tied].writes.axes[0]].dual()
+            final, embedded = row.reads.axes[0], source.rows[row.tied].writes.axes[0]
+            spaces[final] = spaces[embedded].dual().with_gain(_rescale(final, source, target))
+
+
+def _rescale(name: str, source: Spec, target: Spec) -> float:
+    """What undoes the change of the factor that a space is multiplied by."""
+    return source.spaces[name].scale / target.spaces[name].scale
 
 
 def _kinds(spec: Spec) -> set[str]:
@@ -123,11 +148,28 @@ def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = No
     # Grouped spaces stand on others: those first.
     for name, space in sorted(source.spaces.items(), key=lambda item: item[1].under is not None):
         size, kind = target.spaces[name].size, kinds.get(space.kind, space.kind)
-        if space.under:
-            result[name] = grouped_expansion(space.size, size, result[space.under], kind)
-        else:
-            result[name] = expansion(kind, space.size, size)
+        try:
+            if space.under:
+                grown = grouped_expansion(space.size, size, result[space.under], kind)
+            elif space.linear and not space.like:
+                grown = attention_expansion(space, target.spaces[name])
+            else:
+                grown = expansion(kind, space.size, size)
+        except Refused as refusal:
+            raise Refused(f"{name}: {refusal}") from None
+        result[name] = grown.with_gain(_rescale(name, source, target))
+        _check_chosen(name, space, target.spaces[name])
     return result
+
+
+def _check_chosen(name: str, source: Space, target: Space) -> None:
+    """The best k of n are the best m k of n times m copies, and of nothing else that is known beforehand."""
+    times, rest = divmod(target.size, source.size)
+    if source.chosen and (rest or target.chosen != times * source.chosen):
+        raise Refused(
+            f"{source.chosen} of {source.size} {name} are chosen for a token, and {target.chosen} of {target.size} "
+            f"would be others: try {2 * source.chosen} of {2 * source.size}"
+        )
 
 
 def _with_gains(
@@ -162,17 +204,24 @@ def _with_gains(
         if row.reads in fixed and eta[name] != 1.0:
             axis = next(axis for axis in row.reads.axes if axis in spaces)
             spaces[axis] = types.spaces[axis].with_gain(1.0 / eta[name])
+        if not row.affine:
+            axis = row.writes.axes[0]
+            spaces[axis] = types.spaces[axis].with_gain(1.0 / eta[name])
     return spaces, {where: value for where, value in eps.items() if value != config[where]}
 
 
 def _check_units(source: Spec, rows: Collection[str], types: Types) -> None:
-    """A nonlinearity maps copies to copies and nothing else: no means, no amplitudes, no gains."""
+    """A nonlinearity maps copies to copies and nothing else: no means, no amplitudes, no gains.
+
+    Nobody reads a fresh unit, so it may be anything.
+    """
     present = [source.rows[name] for name in rows]
     normed = {axis for row in present if isinstance(row, Norm) for axis in row.touches}
     used = {axis for row in present for axis in row.touches}
     for name in sorted(used & set(types.spaces)):
         units = types.spaces[name]
-        if (name not in normed or name in source.acts) and not (units.is_plain and (units.source >= 0).all()):
+        passes = (name not in normed and not source.spaces[name].linear) or name in source.acts
+        if passes and not (units.is_plain and ((units.source >= 0) | (units.source == RAND)).all()):
             raise Refused(
                 f"{name} passes a nonlinearity, so every new unit must be a copy, and at {units.size} -> "
                 f"{units.target_size} some are not: try {multiples_near(units.size, units.target_size)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,13 +16,16 @@ from lemonx.spec import Spec
 LOST = "this spec would lose it; remove it from the file if the model does not need it"
 # Names that older files use for a norm's parameters.
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}
+# The place of a unit's index in a row's name.
+UNIT = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
 class Matched:
     """A tensor of a file and the row it belongs to; `stack` and `index` say which block it is in.
 
-    `bare`: how many first letters of the stack's name this file leaves out, being a base model's.
+    `bare`: how many first letters of the stack's name this file leaves out, being a base model's. `unit`: which unit
+    of a space it belongs to, if the row's name has one.
     """
 
     name: str
@@ -30,13 +34,17 @@ class Matched:
     stack: str | None
     index: int
     bare: int
+    unit: int | None = None
 
-    def named(self, index: int) -> str:
-        """The name of the same tensor in block `index`, with an old suffix brought up to date."""
+    def named(self, index: int, unit: int | None = None) -> str:
+        """The name of the same tensor in block `index`, of `unit`, with an old suffix brought up to date."""
         name = self.name
         if self.stack is not None:
             stack = self.stack[self.bare :]
-            name = f"{stack}.{index}.{self.name.removeprefix(f'{stack}.{self.index}.')}"
+            inside = self.name.removeprefix(f"{stack}.{self.index}.")
+            if unit is not None:
+                inside = inside.replace(f".{self.unit}.", f".{unit}.", 1)
+            name = f"{stack}.{index}.{inside}"
         stem, _, last = name.rpartition(".")
         return f"{stem}.{self.suffix}" if OLD_NAMES.get(last) == self.suffix else name
 
@@ -46,7 +54,9 @@ def _patterns(spec: Spec) -> dict[str, tuple[str, str]]:
     result = {}
     for name, row in spec.rows.items():
         for suffix in row.tensors():
-            result[f"{name}.{suffix}" if suffix else name] = (name, suffix)
+            # Experts in one tensor have no module: their bias is named like their weight (`up_proj_bias`).
+            full = f"{name}{suffix}" if suffix.startswith("_") else f"{name}.{suffix}" if suffix else name
+            result[UNIT.sub("{}", full)] = (name, suffix)
         if isinstance(row, Norm):
             result |= {f"{name}.{old}": (name, new) for old, new in OLD_NAMES.items()}
     return result
@@ -81,12 +91,22 @@ def gaps(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     yield from _empty_rows(spec, found)
 
 
+def unmatched(spec: Spec, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Tensors without a row, and rows that must have a tensor and have none."""
+    found, unknown = matched(spec, names)
+    begun = {hit.row for hit in found}
+    empty = [name for name, row in spec.rows.items() if not row.optional and row.tensors() and name not in begun]
+    return unknown, empty
+
+
 def _find(spec: Spec, patterns: Mapping[str, tuple[str, str]], name: str, full: str) -> Matched | None:
     stack, index = _place(spec, full)
     starred = full if stack is None else f"{stack}.*.{full.removeprefix(f'{stack}.{index}.')}"
     # A block's own row (`layers.0.conv`) goes before the general one (`layers.*.conv`).
-    row = patterns.get(full) or patterns.get(starred)
-    return row and Matched(name, *row, stack, index, len(full) - len(name))
+    row, unit = patterns.get(full) or patterns.get(starred), None
+    if not row and (number := re.search(r"\.(\d+)\.", starred)):
+        row, unit = patterns.get(starred.replace(number[0], ".{}.", 1)), int(number[1])
+    return row and Matched(name, *row, stack, index, len(full) - len(name), unit if row else None)
 
 
 def _place(spec: Spec, full: str) -> tuple[str | None, int]:
@@ -100,9 +120,9 @@ def _place(spec: Spec, full: str) -> tuple[str | None, int]:
 
 def _repeated(found: list[Matched]) -> Iterator[BadCheckpoint]:
     """No tensor under two names: an old suffix beside the new one, or with and without prefix."""
-    seen: dict[tuple[str, str, int], str] = {}
+    seen: dict[tuple[str, str, int, int | None], str] = {}
     for hit in found:
-        other = seen.setdefault((hit.row, hit.suffix, hit.index), hit.name)
+        other = seen.setdefault((hit.row, hit.suffix, hit.index, hit.unit), hit.name)
         if other != hit.name:
             yield BadCheckpoint(f"{other!r} and {hit.name!r} are the same tensor of the model: remove one of them")
 
@@ -115,7 +135,8 @@ def _empty_rows(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
         stack = spec.stack_of(name) if "*" in name else None
         asked = not row.optional and (stack is None or bool(_users(spec, stack, name)))
         tied = isinstance(row, Linear) and row.tied is not None
-        if (asked or name in begun) and (name, next(iter(row.tensors()))) not in present and not tied:
+        first = next(iter(row.tensors()), None)
+        if first is not None and (asked or name in begun) and (name, first) not in present and not tied:
             yield BadCheckpoint(
                 f"the checkpoint has no tensor for {name!r}, which its config asks for: save the whole model again"
             )
@@ -130,7 +151,9 @@ def _odd_blocks(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     blocks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for hit in found:
         if hit.stack is not None and "*" in hit.row and not isinstance(spec.rows[hit.row], Dropped):
-            blocks[hit.stack, hit.row, hit.suffix].add(hit.index)
+            for row in (hit.row, UNIT.sub(str(hit.unit), hit.row)):
+                blocks[hit.stack, row, hit.suffix].add(hit.index)
+    yield from _odd_units(spec, found)
     for (stack, row, suffix), indices in blocks.items():
         size, wanted = spec.stacks[stack].size, _users(spec, stack, row)
         for odd in sorted(indices ^ wanted):
@@ -138,6 +161,18 @@ def _odd_blocks(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
             yield BadCheckpoint(
                 f"config.json says {size} blocks in {stack!r}, but the checkpoint {what} "
                 f"{row.replace('*', str(odd))}.{suffix}: take both from the same save"
+            )
+
+
+def _odd_units(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
+    """As many experts as the config says."""
+    for row in {hit.row for hit in found if hit.unit is not None}:
+        name = UNIT.findall(row)[0]
+        size, units = spec.spaces[name].size, {hit.unit for hit in found if hit.row == row}
+        if units != set(range(size)):
+            yield BadCheckpoint(
+                f"config.json says {size} {name}, but the checkpoint has {len(units)} of {row}: "
+                "one of the two is not this model's"
             )
 
 

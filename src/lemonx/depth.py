@@ -60,6 +60,20 @@ def arrange(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     )
 
 
+def on_top(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
+    """The source's blocks as they are, then added copies of them in turn: all that is new is on top.
+
+    >>> [(block.source, block.added) for block in on_top("layers", Stack(2, "residual"), 5)]
+    [(0, False), (1, False), (0, True), (1, True), (0, True)]
+    """
+    copied = range(stack.pinned, stack.size)
+    if target > stack.size and not copied:
+        return arrange(name, stack, target)  # which says why not
+    order = [(i, False) for i in range(stack.size)]
+    order += [(copied[i % len(copied)], True) for i in range(target - stack.size)]
+    return tuple(Block(source, added, closes=True) for source, added in order)
+
+
 def in_stream(row: Row, stream: str) -> bool:
     """A norm that stands in the stream itself: Post-LN."""
     return row.is_norm and stream in row.reads.axes and stream in row.writes.axes

@@ -2,7 +2,9 @@
 
     LemonxError                 exit code
     ├── BadTarget               2   the sizes asked for make no sense
+    ├── BadRecipe               2   a training recipe that cannot be followed
     ├── BadCheckpoint           3   the input is broken
+    ├── BadData                 3   the data to train on is missing, broken, or does not fit the model
     ├── Refused                 4   it cannot be done losslessly; names the nearest sizes that work
     ├── UnknownArchitecture     4   no spec covers this checkpoint
     ├── BadOutput               5   the output exists, is the source, or cannot be written
@@ -32,8 +34,20 @@ class BadTarget(LemonxError):
     exit_code: ClassVar[int] = 2
 
 
+class BadRecipe(LemonxError):
+    """A training recipe that cannot be followed: an unknown key, a wrong value, settings that contradict each other."""
+
+    exit_code: ClassVar[int] = 2
+
+
 class BadCheckpoint(LemonxError):
     """The input is broken, incomplete, or not safe to read."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class BadData(LemonxError):
+    """The data to train on is missing, broken, or does not fit the task or the model."""
 
     exit_code: ClassVar[int] = 3
 

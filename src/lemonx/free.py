@@ -20,6 +20,7 @@ class Free:
     Norm weights on coordinates that are 0:   zeta ~ U(-norm_zeta, norm_zeta).
     Added blocks:  type 1 writes zeros; type 2 writes copies that cancel, with fan-out N(0, cancel^2).
     `append_next`: in type 1, further heads and neurons come from the next layer instead of being copies.
+    `stacked`: added blocks stand on top of the source's, in its order, instead of each next to its origin.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Free:
     zeta: float = 0.02
     norm_zeta: float = 1.0
     cancel: float = 0.02
+    stacked: bool = False
 
     def share(self, copies: int) -> float:
         """The part of W that each further copy takes, before Phi."""

@@ -16,19 +16,20 @@ from lemonx.spec import Architecture, Spec
 from lemonx.target import Target, target_config
 
 EXACT, REFUSED, NONE = "exact", "refused", "-"
-COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn")
+COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn", "head_dim", "vocab", "experts")
 
 
 def matrix() -> dict[str, dict[str, str]]:
     """Model type -> column -> `exact`, `exact, but ...`, `-` (no such size), or why it is refused."""
     result = {}
     for name, family in sorted(architectures.families().items()):
-        config = {**_default_config(name), "model_type": name}
-        result[name] = {column: _cell(family, config, column) for column in COLUMNS}
+        config = {**default_config(name), "model_type": name}
+        result[name] = {column: cell(family, config, column)[0] for column in COLUMNS}
     return result
 
 
-def _default_config(model_type: str) -> Mapping[str, Any]:
+def default_config(model_type: str) -> Mapping[str, Any]:
+    """The config of a family as transformers makes it without being told any size."""
     from transformers import AutoConfig
 
     from lemonx import models
@@ -37,11 +38,12 @@ def _default_config(model_type: str) -> Mapping[str, Any]:
     return AutoConfig.for_model(model_type).to_dict()
 
 
-def _cell(family: Architecture, config: Mapping[str, Any], column: str) -> str:
-    """The first of the ways to grow this size that is exact; else the refusal of the last way."""
-    answers = [_answer(family, config, wanted, note, column) for wanted, note in _ways(family, config, column)]
-    exact = [answer for answer in answers if answer.startswith(EXACT)]
-    return next(iter([*exact, *answers[::-1]]), NONE)
+def cell(family: Architecture, config: Mapping[str, Any], column: str) -> tuple[str, Target | None]:
+    """The first of the ways to grow this size that is exact, and what it asks for; else the last way's refusal."""
+    ways = list(_ways(family, config, column))
+    answers = [(_answer(family, config, wanted, note, column), wanted) for wanted, note in ways]
+    exact = [answer for answer in answers if answer[0].startswith(EXACT)]
+    return next(iter([*exact, *answers[::-1]]), (NONE, None))
 
 
 def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, note: str, column: str) -> str:
@@ -72,21 +74,41 @@ def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Itera
         yield Target(width_factor=Fraction(2)), ""
     elif column == "width x1.5":
         yield Target(width_factor=Fraction(3, 2)), ""
-        # Three heads cannot grow by half, but by a third.
+        # Three heads cannot grow by half, but by a third; a prime number of heads by one.
         yield Target(width_factor=Fraction(4, 3)), "at x4/3"
-    elif column in family.sizes:
+        if isinstance(heads := _sizes(family, config, "heads").get(family.sizes.get("heads", ("",))[0]), int):
+            yield Target(width_factor=Fraction(heads + 1, heads)), f"at x{heads + 1}/{heads}"
+    elif column == "head_dim" and column not in family.sizes and "heads" in family.sizes:
+        kept = _sizes(family, config, "heads") | _sizes(family, config, "kv_heads")
+        yield Target(width_factor=Fraction(2), fields=kept), "together with the width"
+    elif column in family.sizes and _is_asked(family, config, column):
         yield Target(fields=_grown(family, config, column)), ""
         if column == "kv_heads":
             together = _grown(family, config, "heads") | _grown(family, config, "kv_heads")
             yield Target(fields=together), "together with heads"
-        if column == "heads":
+        if column in ("heads", "kv_heads"):
             yield Target(width_factor=Fraction(2)), "together with the width"
+
+
+def _is_asked(family: Architecture, config: Mapping[str, Any], column: str) -> bool:
+    """Whether a model with this config has such a size: a Falcon whose heads share one key has no number of keys."""
+    asked = family.config(config)
+    family.build(asked)
+    return not asked.asked.isdisjoint(family.sizes[column])
+
+
+def _sizes(family: Architecture, config: Mapping[str, Any], column: str) -> dict[str, Any]:
+    """The fields behind a column that have a size here, given or derived."""
+    values = family.config(config)
+    derived = family.build(values).config
+    fields = [name for name in family.sizes.get(column, ()) if name in values.asked]
+    return {name: size for name in fields if (size := derived.get(name) or values[name])}
 
 
 def _grown(family: Architecture, config: Mapping[str, Any], column: str) -> dict[str, Any]:
     fields, values = family.sizes[column], family.config(config)
     grow: Callable[[int], int] = (lambda n: n + 2) if column == "depth" else (lambda n: n * 2)
-    given = {name: values[name] for name in fields if values[name]}
+    given = _sizes(family, config, column)
     if not given:
         # A size that follows the width unless it is given, such as GPT-2's inner size or all heads' own.
         base = values[family.sizes["heads" if column == "kv_heads" else "width"][0]]

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +29,7 @@ UNBIASED = "unbiased"
 class Vector:
     """Norm parameters: v*[t] = factor[t] v[source[t]], elsewhere uniform in (-fill, fill).
 
-    `constant` stands in for v where the parameters are replaced: 1 or 0.
+    `constant` stands in for v where the parameters are replaced: 1 or 0. `offset`: the file keeps v - offset.
     """
 
     expansion: Expansion
@@ -36,6 +37,7 @@ class Vector:
     fill: float = 0.0
     constant: float | None = None
     rule: str = "copied"
+    offset: float = 0.0
 
 
 Recipe = Matrix | Vector
@@ -65,13 +67,16 @@ class Typed:
 def matrix(axes: tuple[Axis, ...], expansions: tuple[Expansion, ...], mode: str) -> Matrix:
     """A tensor as a matrix: the first axis that is written makes the rows, whatever is read the columns.
 
-    Axes before the last one of a table (tokens, positions) are rows too; those after (kernels) columns.
+    Axes before the last one of a table (tokens, positions), or before a matrix (experts), are rows too; those after
+    (kernels) columns.
     """
     roles = [axis.role for axis in axes]
-    transposed = roles[0] == "r"
+    transposed = "w" in roles and "r" in roles[: roles.index("w")]
     if transposed:
-        roles, expansions = ["w", "r", *roles[2:]], (expansions[1], expansions[0], *expansions[2:])
-    cut = 1 if roles[0] == "w" else len(roles) - 1
+        first = roles.index("r")
+        roles[first : first + 2] = "w", "r"
+        expansions = (*expansions[:first], expansions[first + 1], expansions[first], *expansions[first + 2 :])
+    cut = roles.index("w") + 1 if "r" in roles or roles[0] == "w" else len(roles) - 1
     if mode in (CANCEL, UNBIASED):
         mode = SILENT if "r" not in roles else KEEP if mode == UNBIASED else CANCEL
     rows, columns = product(*expansions[:cut]), product(*expansions[cut:])
@@ -112,20 +117,30 @@ class Row(ABC):
 
 @dataclass(frozen=True)
 class Linear(Row):
-    """A matrix and a bias. `tied` names the embedding row whose weight this is; then nothing is on disk."""
+    """A matrix and a bias. `tied` names the embedding row whose weight this is; then nothing is on disk.
+
+    `each`: a matrix for every unit of this axis, in one tensor that has the row's name itself.
+    """
 
     tied: str | None = None
     transposed: bool = False
     kernel: int = 0
+    each: Side | None = None
     flops_per_weight = 2
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         axes = (Axis(self.writes, "w"), Axis(self.reads, "r"))
+        if self.transposed:
+            axes = axes[::-1]
+        if self.each:
+            each = Axis(self.each, ".")
+            return {"": (each, *axes), "_bias": (each, Axis(self.writes, "w"))}
         kernel = (Axis(side("_"), "."),) * self.kernel
-        return {
-            "weight": (axes[::-1] if self.transposed else axes) + kernel,
-            "bias": (Axis(self.writes, "w"),),
-        }
+        return {"weight": axes + kernel, "bias": (Axis(self.writes, "w"),)}
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return super().touches | frozenset(self.each.axes if self.each else ())
 
 
 @dataclass(frozen=True)
@@ -148,13 +163,27 @@ class Parameter(Row):
 
 @dataclass(frozen=True)
 class Norm(Row):
-    """A norm over the last axis with a gain and perhaps a bias. `eps`: config field, or its fixed value."""
+    """A norm over the last axis with a gain and perhaps a bias. `eps`: config field, or its fixed value.
+
+    `offset`: the file keeps the gain less this. `each`: a gain of its own for every unit of this axis. Without
+    `affine` it has no parameters, so what it writes keeps the factor that the gain would have taken.
+    """
 
     eps: str | float | None = None
+    offset: float = 0.0
+    each: Side | None = None
+    affine: bool = True
     is_norm = True
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
-        return {suffix: (Axis(self.writes, "w"),) for suffix in ("weight", "bias")}
+        if not self.affine:
+            return {}
+        axes = (Axis(self.each, "."), Axis(self.writes, "w")) if self.each else (Axis(self.writes, "w"),)
+        return dict.fromkeys(("weight", "bias"), axes)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return super().touches | frozenset(self.each.axes if self.each else ())
 
     @abstractmethod
     def eta(self, reads: Expansion) -> float:
@@ -167,20 +196,32 @@ class Norm(Row):
                 f"{reads.target_size} is not a multiple of {reads.size}, which a {self.name} that feeds "
                 f"{self.writes} needs: try {multiples_near(reads.size, reads.target_size)}"
             )
+        if not self.affine and not np.allclose(self._factor(reads, writes), writes.source >= 0, rtol=1e-12, atol=0):
+            raise Refused(
+                f"a {self.name} without parameters cannot take the scale that {self.writes} needs at "
+                f"{reads.size} -> {reads.target_size}: untie the decoder from the embedding first"
+            )
+
+    def _factor(self, reads: Expansion, writes: Expansion) -> np.ndarray:
+        """What the gain is multiplied by."""
+        return np.where(writes.source >= 0, self.eta(reads) * writes.amp * writes.gain / reads.amp, 0.0)
 
     def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
         reads, writes = typed.reads, typed.writes
-        copied = writes.source >= 0
+        each = product(*typed.axes[:-1]) if self.each else identity(1)
+        where = product(each, writes)
+        times = partial(np.tile, reps=each.target_size)
         if suffix == "bias":
-            factor = np.where(copied, writes.amp * writes.gain, 0.0)
-            return Vector(writes, factor, constant=None if mode == KEEP else 0.0, rule=f"{self.name} bias")
+            factor = times(np.where(writes.source >= 0, writes.amp * writes.gain, 0.0))
+            return Vector(where, factor, constant=None if mode == KEEP else 0.0, rule=f"{self.name} bias")
         if mode in (SILENT, CANCEL):
-            return Vector(writes, np.zeros(writes.target_size), constant=0.0, rule=f"{self.name} silenced")
+            silent = np.zeros(where.target_size)
+            return Vector(where, silent, constant=0.0, rule=f"{self.name} silenced", offset=self.offset)
         eta = self.eta(reads) if typed.exact else 1.0
-        factor = np.where(copied, eta * writes.amp * writes.gain / reads.amp, 0.0)
+        factor = self._factor(reads, writes) if typed.exact else np.where(writes.source >= 0, writes.amp, 0.0)
         constant = 1.0 if mode == IDENTITY else None
         rule = self.name if eta == 1.0 else f"{self.name} η={eta:.4g}"
-        return Vector(writes, factor, fill=1.0, constant=constant, rule=rule)
+        return Vector(where, times(factor), fill=1.0, constant=constant, rule=rule, offset=self.offset)
 
     @property
     def name(self) -> str:
@@ -248,9 +289,18 @@ class Dropped(Row):
         return {"": ()}
 
 
-def linear(signature: str, *, tied: str | None = None, optional: bool = False, transposed: bool = False) -> Linear:
-    """A fully connected layer; `transposed` where the file keeps it as (in, out)."""
-    return Linear(*parse(signature), optional=optional or tied is not None, tied=tied, transposed=transposed)
+def linear(
+    signature: str,
+    *,
+    tied: str | None = None,
+    optional: bool = False,
+    transposed: bool = False,
+    each: str | None = None,
+) -> Linear:
+    """A fully connected layer; `transposed` where the file keeps it as (in, out); `each`: one for every expert."""
+    optional = optional or tied is not None
+    axis = side(each) if each else None
+    return Linear(*parse(signature), optional=optional, tied=tied, transposed=transposed, each=axis)
 
 
 def conv(signature: str) -> Linear:
@@ -269,12 +319,22 @@ def parameter(axes: str, *, optional: bool = False) -> Parameter:
     return Parameter(side("_"), space, optional=optional, axes=sides)
 
 
-def layer_norm(signature: str, *, eps: str | float | None = None, optional: bool = False) -> LayerNorm:
-    return LayerNorm(*parse(signature), optional=optional, eps=eps)
+def layer_norm(
+    signature: str,
+    *,
+    eps: str | float | None = None,
+    optional: bool = False,
+    each: str | None = None,
+    affine: bool = True,
+) -> LayerNorm:
+    """A LayerNorm; `each`: with a gain of its own for every head; not `affine`: without parameters."""
+    axis = side(each) if each else None
+    return LayerNorm(*parse(signature), optional=optional, eps=eps, each=axis, affine=affine)
 
 
-def rms_norm(signature: str, *, eps: str | float | None = None) -> RMSNorm:
-    return RMSNorm(*parse(signature), eps=eps)
+def rms_norm(signature: str, *, eps: str | float | None = None, optional: bool = False, offset: float = 0.0) -> RMSNorm:
+    """An RMSNorm; `offset`: its gain is the stored weight plus this."""
+    return RMSNorm(*parse(signature), optional=optional, eps=eps, offset=offset)
 
 
 def batch_norm(signature: str) -> BatchNorm:

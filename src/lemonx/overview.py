@@ -9,6 +9,8 @@ from typing import Any
 from lemonx import api, methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
+from lemonx.methods import Lessons, Method
+from lemonx.verification.loading import quiet
 from lemonx.verification.outputs import EXACT, compare
 
 # Column -> the sizes asked for; the source has width 48 and 2 blocks.
@@ -18,37 +20,78 @@ CASES: dict[str, dict[str, int]] = {
     "width (indivisible)": {"width": 72},
 }
 LOSSLESS, UNDEFINED = "lossless", "-"
+# Steps for a method that learns how to grow, or while it trains: enough to leave its starting point.
+LESSONS = 3
 
 
 def overview() -> dict[str, dict[str, Any]]:
     """Method -> column -> `lossless`, the relative difference of outputs, or `-` where it is not defined."""
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "source"
-        _small_model().save_pretrained(source)
-        return {name: _row(name, source, Path(folder)) for name in sorted(methods.methods())}
+        for seed in (0, 1):
+            with quiet():
+                _small_model(seed).save_pretrained(Path(folder) / f"source{seed}")
+        return {name: _row(method, Path(folder)) for name, method in sorted(methods.methods().items())}
 
 
-def _row(name: str, source: Path, folder: Path) -> dict[str, Any]:
-    cells: dict[str, Any] = {case: _measure(name, source, folder / "target", sizes) for case, sizes in CASES.items()}
-    digests = {_digest(name, source, folder / "target", seed) for seed in (0, 1)}
-    return {**cells, "free parameters": "yes" if len(digests) > 1 else "no"}
+def _row(method: Method, folder: Path) -> dict[str, Any]:
+    cells: dict[str, Any] = {case: _measure(method, folder, sizes) for case, sizes in CASES.items()}
+    # Free parameters choose among targets of one source: the seed matters, and so does the source.
+    first, reseeded, other = (_digest(method, folder, number, seed) for number, seed in ((0, 0), (0, 1), (1, 0)))
+    free = first != reseeded and first != other
+    return {**cells, "free parameters": _word(free), "data-free": _word(method.data_free)}
 
 
-def _measure(name: str, source: Path, target: Path, sizes: dict[str, int]) -> str:
+def _word(yes: bool) -> str:
+    return "yes" if yes else "no"
+
+
+def _grow(method: Method, folder: Path, sizes: dict[str, int], number: int = 0, seed: int = 0) -> Path:
+    """A target by this method, on the embedded data if it learns."""
+    target = folder / "target"
+    lessons = Lessons(steps=LESSONS) if method.learns else None
+    options: dict[str, Any] = {"seed": seed, "verify": False, "force": True, "lessons": lessons}
+    api.expand(folder / f"source{number}", target, method=method.name, **options, **sizes)
+    return target
+
+
+def _inherited(kind: str, source: Path, target: Path) -> Path:
+    """The target after its first steps with a loss towards the source."""
+    from lemonx.data.tasks import default, task_of
+    from lemonx.training.recipe import parse_recipe
+    from lemonx.training.run import run
+
+    with Checkpoint.open(target) as checkpoint:
+        config = checkpoint.config
+    recipe = {
+        "task": task_of(config),
+        "data": {**default(config), "validation_examples": 4},  # nobody looks at its loss
+        "source": str(target),
+        "steps": LESSONS,
+        "batch_size": 4,
+        "learning_rate": 1e-3,
+        "inheritance": {"kind": kind, "teacher": str(source)},
+        "save_every": 0,
+    }
+    return run(parse_recipe(recipe), target.parent / "trained", force=True).output
+
+
+def _measure(method: Method, folder: Path, sizes: dict[str, int]) -> str:
     try:
-        api.expand(source, target, method=name, verify=False, force=True, **sizes)
+        target = _grow(method, folder, sizes)
     except Refused:
         return UNDEFINED
-    with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
+    if method.inherits:
+        target = _inherited(method.inherits, folder / "source0", target)
+    with Checkpoint.open(folder / "source0") as small, Checkpoint.open(target) as large:
         difference = compare(small, large, exact=True).difference
     return LOSSLESS if difference <= EXACT else f"{difference:.0e}"
 
 
-def _digest(name: str, source: Path, target: Path, seed: int) -> str:
-    """What the method writes where it is defined: does the seed matter?"""
+def _digest(method: Method, folder: Path, number: int, seed: int) -> str:
+    """What the method writes, in the last of the cases where it is defined."""
     for sizes in reversed(CASES.values()):
         try:
-            api.expand(source, target, method=name, seed=seed, verify=False, force=True, **sizes)
+            target = _grow(method, folder, sizes, number, seed)
         except Refused:
             continue
         with Checkpoint.open(target) as written:
@@ -56,15 +99,17 @@ def _digest(name: str, source: Path, target: Path, seed: int) -> str:
     return ""
 
 
-def _small_model() -> Any:
+def _small_model(seed: int) -> Any:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    config = GPT2Config(n_embd=48, n_head=4, n_layer=2, vocab_size=61, n_positions=32, bos_token_id=1, eos_token_id=2)
+    from lemonx.data.vocabulary import BYTES
+
+    config = GPT2Config(
+        n_embd=48, n_head=4, n_layer=2, vocab_size=BYTES.size, n_positions=64, bos_token_id=1, eos_token_id=2
+    )
     model = GPT2LMHeadModel(config).double().eval()
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Fresh norms and zero biases would hide what a method does to them.

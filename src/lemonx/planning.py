@@ -17,7 +17,7 @@ import numpy as np
 from lemonx import architectures, depth
 from lemonx.check import Types, check, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
-from lemonx.coverage import Matched, list_problems, match, tensor_problems, tied_copies
+from lemonx.coverage import UNIT, Matched, list_problems, match, tensor_problems, tied_copies
 from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
 from lemonx.free import Free, preset
@@ -29,6 +29,8 @@ from lemonx.target import NotWhole, Target, target_config
 from lemonx.vectors import AVG
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
+# A tensor that a method makes anew: nothing of the source is kept entry by entry.
+MADE = "made anew"
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # The dtypes that can be expanded: significand bits, to tell whether a cast rounds.
 _BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8}
@@ -53,10 +55,19 @@ class Step:
     flops: int
     # Where the further heads and neurons of a silenced block come from, if not from `source`.
     appended: str | None = None
+    # How the method makes this tensor, if it does not read it from `source`.
+    made: str | None = None
+
+    @property
+    def origin(self) -> str:
+        """The tensor it comes from, or how it is made."""
+        return self.made or self.source
 
     @property
     def rule(self) -> str:
         """The rule in the paper's words, and where further units come from if they are not plain copies."""
+        if self.made:
+            return self.made
         words = [self.recipe.rule]
         if self.appended:
             words.append("next block's")
@@ -96,7 +107,7 @@ class Plan:
     @property
     def exactness(self) -> str:
         """The weakest exactness of any step."""
-        order = (BIT_EXACT, EXACT_SUM, ROUNDED)
+        order = (BIT_EXACT, EXACT_SUM, ROUNDED, MADE)
         return max((step.exactness for step in self.steps), key=order.index)
 
 
@@ -228,16 +239,24 @@ class _Builder:
         """The target tensors that come from this one: one a block of the target."""
         raise_first(tensor_problems(self.source, hit, self.tensors[hit.name], FLOATS))
         if hit.stack is None:
-            return [self._step(hit, 0, KEEP)]
+            return [self._step(hit, 0, KEEP, unit) for unit in self._units(hit)]
         row, stream = self.source.rows[hit.row], self.source.stacks[hit.stack].stream
         last_norm = hit.row in depth.stream_norms(self.source, hit.stack)[-1:]
         result = []
         for index, block in enumerate(self.blocks[hit.stack]):
             if block.source == hit.index:
                 mode = self.reading.mode(row, last_norm, stream, block)
-                step = self._step(hit, index, mode)
-                result.append(self._with_further_units(step, hit, self.reading.further(block, mode)))
+                for unit in self._units(hit):
+                    step = self._step(hit, index, mode, unit)
+                    result.append(self._with_further_units(step, hit, self.reading.further(block, mode)))
         return result
+
+    def _units(self, hit: Matched) -> list[int | None]:
+        """The copies in the target of the unit whose own tensor this is: experts that are a module each."""
+        if hit.unit is None:
+            return [None]
+        source = self.types.spaces[UNIT.findall(hit.row)[0]].source
+        return [int(unit) for unit in np.flatnonzero(source == hit.unit)]
 
     def _with_further_units(self, step: Step, hit: Matched, choices: tuple[str, ...]) -> Step:
         """The step with its further heads and neurons from the first of these places that there is."""
@@ -251,7 +270,7 @@ class _Builder:
         recipe = replace(step.recipe, jitter=first if step.recipe.rows.copies.max() > first else 0)
         return replace(step, recipe=recipe, appended=following if choice == NEXT else None)
 
-    def _step(self, hit: Matched, block: int, mode: str) -> Step:
+    def _step(self, hit: Matched, block: int, mode: str, unit: int | None = None) -> Step:
         row, info = self.source.rows[hit.row], self.tensors[hit.name]
         axes = row.tensors()[hit.suffix]
         sizes = info.shape if axes else (1,)
@@ -260,10 +279,13 @@ class _Builder:
         recipe = row.recipe(hit.suffix, typed, mode)
         shape = tuple(e.target_size for e in expansions)
         dtype = self.dtype if self.dtype and info.dtype in _BITS else info.dtype
-        flops = row.flops_per_weight * math.prod(shape) * self._positions(row) if hit.suffix == "weight" else 0
-        exact = exactness(recipe, info.dtype, dtype, self.reading.free)
+        weight = hit.suffix in ("weight", "")
+        flops = row.flops_per_weight * math.prod(shape) * self._positions(row) if weight else 0
+        made = self.reading.made
+        exact = MADE if made else exactness(recipe, info.dtype, dtype, self.reading.free)
         stack = None if hit.stack is None else hit.stack[hit.bare :]
-        return Step(hit.named(block), hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops)
+        name = hit.named(block, unit)
+        return Step(name, hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops, made=made)
 
     def _positions(self, row: Row) -> int:
         return max((self.target.spaces[a].positions for a in row.writes.axes if a in self.target.spaces), default=1)
@@ -276,7 +298,8 @@ def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
     if _BITS.get(target, 64) < _BITS.get(source, 64):
         return ROUNDED
     if isinstance(recipe, Vector):
-        return BIT_EXACT if _powers_of_two(recipe.factor[recipe.factor != 0]) else ROUNDED
+        factor = recipe.factor[recipe.factor != 0]
+        return BIT_EXACT if (factor == 1).all() or (not recipe.offset and _powers_of_two(factor)) else ROUNDED
     rows, columns = recipe.rows, recipe.columns
     most = int(columns.copies.max())
     if recipe.mode == CANCEL:

@@ -55,7 +55,8 @@ class Reading:
     `lossless`: the type check must pass and the result must verify; otherwise norms are copied as they are and
     `kinds` maps each kind of space to the kind that the method uses instead. `arrange` places added blocks, `mode`
     says what becomes of a row in a block, `further` where further units come from, in order of preference.
-    `notes` go into the certificate (a recipe that belongs to the method, such as freezing).
+    `notes` go into the certificate (a recipe that belongs to the method, such as freezing). `made`: the rows give
+    names and shapes only, and this is how the method makes all tensors instead ("fresh", "learned").
     """
 
     free: Free
@@ -65,6 +66,7 @@ class Reading:
     arrange: Arrange = depth.arrange
     kinds: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    made: str | None = None
     method: str = "lemon"
 
 
@@ -112,4 +114,10 @@ def lemon(change: Change, free: Free) -> Reading:
             return (COPY,)
         return (NEXT, JITTER) if free.append_next else (JITTER,)
 
-    return Reading(free, lossless=True, mode=partial(depth.mode, depth_type=free.depth_type), further=further)
+    arrange = depth.arrange
+    if free.stacked:
+        if change.deepens and any(depth.stream_norms(change.source, name) for name in change.source.stacks):
+            raise Refused("a Post-LN block is added next to its origin, whose norm it takes over: not stacked")
+        arrange = depth.on_top
+    mode = partial(depth.mode, depth_type=free.depth_type)
+    return Reading(free, lossless=True, mode=mode, further=further, arrange=arrange)

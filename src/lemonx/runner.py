@@ -1,22 +1,25 @@
 """Runs a plan over a checkpoint: block of rows by block of rows, read, expanded, written in place.
 
 The blocks of a tensor depend on its shape alone and each has a generator of its own, so the bytes written
-depend on neither threads nor shards. Memory holds a few blocks per thread, whatever the size of the model; only
+depend on neither threads nor shards, and a process that holds some rows of a tensor makes only the blocks that these
+are in. Memory holds a few blocks per thread, whatever the size of the model; only
 weights that a file keeps transposed (GPT-2) and tables with leading axes are in memory whole, two at a time.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.checkpoints.values import all_finite
 from lemonx.errors import BadCheckpoint
 from lemonx.modules import Vector
@@ -35,22 +38,37 @@ BLOCK = 1 << 21
 
 Progress = Callable[[int], None]
 Job = Callable[[], None]
+# Which rows of a tensor, along its first axis as the file keeps it, are wanted here.
+Wanted = Callable[[Step], range]
+
+
+class Sink(Protocol):
+    """Where rows of tensors go: a file, or what one process holds of a model."""
+
+    def write(self, name: str, start: int, values: torch.Tensor, /) -> None:
+        """Take the rows from `start` on; they are valid during the call only."""
+
+
+def everything(step: Step) -> range:
+    """All rows; a tensor without axes counts as one row."""
+    return range(step.shape[0] if step.shape else 1)
 
 
 def run_plan(
     plan: Plan,
     checkpoint: Checkpoint,
-    writer: CheckpointWriter,
+    writer: Sink,
     *,
+    wanted: Wanted = everything,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write every tensor of the plan; `progress` gets counts of bytes written."""
+    """Write every tensor of the plan, at least the rows that are `wanted`; `progress` gets counts of bytes written."""
     import torch
 
     tell = progress or (lambda count: None)
-    _check_tied(plan, checkpoint)
-    task = _Task(plan, checkpoint, writer, tell)
+    _check_tied(plan, checkpoint, wanted)
+    task = _Task(plan, checkpoint, writer, wanted, tell)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -58,6 +76,22 @@ def run_plan(
     finally:
         torch.set_num_threads(before)
     checkpoint.check_unchanged()
+
+
+def write_made(plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, progress: Progress | None = None) -> None:
+    """Write the tensors that a method made, by name, in the dtypes of the plan."""
+    if odd := sorted(tensors.keys() ^ {step.name for step in plan.steps}):
+        raise BadCheckpoint(
+            f"{odd[0]} is named otherwise by transformers than by the source's file: load the source with "
+            "transformers, save it again, and use that"
+        )
+    for step in plan.steps:
+        tensor = tensors[step.name].to(torch_dtype(step.dtype))
+        if tensor.is_floating_point():
+            _check_finite(tensor, step.name)
+        writer.write(step.name, 0, tensor)
+        if progress:
+            progress(tensor.nbytes)
 
 
 def _run(jobs: Iterator[Job], workers: int) -> None:
@@ -87,12 +121,13 @@ def _run(jobs: Iterator[Job], workers: int) -> None:
 class _Task:
     """A plan, where it reads from and where it writes to."""
 
-    def __init__(self, plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, tell: Progress) -> None:
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, writer: Sink, wanted: Wanted, tell: Progress) -> None:
         from lemonx import noise
 
         self.plan = plan
         self.checkpoint = checkpoint
         self.writer = writer
+        self.wanted = wanted
         self.tell = tell
         self.scratch = noise.Scratch()
         self.whole_tensors = threading.Semaphore(2)
@@ -100,13 +135,16 @@ class _Task:
     def jobs(self) -> Iterator[Job]:
         """The independent pieces of work that make all tensors, in order."""
         for step in self.plan.steps:
+            wanted = self.wanted(step)
+            if not wanted:
+                continue
             if isinstance(step.recipe, Vector):
                 yield partial(self._write_vector, step, step.recipe)
-            elif step.recipe.transposed or step.shape[0] != step.recipe.rows.target_size:
-                yield partial(self._write_whole, step, step.recipe)
+            elif is_whole(step):
+                yield partial(self._write_whole, step, step.recipe, wanted)
             else:
                 source = _Source(step, step.recipe, self.checkpoint, self.scratch)
-                for part, run in enumerate(source.blocks()):
+                for part, run in wanted_blocks(step, wanted):
                     yield partial(self._write_block, step, step.recipe, source, part, run)
 
     def _write_block(self, step: Step, how: Matrix, source: _Source, part: int, run: Run) -> None:
@@ -115,17 +153,17 @@ class _Task:
         self.writer.write(step.name, run.target, block.reshape(run.length, *step.shape[1:]))
         self.tell(out.nbytes)
 
-    def _write_whole(self, step: Step, how: Matrix) -> None:
+    def _write_whole(self, step: Step, how: Matrix, wanted: range) -> None:
         """A weight kept as (in, out), or a table such as (1, positions, width)."""
         import torch
 
         with self.whole_tensors:
-            source = _Whole(step, how, self.checkpoint, self.scratch)
-            result = torch.empty(step.shape, dtype=source.dtype)
-            rows = source.as_rows(result, how.columns.target_size)
-            for part, run in enumerate(source.blocks()):
+            source = _Whole(step, how, self.checkpoint, self.scratch, wanted)
+            rows = torch.empty(how.rows.target_size, how.columns.target_size, dtype=source.dtype)
+            for part, run in _blocks(how, source.dtype):
                 here = rows[run.target : run.target + run.length]
                 here.copy_(self._expanded(step, how, source, part, run))
+            result = source.as_stored(rows, step.shape)
             self.writer.write(step.name, 0, result)
         self.tell(result.nbytes)
 
@@ -149,7 +187,10 @@ class _Task:
             values = result.reshape(-1).double().numpy()
             if recipe.constant is not None:
                 values = np.full_like(values, recipe.constant)
-            values = torch.from_numpy(values[np.maximum(recipe.expansion.source, 0)] * recipe.factor)
+                values -= recipe.offset
+            values = values[np.maximum(recipe.expansion.source, 0)] * recipe.factor
+            # The gain v + offset takes the factor: what stays has no rounding.
+            values = torch.from_numpy(values + recipe.offset * (recipe.factor - 1.0))
             free = torch.from_numpy(recipe.expansion.source < 0)
             if recipe.fill and bool(free.any()):
                 zeta = torch.empty(int(free.sum()), dtype=torch.float64)
@@ -162,6 +203,42 @@ class _Task:
 
 def _rows_per_block(width: int, dtype: torch.dtype) -> int:
     return max(1, BLOCK // (width * dtype.itemsize))
+
+
+def _blocks(how: Matrix, dtype: torch.dtype) -> Iterator[tuple[int, Run]]:
+    """The blocks of a tensor in the target, numbered: a block's number seeds its generator."""
+    return enumerate(blocks(how.rows, _rows_per_block(how.columns.target_size, dtype)))
+
+
+def is_whole(step: Step) -> bool:
+    """The rows that a block is made of are not the first axis of the file: the tensor is made in one go."""
+    how = step.recipe
+    return isinstance(how, Matrix) and (how.transposed or step.shape[0] != how.rows.target_size)
+
+
+def wanted_blocks(step: Step, wanted: range) -> Iterator[tuple[int, Run]]:
+    """The numbered blocks that hold any of the wanted rows."""
+    assert isinstance(step.recipe, Matrix)
+    for part, run in _blocks(step.recipe, torch_dtype(step.dtype)):
+        if run.target < wanted.stop and wanted.start < run.target + run.length:
+            yield part, run
+
+
+def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int]]:
+    """The rows of the file, `rows` in all, that the wanted rows of a whole tensor are made of, as (start, stop).
+
+    Where the file keeps (in, out), an input of the target needs the weights of its own input in the source only:
+    copies and means of outputs are taken input by input.
+    """
+    how = step.recipe
+    if not isinstance(how, Matrix) or not how.transposed:
+        yield 0, rows
+        return
+    units = np.unique(how.columns.source[wanted.start : wanted.stop])
+    units = units[units >= 0]
+    for block in np.split(units, np.flatnonzero(np.diff(units) > 1) + 1):
+        if len(block):
+            yield int(block[0]), int(block[-1]) + 1
 
 
 class _Source:
@@ -178,9 +255,6 @@ class _Source:
         self._stored = torch_dtype(checkpoint.tensors[step.source].dtype)
         self._lock = threading.Lock()
         self._mean: torch.Tensor | None = None
-
-    def blocks(self) -> Iterator[Run]:
-        return blocks(self.how.rows, _rows_per_block(self.how.columns.target_size, self.dtype))
 
     def reader(self, *, further: bool) -> Reader:
         """Access to the source's rows; further copies may come from another tensor."""
@@ -218,14 +292,33 @@ class _Source:
 class _Whole(_Source):
     """The same for tensors whose rows are not the first axis of the file: read once, held in memory."""
 
-    def __init__(self, step: Step, how: Matrix, checkpoint: Checkpoint, scratch: Scratch) -> None:
+    def __init__(self, step: Step, how: Matrix, checkpoint: Checkpoint, scratch: Scratch, wanted: range) -> None:
         super().__init__(step, how, checkpoint, scratch)
         names = {step.source, step.appended or step.source}
-        self._held = {name: self.as_rows(checkpoint.read(name), how.columns.size) for name in names}
+        self._held = {name: self.as_rows(self._needed(name, wanted), how.columns.size) for name in names}
+
+    def _needed(self, name: str, wanted: range) -> torch.Tensor:
+        """The tensor, with zeros in rows of the file that the wanted ones do not need."""
+        import torch
+
+        shape = self._checkpoint.tensors[name].shape
+        held = torch.zeros(shape, dtype=self._stored)
+        for start, stop in source_rows(self._step, shape[0], wanted):
+            self._checkpoint.read(name, start, stop, out=held[start:stop])
+        return held
 
     def as_rows(self, tensor: torch.Tensor, columns: int) -> torch.Tensor:
-        """A view of a tensor as the file keeps it: rows first."""
-        return tensor.view(columns, -1).T if self.how.transposed else tensor.view(-1, columns)
+        """A tensor as the file keeps it, rows first."""
+        if not self.how.transposed:
+            return tensor.view(-1, columns)
+        return tensor.view(math.prod(tensor.shape[:-2]), columns, -1).transpose(1, 2).reshape(-1, columns)
+
+    def as_stored(self, rows: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """The way back."""
+        if not self.how.transposed:
+            return rows.view(shape)
+        slices = math.prod(shape[:-2])
+        return rows.view(slices, -1, rows.shape[1]).transpose(1, 2).reshape(shape)
 
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self._held[name][start:stop].contiguous()
@@ -244,12 +337,15 @@ def _named(checkpoint: Checkpoint, name: str) -> str:
     return f"{str(checkpoint.origin / checkpoint.tensors[name].file.name)!r}: {name}"
 
 
-def _check_tied(plan: Plan, checkpoint: Checkpoint) -> None:
+def _check_tied(plan: Plan, checkpoint: Checkpoint, wanted: Wanted) -> None:
     """A file may repeat a tied weight; were it another weight, leaving it out would lose it."""
     for name, row in plan.tied.items():
-        original = next(step.source for step in plan.steps if step.row == row)
-        if not checkpoint.same(name, original):
+        step = next(step for step in plan.steps if step.row == row)
+        # Each process checks the rows it holds; those that a larger vocabulary adds are nobody's.
+        held = wanted(step)
+        rows = range(held.start, min(held.stop, plan.tensors[name].shape[0]))
+        if not checkpoint.same(name, step.source, rows):
             raise BadCheckpoint(
-                f"{str(checkpoint.origin / 'config.json')!r} ties {name} to {original}, but the file holds two "
+                f"{str(checkpoint.origin / 'config.json')!r} ties {name} to {step.source}, but the file holds two "
                 "different weights: set tie_word_embeddings to false there, as transformers reads it"
             )

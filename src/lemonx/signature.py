@@ -3,7 +3,15 @@
 A side is one axis, or a product of axes in parentheses, first axis outermost, as it lies on disk:
 
     >>> parse("normed -> (3 heads head_dim)")
-    (Side(axes=('normed',)), Side(axes=('3', 'heads', 'head_dim')))
+    (Side('normed'), Side('(3 heads head_dim)'))
+
+Several sides that lie one after the other in one tensor are joined by `+`. If they alternate, a slice of each for
+every unit of some space (all queries of a key-value head, then its key, then its value), that space is named:
+
+    >>> side("hidden + hidden").axes
+    ('hidden', 'hidden')
+    >>> side("(heads head_dim) + (kv_heads head_dim) by kv_heads").by
+    'kv_heads'
 
 An axis is the name of a space or of a fixed size, a number, or `_` for a size that nothing else knows
 (the number of labels, say).
@@ -13,24 +21,43 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
-_SIDE = re.compile(r"\((\w+(?: \w+)*)\)|(\w+)")
+_PART = re.compile(r"\((\w+(?: \w+)*)\)|(\w+)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Side:
-    axes: tuple[str, ...]
+    """Parts that lie one after the other, each a product of axes; `by`: they alternate, a slice for every unit."""
+
+    parts: tuple[tuple[str, ...], ...]
+    by: str | None = None
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Every axis, in order."""
+        return tuple(axis for part in self.parts for axis in part)
+
+    @property
+    def is_fused(self) -> bool:
+        return len(self.axes) > 1
 
     def __str__(self) -> str:
-        return self.axes[0] if len(self.axes) == 1 else f"({' '.join(self.axes)})"
+        parts = [part[0] if len(part) == 1 else f"({' '.join(part)})" for part in self.parts]
+        return " + ".join(parts) + (f" by {self.by}" if self.by else "")
+
+    def __repr__(self) -> str:
+        return f"Side({str(self)!r})"
 
 
 def side(text: str) -> Side:
     """One side of a signature."""
-    match = _SIDE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"not a side of a signature: {text!r} (want `a` or `(a b)`)")
-    return Side(tuple((match[1] or match[2]).split()))
+    joined, _, by = text.partition(" by ")
+    found = [_PART.fullmatch(part.strip()) for part in joined.split("+")]
+    parts = tuple(tuple((match[1] or match[2]).split()) for match in found if match)
+    if len(parts) != len(found) or (by and not by.strip().isidentifier()):
+        raise ValueError(f"not a side of a signature: {text!r} (want `a`, `(a b)`, `a + b` or `a + b by c`)")
+    return Side(parts, by.strip() or None)
 
 
 def parse(text: str) -> tuple[Side, Side]:

@@ -1,11 +1,13 @@
 """Specs: an architecture as a table of rows, keyed by the module's name on disk.
 
-A name may hold `*` for the index of a block in a stack. Each fact is written once: what is silenced in an
+A name may hold `*` for the index of a block in a stack, and `{space}` for the index of a unit of a space
+(`experts.{experts}.up_proj`). Each fact is written once: what is silenced in an
 added block, the scale of a tied decoder, eta and eps are derived (check.py, depth.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,13 +68,13 @@ class Spec:
         return next((stack for stack in self.stacks if row.startswith(f"{stack}.")), None)
 
     def side_size(self, side: Side) -> int | None:
-        sizes = [self.axis_size(name) for name in side.axes]
-        if None in sizes:
-            return None
-        result = 1
-        for size in sizes:
-            result *= size or 0
-        return result
+        total = 0
+        for part in side.parts:
+            sizes = [self.axis_size(name) for name in part]
+            if None in sizes:
+                return None
+            total += math.prod(size or 0 for size in sizes)
+        return total
 
 
 class Config(Mapping[str, Any]):
@@ -88,6 +90,14 @@ class Config(Mapping[str, Any]):
         if name in self.defaults:
             return self.defaults[name]
         raise BadCheckpoint(f"config.json has no field {name!r}, which this architecture needs")
+
+    def maybe(self, name: str) -> Any:
+        """A field that is no size and that config.json may lack: None then."""
+        return self.values_on_disk.get(name)
+
+    def either(self, old: str, new: str) -> Any:
+        """A field that has been renamed, under the name that config.json has."""
+        return self[old if old in self.values_on_disk else new]
 
     @property
     def headless(self) -> bool:

@@ -90,8 +90,8 @@ def _place(step: Step) -> tuple[str | None, str]:
 
 def human(count: float) -> str:
     """1234567 -> 1.23M."""
-    for unit in ("", "K", "M", "G", "T"):
-        if abs(count) < 1000 or unit == "T":
+    for unit in ("", "K", "M", "G", "T", "P", "E", "Z"):
+        if abs(count) < 1000 or unit == "Z":
             return f"{count:.0f}" if unit == "" else f"{count:.3g}{unit}"
         count /= 1000
     raise AssertionError

@@ -66,9 +66,7 @@ def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> di
         sizes = {name: config[name] for names in family.sizes.values() for name in names}
     except BadCheckpoint as error:
         raise BadTarget(f"--like: {error}") from None
-    fused = {
-        axis for row in source.rows.values() for s in (row.reads, row.writes) if len(s.axes) > 1 for axis in s.axes
-    }
+    fused = {axis for row in source.rows.values() for s in (row.reads, row.writes) if s.is_fused for axis in s.axes}
     for name in sorted(fused & source.fixed.keys()):
         if other.fixed.get(name) != source.fixed[name]:
             raise BadTarget(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,12 +57,24 @@ class Space:
 
     `positions` counts tokens or pixels per example, for FLOPs. `under` names the space of key-value heads
     that these query heads belong to: a query head can only sit under a copy of its own key-value head.
+    `like` names the space whose expansion this is too. `scale` is what its entries are multiplied by before they
+    are read, by a rule of the model that a larger one computes anew (the square root of a width, say).
+    `rotary`: so many first entries turn in pairs, each pair at a speed of its own; `adjacent` pairs are (0, 1),
+    (2, 3), ..., others are half of the turning entries apart. `linear`: no nonlinearity sees single entries.
+    `still`: why it cannot grow, if it cannot. `chosen`: a router sends each token to so many of these units.
     """
 
     size: int
     kind: str
     positions: int = 1
     under: str | None = None
+    like: str | None = None
+    scale: float = 1.0
+    rotary: int = 0
+    adjacent: bool = False
+    linear: bool = False
+    still: str = ""
+    chosen: int = 0
 
 
 def avg(size: int, positions: int = 1) -> Space:
@@ -70,9 +82,9 @@ def avg(size: int, positions: int = 1) -> Space:
     return Space(size, "avg", positions)
 
 
-def zero(size: int, positions: int = 1) -> Space:
+def zero(size: int, positions: int = 1, *, scale: float = 1.0, linear: bool = False) -> Space:
     """A stream that an RMSNorm reads, or what a norm writes: the remainder holds zeros."""
-    return Space(size, "zero", positions)
+    return Space(size, "zero", positions, scale=scale, linear=linear)
 
 
 def circ(size: int, positions: int = 1) -> Space:
@@ -85,9 +97,42 @@ def iso(size: int, positions: int = 1) -> Space:
     return Space(size, "iso", positions)
 
 
+def fresh(size: int, positions: int = 1) -> Space:
+    """Units of which new ones hold anything and nobody reads them yet: tokens, positions, entries of a value."""
+    return Space(size, "fresh", positions)
+
+
 def grouped(size: int, under: str, kind: str = "circ") -> Space:
     """Query heads, in equal groups under the key-value heads of the space `under`."""
     return Space(size, kind, under=under)
+
+
+def alibi(size: int) -> Space:
+    """Heads with a linear bias each, its slope fixed by the number of heads: a head keeps its slope, others are new."""
+    return Space(size, "alibi")
+
+
+def scaled(like: Space, name: str, by: float) -> Space:
+    """What becomes the space `name` when it is multiplied by `by`: embeddings times the root of the width."""
+    return replace(like, like=name, scale=by, linear=True)
+
+
+def query(size: int, *, scale: float | None = None, **rotary: Any) -> Space:
+    """The entries of a query, new ones zero; scores are scaled by size^-1/2 unless `scale` says by what.
+
+    `rotary` are the fields of a Space that say which entries turn.
+    """
+    return Space(size, "zero", scale=size**-0.5 if scale is None else scale, linear=True, **rotary)
+
+
+def key(size: int, *, normed: bool = False, **rotary: Any) -> Space:
+    """The entries of a key; new ones hold anything, since those of the query are zero, but zero if a norm sees them."""
+    return Space(size, "zero" if normed else "fresh", linear=True, **rotary)
+
+
+def experts(size: int, chosen: int) -> Space:
+    """Experts of which a router picks `chosen`: all are copied equally often, and as many times more are picked."""
+    return Space(size, "circ", chosen=chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,8 +254,12 @@ def identity(size: int) -> Expansion:
 
 
 def expansion(kind: str, size: int, target: int) -> Expansion:
-    """Whole copies of x, then a remainder of the given kind: avg, zero, circ, rand or iso."""
+    """Whole copies of x, then a remainder: avg, zero, circ, rand or iso; or one copy, and new ones: fresh, alibi."""
     copies, rest = divmod(target, size)
+    if kind == "fresh":  # one copy: what is new is new
+        return Expansion(size, np.append(np.arange(size), np.full(target - size, RAND)), np.ones(target))
+    if kind == "alibi":
+        return alibi_expansion(size, target)
     flag = {"avg": AVG, "zero": ZERO, "rand": RAND}.get(kind)
     remainder = np.arange(rest) if flag is None else np.full(rest, flag)
     source = np.concatenate([np.tile(np.arange(size), copies), remainder]).astype(np.int64)
@@ -241,6 +290,70 @@ def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Ex
     if kind != "iso":
         return heads
     return replace(heads, amp=np.sqrt((target // size) / heads.copies[source]))
+
+
+def attention_expansion(source: Space, target: Space) -> Expansion:
+    """The entries of a query or key: a turning pair goes to the pair that turns at its speed, new ones are flagged.
+
+    Pair i of r turns at theta^(-2i/r), so it is pair m i of m r; entries that do not turn stay in order.
+    """
+    if source.still and source.size != target.size:
+        raise Refused(f"{source.still}: keep it at {source.size}")
+    if source.rotary and target.rotary % source.rotary:
+        raise Refused(
+            f"{source.rotary} entries of a head turn in pairs, each at its own speed, and {target.rotary} would turn "
+            f"at others: try {multiples_near(source.rotary, target.rotary)}"
+        )
+    where = np.arange(source.size)
+    if source.rotary:
+        turning, factor = where[: source.rotary], target.rotary // source.rotary
+        if source.adjacent:
+            where[: source.rotary] = turning // 2 * 2 * factor + turning % 2
+        else:
+            half, pair = np.divmod(turning, source.rotary // 2)
+            where[: source.rotary] = half * (target.rotary // 2) + pair * factor
+        where[source.rotary :] += target.rotary - source.rotary
+    index = np.full(target.size, ZERO if source.kind == "zero" else RAND)
+    index[where] = np.arange(source.size)
+    return Expansion(source.size, index, np.ones(target.size))
+
+
+def alibi_slopes(heads: int) -> NDArray[np.float64]:
+    """The slope of every head: powers of 2^(-8/n) for n a power of two; above it, odd powers for the next one."""
+    whole = 1 << heads.bit_length() - 1
+    slopes = 2.0 ** (-8 / whole * np.arange(1, whole + 1))
+    between = 2.0 ** (-4 / whole * np.arange(1, 2 * (heads - whole), 2))
+    return np.concatenate([slopes, between], dtype=np.float64)
+
+
+def alibi_expansion(size: int, target: int) -> Expansion:
+    """Every head goes to the first head of the same slope; the others are new."""
+    old, new = alibi_slopes(size), alibi_slopes(target)
+    equal = np.isclose(old[:, None], new[None, :], rtol=1e-9)
+    if not equal.any(1).all():
+        raise Refused(f"{target} heads have other ALiBi slopes than {size} heads: try {2 * size}")
+    source = np.full(target, RAND)
+    source[equal.argmax(1)] = np.arange(size)
+    return Expansion(size, source, np.ones(target))
+
+
+def concat(*parts: Expansion, by: Expansion | None = None) -> Expansion:
+    """Axes one after the other; with `by`, in slices: for every unit of it the slice of each part that is under it."""
+    if len(parts) == 1:
+        return parts[0]
+    over, over_target = (by.size, by.target_size) if by else (1, 1)
+    widths, starts = [p.size // over for p in parts], np.cumsum([0, *(p.size // over for p in parts)])
+    source, amp = [], []
+    for part, width, start in zip(parts, widths, starts[:-1], strict=True):
+        # A mean over one part is not the mean over the whole axis.
+        flags = np.where(part.source == AVG, PART, part.source)
+        slice_, within = np.divmod(part.source, width)
+        placed = np.where(part.source < 0, flags, slice_ * starts[-1] + start + within)
+        source.append(placed.reshape(over_target, -1))
+        amp.append((part.amp * part.gain).reshape(over_target, -1))
+    return Expansion(
+        sum(p.size for p in parts), np.concatenate(source, 1).reshape(-1), np.concatenate(amp, 1).reshape(-1)
+    )
 
 
 def product(*factors: Expansion) -> Expansion:

@@ -1,14 +1,17 @@
 """BERT (Post-LN) and MegatronBert (the same with Pre-LN)."""
 
+from lemonx.architectures.rotary import head
 from lemonx.modules import Row, dropped, embedding, layer_norm, linear, parameter
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, zero
+from lemonx.vectors import avg, circ, fresh, zero
 
 SIZES = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
     "heads": "num_attention_heads",
     "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
 }
 DEFAULTS = {"layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2}
 
@@ -48,22 +51,24 @@ def _bert(c: Config, final: str, norms: dict[str, Row]) -> Spec:
             "normed": zero(width),
             "final": zero(width),
             "heads": circ(heads),
+            **head(width // heads, {}),
             "hidden": circ(c["intermediate_size"]),
             "pooled": circ(width),
             "transform": avg(width),
             "decoded": zero(width),
+            "vocab": fresh(c["vocab_size"]),
+            "positions": fresh(c["max_position_embeddings"]),
         },
-        fixed={"vocab": c["vocab_size"], "positions": c["max_position_embeddings"],
-               "types": c["type_vocab_size"], "head_dim": width // heads},
+        fixed={"types": c["type_vocab_size"]},
         rows={
             embedded: embedding("vocab -> residual"),
             "bert.embeddings.position_embeddings": embedding("positions -> residual"),
             "bert.embeddings.token_type_embeddings": embedding("types -> residual"),
             "bert.embeddings.position_ids": dropped(),
-            f"{layer}.attention.self.query": linear(f"{normed} -> (heads head_dim)"),
-            f"{layer}.attention.self.key": linear(f"{normed} -> (heads head_dim)"),
-            f"{layer}.attention.self.value": linear(f"{normed} -> (heads head_dim)"),
-            f"{layer}.attention.output.dense": linear("(heads head_dim) -> residual"),
+            f"{layer}.attention.self.query": linear(f"{normed} -> (heads query)"),
+            f"{layer}.attention.self.key": linear(f"{normed} -> (heads key)"),
+            f"{layer}.attention.self.value": linear(f"{normed} -> (heads value)"),
+            f"{layer}.attention.output.dense": linear("(heads value) -> residual"),
             f"{layer}.intermediate.dense": linear(f"{normed} -> hidden"),
             f"{layer}.output.dense": linear("hidden -> residual"),
             **norms,

@@ -1,9 +1,10 @@
 """GPT-2."""
 
+from lemonx.architectures.rotary import head
 from lemonx.errors import Refused
 from lemonx.modules import dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, zero
+from lemonx.vectors import avg, circ, fresh, zero
 
 
 @architecture(
@@ -12,12 +13,15 @@ from lemonx.vectors import avg, circ, zero
     depth="n_layer",
     heads="n_head",
     ffn="n_inner",
+    vocab="vocab_size",
+    positions="n_positions",
     free="language",
     defaults={
         "n_inner": None,
         "tie_word_embeddings": True,
         "layer_norm_epsilon": 1e-5,
         "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
     },
 )
 def gpt2(c: Config) -> Spec:
@@ -35,15 +39,17 @@ def gpt2(c: Config) -> Spec:
             "normed": zero(width),
             "final": zero(width),
             "heads": circ(c["n_head"]),
+            **head(width // c["n_head"], {}, scale=None if c["scale_attn_weights"] else 1.0),
             "hidden": circ(c["n_inner"] or 4 * width),
+            "vocab": fresh(c["vocab_size"]),
+            "positions": fresh(c["n_positions"]),
         },
-        fixed={"vocab": c["vocab_size"], "positions": c["n_positions"], "head_dim": width // c["n_head"]},
         rows={
             "transformer.wte": embedding("vocab -> residual"),
             "transformer.wpe": embedding("positions -> residual"),
             f"{layer}.ln_1": layer_norm("residual -> normed"),
-            f"{layer}.attn.c_attn": linear("normed -> (3 heads head_dim)", transposed=True),
-            f"{layer}.attn.c_proj": linear("(heads head_dim) -> residual", transposed=True),
+            f"{layer}.attn.c_attn": linear("normed -> (heads query) + (heads key) + (heads value)", transposed=True),
+            f"{layer}.attn.c_proj": linear("(heads value) -> residual", transposed=True),
             f"{layer}.attn.bias": dropped(),
             f"{layer}.attn.masked_bias": dropped(),
             f"{layer}.ln_2": layer_norm("residual -> normed"),

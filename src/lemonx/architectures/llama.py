@@ -1,9 +1,12 @@
-"""Llama, Mistral, Qwen2."""
+"""Llama, Mistral, Qwen2, Qwen3, Granite, SmolLM3."""
 
+from collections.abc import Mapping
+
+from lemonx.architectures.rotary import head, rotary
 from lemonx.errors import BadTarget
-from lemonx.modules import dropped, embedding, linear, rms_norm
+from lemonx.modules import Row, dropped, embedding, linear, rms_norm
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import circ, grouped, zero
+from lemonx.vectors import Space, circ, fresh, grouped, zero
 
 SIZES = {
     "width": "hidden_size",
@@ -11,8 +14,20 @@ SIZES = {
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
     "ffn": "intermediate_size",
+    "head_dim": "head_dim",
+    "vocab": "vocab_size",
 }
 DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False, "rms_norm_eps": 1e-6}
+LAYER = "model.layers.*"
+MLP: Mapping[str, Row] = {
+    f"{LAYER}.mlp.gate_proj": linear("normed -> hidden"),
+    f"{LAYER}.mlp.up_proj": linear("normed -> hidden"),
+    f"{LAYER}.mlp.down_proj": linear("hidden -> residual"),
+}
+QK_NORMS: Mapping[str, Row] = {
+    f"{LAYER}.self_attn.q_norm": rms_norm("raw_query -> query"),
+    f"{LAYER}.self_attn.k_norm": rms_norm("raw_key -> key"),
+}
 
 
 @architecture("llama", **SIZES, free="language", defaults=DEFAULTS)
@@ -25,35 +40,65 @@ def llama(c: Config) -> Spec:
         raise BadTarget(
             f"a Llama's hidden_size {width} must be a multiple of its {heads} heads: transformers refuses it"
         )
-    head_dim = c["head_dim"] or width // heads
-    layer = "model.layers.*"
+    return decoder(c)
+
+
+@architecture("qwen3", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 32, "head_dim": 128})
+def qwen3(c: Config) -> Spec:
+    """Qwen3: Llama with an RMSNorm on every query and key."""
+    return decoder(c, qk_norms=QK_NORMS)
+
+
+@architecture("granite", **SIZES, free="language", defaults=DEFAULTS)
+def granite(c: Config) -> Spec:
+    """Granite: Llama with fixed multipliers on embeddings, branches, scores and logits."""
+    return decoder(c, scale=1.0)
+
+
+@architecture("smollm3", **SIZES, free="language",
+              defaults=DEFAULTS | {"num_key_value_heads": 4, "tie_word_embeddings": True})  # fmt: skip
+def smollm3(c: Config) -> Spec:
+    """SmolLM3: Llama with some layers that turn nothing."""
+    return decoder(c, lists=("layer_types", "no_rope_layers"))
+
+
+def decoder(
+    c: Config,
+    *,
+    qk_norms: Mapping[str, Row] | None = None,
+    scale: float | None = None,
+    lists: tuple[str, ...] = ("layer_types",),
+    mlp: Mapping[str, Row] = MLP,
+    spaces: Mapping[str, Space] | None = None,
+) -> Spec:
+    """The table of a Llama, with other rows for its MLP; `qk_norms`: norms between projections and attention."""
+    width, heads = c["hidden_size"], c["num_attention_heads"]
+    head_dim, raw = c["head_dim"] or width // heads, "raw_" if qk_norms else ""
     tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
     return Spec(
-        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",))},
+        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=lists)},
         eps="rms_norm_eps",
         prefix="model.",
         config={"head_dim": head_dim},
         spaces={
-            "residual": zero(width),
-            "normed": zero(width),
-            "final": zero(width),
+            **{name: zero(width) for name in ("residual", "normed", "final")},
             "kv_heads": circ(c["num_key_value_heads"] or heads),
             "heads": grouped(heads, under="kv_heads"),
-            "hidden": circ(c["intermediate_size"]),
+            **head(head_dim, rotary(c, head_dim), scale=scale, normed=qk_norms is not None),
+            **(spaces or {"hidden": circ(c["intermediate_size"])}),
+            "vocab": fresh(c["vocab_size"]),
         },
-        fixed={"vocab": c["vocab_size"], "head_dim": head_dim},
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
-            f"{layer}.input_layernorm": rms_norm("residual -> normed"),
-            f"{layer}.self_attn.q_proj": linear("normed -> (heads head_dim)"),
-            f"{layer}.self_attn.k_proj": linear("normed -> (kv_heads head_dim)"),
-            f"{layer}.self_attn.v_proj": linear("normed -> (kv_heads head_dim)"),
-            f"{layer}.self_attn.o_proj": linear("(heads head_dim) -> residual"),
-            f"{layer}.self_attn.rotary_emb.inv_freq": dropped(),
-            f"{layer}.post_attention_layernorm": rms_norm("residual -> normed"),
-            f"{layer}.mlp.gate_proj": linear("normed -> hidden"),
-            f"{layer}.mlp.up_proj": linear("normed -> hidden"),
-            f"{layer}.mlp.down_proj": linear("hidden -> residual"),
+            f"{LAYER}.input_layernorm": rms_norm("residual -> normed"),
+            f"{LAYER}.self_attn.q_proj": linear(f"normed -> (heads {raw}query)"),
+            f"{LAYER}.self_attn.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
+            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
+            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            f"{LAYER}.self_attn.rotary_emb.inv_freq": dropped(),
+            **(qk_norms or {}),
+            f"{LAYER}.post_attention_layernorm": rms_norm("residual -> normed"),
+            **mlp,
             "model.norm": rms_norm("residual -> final"),
             "lm_head": linear("final -> vocab", tied=tied, optional=True),
             "score": linear("final -> _", optional=True),

@@ -1,8 +1,9 @@
 """OLMo 2."""
 
+from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import dropped, embedding, linear, rms_norm
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import circ, grouped, iso, zero
+from lemonx.vectors import circ, fresh, grouped, iso, zero
 
 
 @architecture(
@@ -12,6 +13,8 @@ from lemonx.vectors import circ, grouped, iso, zero
     heads="num_attention_heads",
     kv_heads="num_key_value_heads",
     ffn="intermediate_size",
+    head_dim="head_dim",
+    vocab="vocab_size",
     free="language",
     defaults={
         "num_key_value_heads": None,
@@ -38,18 +41,19 @@ def olmo2(c: Config) -> Spec:
             "queries": grouped(heads, under="keys", kind="iso"),
             "kv_heads": circ(c["num_key_value_heads"] or heads),
             "heads": grouped(heads, under="kv_heads"),
+            **head(head_dim, rotary(c, head_dim), normed=True),
             "hidden": circ(c["intermediate_size"]),
+            "vocab": fresh(c["vocab_size"]),
         },
         acts=("kv_heads", "heads"),
-        fixed={"vocab": c["vocab_size"], "head_dim": head_dim},
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
-            f"{layer}.self_attn.q_proj": linear("residual -> (queries head_dim)"),
-            f"{layer}.self_attn.k_proj": linear("residual -> (keys head_dim)"),
-            f"{layer}.self_attn.v_proj": linear("residual -> (kv_heads head_dim)"),
-            f"{layer}.self_attn.q_norm": rms_norm("(queries head_dim) -> (heads head_dim)"),
-            f"{layer}.self_attn.k_norm": rms_norm("(keys head_dim) -> (kv_heads head_dim)"),
-            f"{layer}.self_attn.o_proj": linear("(heads head_dim) -> branch"),
+            f"{layer}.self_attn.q_proj": linear("residual -> (queries raw_query)"),
+            f"{layer}.self_attn.k_proj": linear("residual -> (keys raw_key)"),
+            f"{layer}.self_attn.v_proj": linear("residual -> (kv_heads value)"),
+            f"{layer}.self_attn.q_norm": rms_norm("(queries raw_query) -> (heads query)"),
+            f"{layer}.self_attn.k_norm": rms_norm("(keys raw_key) -> (kv_heads key)"),
+            f"{layer}.self_attn.o_proj": linear("(heads value) -> branch"),
             f"{layer}.self_attn.rotary_emb.inv_freq": dropped(),
             f"{layer}.post_attention_layernorm": rms_norm("branch -> residual"),
             f"{layer}.mlp.gate_proj": linear("residual -> hidden"),

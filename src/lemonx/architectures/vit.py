@@ -1,5 +1,6 @@
 """ViT and DeiT."""
 
+from lemonx.architectures.rotary import head
 from lemonx.modules import conv, layer_norm, linear, parameter
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, zero
@@ -29,10 +30,11 @@ def vit(c: Config) -> Spec:
             "normed": zero(width, tokens),
             "final": zero(width, tokens),
             "heads": circ(heads, tokens),
+            **head(width // heads, {}, positions=tokens),
             "hidden": circ(c["intermediate_size"], tokens),
             "pooled": circ(c["pooler_output_size"] or width),
         },
-        fixed={"channels": c["num_channels"], "head_dim": width // heads, "patch": c["patch_size"]},
+        fixed={"channels": c["num_channels"], "patch": c["patch_size"]},
         rows={
             f"{name}.embeddings.cls_token": parameter("1 1 residual"),
             f"{name}.embeddings.distillation_token": parameter("1 1 residual", optional=name == "vit"),
@@ -40,10 +42,10 @@ def vit(c: Config) -> Spec:
             f"{name}.embeddings.position_embeddings": parameter("1 _ residual"),
             f"{name}.embeddings.patch_embeddings.projection": conv("channels -> residual"),
             f"{layer}.layernorm_before": layer_norm("residual -> normed"),
-            f"{layer}.attention.attention.query": linear("normed -> (heads head_dim)"),
-            f"{layer}.attention.attention.key": linear("normed -> (heads head_dim)"),
-            f"{layer}.attention.attention.value": linear("normed -> (heads head_dim)"),
-            f"{layer}.attention.output.dense": linear("(heads head_dim) -> residual"),
+            f"{layer}.attention.attention.query": linear("normed -> (heads query)"),
+            f"{layer}.attention.attention.key": linear("normed -> (heads key)"),
+            f"{layer}.attention.attention.value": linear("normed -> (heads value)"),
+            f"{layer}.attention.output.dense": linear("(heads value) -> residual"),
             f"{layer}.layernorm_after": layer_norm("residual -> normed"),
             f"{layer}.intermediate.dense": linear("normed -> hidden"),
             f"{layer}.output.dense": linear("hidden -> residual"),

@@ -31,7 +31,7 @@ def check_destination(output: Path, *, source: Path | None, needed: int, force: 
             raise NotADirectoryError
         output = parent / given.name
         if source is not None:
-            _check_apart(output, source)
+            check_apart(output, source)
         if not os.access(parent, os.W_OK | os.X_OK):
             raise BadOutput(f"{str(parent)!r} is not writable: choose another output, or change its permissions")
         clear_leftovers(output)
@@ -59,7 +59,8 @@ def size_text(count: int) -> str:
     return f"{count} bytes"
 
 
-def _check_apart(output: Path, source: Path) -> None:
+def check_apart(output: Path, source: Path) -> None:
+    """BadOutput if writing to `output` could change `source`."""
     source = source.resolve()
     target = output.resolve()
     if target == source or (target.exists() and source.exists() and target.samefile(source)):

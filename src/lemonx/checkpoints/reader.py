@@ -157,12 +157,19 @@ class Checkpoint:
         info = self.tensors[name]
         return blocks(self._descriptor(info.file), info)
 
-    def same(self, name: str, other: str) -> bool:
-        """Whether two tensors are equal to the last bit, compared piece by piece."""
+    def same(self, name: str, other: str, rows: range | None = None) -> bool:
+        """Whether these rows, or all, of two tensors are equal to the last bit, compared piece by piece."""
         a, b = self.tensors[name], self.tensors[other]
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return False
-        return all(x.equal(y) for x, y in zip(self.blocks(name), self.blocks(other), strict=True))
+        rows = range(a.shape[0]) if rows is None else rows
+        piece = max(1, _BLOCK * a.shape[0] // max(1, a.nbytes))
+        starts = range(rows.start, rows.stop, piece)
+        ends = (min(start + piece, rows.stop) for start in starts)
+        return all(
+            self.read(name, start, end).equal(self.read(other, start, end))
+            for start, end in zip(starts, ends, strict=True)
+        )
 
     def _descriptor(self, file: Path) -> int:
         if self._closed:

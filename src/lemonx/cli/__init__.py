@@ -10,7 +10,10 @@ import sys
 import typer
 
 # The order in which `lemonx --help` lists the commands.
-from lemonx.cli import catalogue, expansion, fsck  # noqa: F401
+# isort: off
+from lemonx.cli import expansion, catalogue, fsck, training, experiments  # noqa: F401
+
+# isort: on
 from lemonx.cli.app import app
 from lemonx.errors import BadOutput, LemonxError
 

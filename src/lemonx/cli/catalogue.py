@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,11 +11,21 @@ from lemonx.cli.app import Json, app, print_json
 
 
 @app.command("architectures", rich_help_panel="Commands")
-def architectures_command(as_json: Json = False) -> None:
+def architectures_command(
+    why: Annotated[
+        Path | None, typer.Option("--why", metavar="DIR", help="Say what this checkpoint lacks to be expanded.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """List the supported families: what grows, and how exactly."""
     from lemonx.show import catalogue as show
     from lemonx.show.console import waiting
 
+    if why is not None:
+        with waiting("comparing with every family", quiet=as_json):
+            found = show.why_json(why)
+        print_json(found) if as_json else show.print_why(found)
+        return
     with waiting("asking the type check", quiet=as_json):
         content = show.architectures_json()
     if as_json:

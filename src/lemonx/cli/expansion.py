@@ -26,6 +26,7 @@ from lemonx.cli.options import (
     Source,
     Width,
     WidthFactor,
+    data_section,
     in_bytes,
     sizes,
     value_of,
@@ -98,9 +99,28 @@ def expand_command(
         int | None,
         typer.Option(min=1, help="Worker threads. Default: one a core, at most 8.", rich_help_panel=CHOICES),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|{KIND: ...}",
+            help="What a method that learns (ligo) is shown: embedded data by name, or a recipe's data section. "
+            "Default: what is embedded for the model's task.",
+            rich_help_panel=CHOICES,
+        ),
+    ] = None,
+    lessons: Annotated[
+        int, typer.Option(min=1, help="Steps of training for a method that learns (ligo).", rich_help_panel=CHOICES)
+    ] = 100,
     verify: Annotated[
         bool, typer.Option(help="Load the result from disk and compare outputs before it appears.")
     ] = True,
+    with_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--with-optimizer",
+            help="Grow Adam's moments too, so that a run goes on: SOURCE is a checkpoint-N folder of Trainer.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint.")] = False,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
@@ -110,6 +130,7 @@ def expand_command(
     `lemonx expand ./small ./large --width 768 --depth 12`
     """
     from lemonx import api
+    from lemonx.methods import Lessons
     from lemonx.show import expansion as show
 
     target = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
@@ -122,7 +143,7 @@ def expand_command(
         "allow_pickle": allow_pickle,
     }
     made = api.plan(source, **target, **options)
-    with show.progress(made, quiet=as_json, verify=verify) as tell:
+    with show.progress(made, quiet=as_json, verify=verify, lessons=lessons) as tell:
         api.expand(
             source,
             output,
@@ -132,7 +153,9 @@ def expand_command(
             threads=threads,
             verify=verify,
             force=force,
-            progress=tell,
+            progress=tell.written,
+            lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
+            with_optimizer=with_optimizer,
         )
     if as_json:
         print_json(json.loads((output / "lemonx.json").read_text()))

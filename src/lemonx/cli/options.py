@@ -125,3 +125,20 @@ def in_bytes(text: str) -> int:
 
 def value_of(choice: Enum | None) -> Any:
     return choice.value if choice else None
+
+
+def data_section(text: str | None) -> dict[str, Any] | None:
+    """Embedded data by name, or a recipe's data section in braces."""
+    if text is None:
+        return None
+    if not text.lstrip().startswith("{"):
+        return {"kind": text}
+    import yaml
+
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError:
+        content = None
+    if not isinstance(content, dict):
+        raise BadTarget(f"--data {text}: want a name, or a section such as {{kind: text, path: corpus}}")
+    return content

@@ -1,16 +1,27 @@
-"""Data to train on: what a task reads, split into training and validation, as a model's forward takes it."""
+"""Data to train on: what a task reads, split into training and validation, as a model's forward takes it.
+
+A data section names its `kind`; the other keys are that kind's options (see kinds.py for what there is):
+
+    data: {kind: stdlib, length: 64}
+    data: {kind: text, path: corpus/, length: 128}
+    data: {kind: glue, name: mrpc, path: glue/MRPC}
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lemonx.data.kinds import TASKS, describe, options
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.data import Dataset
 
-TASKS = ("causal-lm", "masked-lm", "image-classification", "sequence-classification")
+    from lemonx.data.examples import Examples
+
+__all__ = ["TASKS", "Prepared", "describe", "options", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -18,12 +29,37 @@ class Prepared:
     """What a Trainer needs: examples are dicts of tensors that the model's forward takes, labels included.
 
     `collate` makes a batch of them; `digest` is a sha256 of the data as read; `model` holds the config fields that
-    the data decides (vocab_size, num_labels, image_size ...); `metrics` maps (predictions, labels) to figures.
+    the data decides (vocab_size, num_labels, image_size ...); `metrics` maps (predictions, labels) to figures;
+    `length` is the largest number of tokens in an example, where there are tokens. What is random in an example is
+    a function of (seed, epoch, index): `train.set_epoch(epoch)` at the start of each epoch gives fresh draws.
     """
 
-    train: Dataset[Mapping[str, torch.Tensor]]
-    validation: Dataset[Mapping[str, torch.Tensor]]
+    train: Examples
+    validation: Examples
     collate: Callable[[list[Mapping[str, torch.Tensor]]], dict[str, torch.Tensor]]
     digest: str
     model: Mapping[str, Any]
     metrics: Callable[[Any, Any], dict[str, float]] | None = None
+    length: int | None = None
+
+
+def prepare(
+    task: str,
+    data: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any] | None,
+    seed: int,
+    folder: Path | str | None = None,
+) -> Prepared:
+    """The examples of a data section for a task, fit for the model of `config`.
+
+    `folder` is the source checkpoint's, for its tokenizer. The validation set does not depend on `seed`.
+    """
+    from lemonx.data.kinds import module
+    from lemonx.data.model import Model, require_fit
+
+    chosen = options(task, data)
+    model = Model(config, None if folder is None else Path(folder))
+    prepared = module(data["kind"]).prepare(task, chosen, model, seed)
+    require_fit(prepared, config)
+    return prepared

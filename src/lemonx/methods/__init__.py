@@ -1,6 +1,7 @@
 """LEMON and the methods it is compared with: one file each, registered where it is defined.
 
-A method is a reading of the same rows (reading.py), so none of them knows an architecture.
+A method is a reading of the same rows (reading.py), so none of them knows an architecture. Some make their model
+instead of reading it from the source: `make` gives them the plan, and they give the tensors.
 """
 
 from __future__ import annotations
@@ -9,21 +10,55 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadTarget, Refused
 from lemonx.free import Free
+from lemonx.planning import Plan
 from lemonx.reading import Change, Reading
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What a method learns from: data as a recipe names it (None: the embedded default) and a number of steps.
+
+    `tell` gets the number of each step and its loss.
+    """
+
+    data: Mapping[str, Any] | None = None
+    steps: int = 100
+    batch_size: int = 16
+    tell: Callable[[int, float], None] = field(default=lambda step, loss: None, compare=False)
+
+
+# The tensors of the target by their names on disk.
+Make = Callable[[Plan, Checkpoint, Lessons], "Mapping[str, torch.Tensor]"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to grow a model: its paper, what it can grow, and how it reads the rows of a spec."""
+    """A way to grow a model: its paper, what it can grow, and how it reads the rows of a spec.
+
+    `make`: it makes the tensors by itself. `learns`: from data, while it grows (LiGO). `inherits`: its target is
+    trained with a loss towards the source, "soft" or "hard" (training/inheritance.py).
+    """
 
     name: str
     paper: str
     grows: tuple[str, ...]
     reading: Callable[[Change, Free], Reading]
+    make: Make | None = None
+    learns: bool = False
+    inherits: str | None = None
+
+    @property
+    def data_free(self) -> bool:
+        return not self.learns and self.inherits is None
 
     @property
     def title(self) -> str:
@@ -44,12 +79,18 @@ METHODS: dict[str, Method] = {}
 
 
 def method(
-    name: str, *, paper: str, grows: tuple[str, ...] = ("width", "depth")
+    name: str,
+    *,
+    paper: str,
+    grows: tuple[str, ...] = ("width", "depth"),
+    make: Make | None = None,
+    learns: bool = False,
+    inherits: str | None = None,
 ) -> Callable[[Callable[[Change, Free], Reading]], Callable[[Change, Free], Reading]]:
     """Register a reading under this name."""
 
     def register(reading: Callable[[Change, Free], Reading]) -> Callable[[Change, Free], Reading]:
-        METHODS[name] = Method(name, paper, grows, reading)
+        METHODS[name] = Method(name, paper, grows, reading, make, learns, inherits)
         return reading
 
     return register

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@cache
+def _classes() -> tuple[tuple[Any, type[PreTrainedModel]], ...]:
+    """Every model class of this package, with the Auto class that builds it."""
+    import transformers as hf
+
+    from lemonx.models import pre_ln_bert, resnet
+
+    return (
+        (hf.AutoModelForImageClassification, resnet.TorchvisionResNetForImageClassification),
+        (hf.AutoModel, pre_ln_bert.PreLnBertModel),
+        (hf.AutoModelForMaskedLM, pre_ln_bert.PreLnBertForMaskedLM),
+        (hf.AutoModelForSequenceClassification, pre_ln_bert.PreLnBertForSequenceClassification),
+    )
+
 
 def register() -> None:
     """Makes transformers' Auto classes know the classes of this package; calling it again changes nothing."""
-    from transformers import AutoConfig, AutoModelForImageClassification
+    from transformers import AutoConfig
 
-    from lemonx.models.resnet import TorchvisionResNetConfig, TorchvisionResNetForImageClassification
+    for auto, model in _classes():
+        config: Any = model.config_class
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        auto.register(config, model, exist_ok=True)
 
-    AutoConfig.register(TorchvisionResNetConfig.model_type, TorchvisionResNetConfig, exist_ok=True)
-    AutoModelForImageClassification.register(
-        TorchvisionResNetConfig, TorchvisionResNetForImageClassification, exist_ok=True
-    )
+
+def find(name: str) -> type[PreTrainedModel] | None:
+    """The class of this package that config.json calls `name`, if it is one."""
+    return next((model for _, model in _classes() if model.__name__ == name), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -63,6 +65,32 @@ def print_architectures(content: list[dict[str, Any]]) -> None:
     for entry in content:
         sizes = ", ".join(field for fields in entry["sizes"].values() for field in fields)
         out.print(f"[bold]{entry['model_type']}[/bold]: {entry['title']}. Sizes for --set: {sizes}")
+
+
+def why_json(folder: Path) -> dict[str, Any]:
+    """What a checkpoint lacks."""
+    from lemonx.checkpoints import Checkpoint
+    from lemonx.diagnosis import diagnose
+
+    with Checkpoint.open(folder) as checkpoint:
+        return asdict(diagnose(checkpoint))
+
+
+def print_why(found: dict[str, Any]) -> None:
+    """The family, what has no row, what has no tensor, and what to do."""
+    out = console()
+    if found["reason"] is None:
+        out.print(f"{found['model_type']}: nothing; all {found['tensors']} tensors have a row", markup=False)
+        return
+    out.print(f"{found['model_type']}: {found['reason']}", markup=False)
+    word = "its own" if found["known"] else "the nearest"
+    out.print(f"{word} family is {found['family']}: {found['covered']} of {found['tensors']} tensors have a row there")
+    for name in found["without_row"]:
+        out.print(f"  no row for {name}", markup=False)
+    for name in found["without_tensor"]:
+        out.print(f"  no tensor for {name}", markup=False)
+    if not found["known"]:
+        out.print("docs/add-an-architecture.md shows how to write a spec: one file, one row a module")
 
 
 def _cell(text: str, notes: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from lemonx.show.console import console
 from lemonx.verification.layerwise import Layers
 from lemonx.verification.outputs import EXACT
 
-_STYLE = {"bit-exact": "green", "exact-sum": "green", "rounding-limited": "yellow"}
+_STYLE = {"bit-exact": "green", "exact-sum": "green", "rounding-limited": "yellow", "made anew": "red"}
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -103,8 +104,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the progress bar listens to: bytes written, and the steps of a method that learns."""
+
+    written: Callable[[int], None]
+    learned: Callable[[int, float], None]
+
+
 @contextmanager
-def progress(plan: Plan, *, quiet: bool, verify: bool) -> Iterator[Callable[[int], None]]:
+def progress(plan: Plan, *, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
     """A bar over the bytes written; then a word on the verification, which takes the rest of the time."""
     total = summary.bytes_on_disk(plan)[1]
     columns = (
@@ -117,12 +126,14 @@ def progress(plan: Plan, *, quiet: bool, verify: bool) -> Iterator[Callable[[int
     with Progress(*columns, console=console(stderr=True), disable=quiet, transient=True) as bar:
         task = bar.add_task("expanding", total=total)
 
-        def tell(count: int) -> None:
+        def written(count: int) -> None:
             bar.advance(task, count)
-            if verify and bar.tasks[0].finished:
-                bar.update(task, description="verifying")
+            bar.update(task, description="verifying" if verify and bar.tasks[0].finished else "expanding")
 
-        yield tell
+        def learned(step: int, loss: float) -> None:
+            bar.update(task, description=f"learning to grow: step {step + 1} of {lessons}, loss {loss:.3f}")
+
+        yield Told(written, learned)
 
 
 def print_expanded(plan: Plan, output: Path) -> None:
@@ -130,10 +141,14 @@ def print_expanded(plan: Plan, output: Path) -> None:
     content = json.loads((output / "lemonx.json").read_text())
     before, after = content["source"]["parameters"], content["target"]["parameters"]
     out.print(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
+    if content["optimizer"]:
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(content["optimizer"]["moments"].items()))
+        out.print(f"Adam's moments at step {content['optimizer']['step']}: {counts} (docs/optimizer-state.md)")
     verified = content["verified"]
     if verified["outputs"]:
         _print_outputs(out, verified["outputs"])
-        _print_symmetry(out, verified["symmetry"])
+        if verified["symmetry"]:
+            _print_symmetry(out, verified["symmetry"])
         if not content["lossless"]:
             kl = verified["outputs"]["kl"]
             far = "" if kl is None else f": its predictions are {kl:.2g} nats from the source's"

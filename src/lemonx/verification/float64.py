@@ -24,6 +24,24 @@ _WIDER: dict[Any, Any] = {
 _READ_BYTES = frozenset({torch.Tensor.view, torch.frombuffer})
 
 
+# torch's product of groups of rows with a matrix each, under its names: none of them takes float64.
+_GROUPED = frozenset(
+    func
+    for func in (getattr(torch.nn.functional, "grouped_mm", None), getattr(torch, "_grouped_mm", None))
+    if func is not None
+)
+
+
+def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offs: torch.Tensor, **unset: None) -> torch.Tensor:
+    """The product of each group of rows with its matrix; groups end at `offs`, and what comes after is undefined."""
+    result = rows.new_zeros(len(rows), matrices.shape[-1])
+    start = 0
+    for matrix, stop in zip(matrices, offs.tolist(), strict=True):
+        result[start:stop] = rows[start:stop] @ matrix
+        start = stop
+    return result
+
+
 def _receives_storage(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether this is the empty tensor to which torch.load then hands the bytes of the file."""
     return func is torch.empty and args == ((0,),)
@@ -78,6 +96,8 @@ class Float64(TorchFunctionMode):
         """Calls `func` with float64 wherever an argument says float32."""
         if func in _READ_BYTES or _receives_storage(func, args):
             return func(*args, **(kwargs or {}))
+        if func in _GROUPED and args[0].dtype == torch.float64:
+            return _grouped_product(*args, **(kwargs or {}))
         if func is torch.Tensor.float:
             func = torch.Tensor.double
         widened = {key: _widen(value) for key, value in (kwargs or {}).items()}

@@ -91,7 +91,8 @@ def compare_layerwise(
         before = _record(source, "float64", seed, Path(folder, "source"))
         noisy = None if exact or stored == "float64" else _record_apart(source, stored, seed, Path(folder, "noise"))
         judge = _Judge(streams, Path(folder, "source"), noisy, max(whole.EXACT, slack)) if streams else None
-        after = _observe(target, "float64", seed, judge or (lambda *_: None))
+        # The same texts: the target's vocabulary may be larger.
+        after = _observe(target, "float64", seed, judge or (lambda *_: None), before.batch)
         noise = whole.largest_difference(before.outputs, _outputs(noisy)) if noisy else None
     comparison = whole.compared(source, target, before, after, noise=noise, slack=slack)
     sizes = [_block_bytes(c) for c in (source, target)]
@@ -183,7 +184,9 @@ def _record_apart(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -
     return folder
 
 
-def _observe(checkpoint: Checkpoint, dtype: str, seed: int, seen: Seen) -> whole.Outputs:
+def _observe(
+    checkpoint: Checkpoint, dtype: str, seed: int, seen: Seen, batch: dict[str, torch.Tensor] | None = None
+) -> whole.Outputs:
     """Run a checkpoint's model with one module's weights in memory; `seen` gets the stream behind every block."""
     import torch
 
@@ -197,10 +200,10 @@ def _observe(checkpoint: Checkpoint, dtype: str, seed: int, seen: Seen) -> whole
         # It would warn that parameters are on the disk, which is the point.
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
         model, odd = load(checkpoint.path, getattr(torch, dtype), **options)
-        batch = sample(model, seed)
+        batch = sample(model, seed, batch)
         with _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen), _metered(model) as meter:
             found = floating_outputs(model, batch)
-    return whole.Outputs(found, None, odd, whole.described(batch), meter.peak)
+    return whole.Outputs(found, None, odd, batch, meter.peak)
 
 
 def _blocks(checkpoint: Checkpoint) -> dict[tuple[str, int], list[str]]:

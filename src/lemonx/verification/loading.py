@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,55 +17,71 @@ SAMPLE = 4
 LENGTH = 24
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its warnings and progress bars."""
+    from transformers.utils import logging
+
+    shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(shown)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def load(path: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, frozenset[str]]:
     """The model of a checkpoint in eval mode, and the keys that its class missed or did not expect.
 
     `options` go to from_pretrained.
     """
     import transformers
-    from transformers.utils import logging
 
     from lemonx import models
 
     models.register()
-    shown = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-        model, info = _class(config).from_pretrained(
-            path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        with quiet():
+            config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+            model, info = model_class(config).from_pretrained(
+                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
         if "allocate memory" in str(error):  # torch has no exception of its own for it on a CPU
             raise MemoryError from error
         reason = " ".join(str(error).split())[:300]
         raise BadCheckpoint(f"transformers cannot load {str(path)!r} ({reason}): save the model again") from error
-    finally:
-        logging.set_verbosity(shown)
-        if bars:
-            logging.enable_progress_bar()
     odd = (*info["missing_keys"], *info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
     return model.eval(), frozenset(odd)
 
 
-def _class(config: Any) -> Any:
+def model_class(config: Any) -> Any:
     """The class that config.json names, or else the bare model."""
     import transformers
+
+    from lemonx import models
 
     name = (config.architectures or [""])[0]
     if hasattr(transformers, name):
         return getattr(transformers, name)
+    if (ours := models.find(name)) is not None:
+        return ours
     if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         return transformers.AutoModelForImageClassification
     return transformers.AutoModel
 
 
-def sample(model: PreTrainedModel, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A random batch: token ids, every second text padded, or pixels."""
+def sample(
+    model: PreTrainedModel, seed: int = 0, other: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """A random batch: token ids, every second text padded, or pixels; the other model's, if this one can take it."""
     import torch
 
+    if other is not None and model.main_input_name in other:
+        return other
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
     if model.main_input_name == "pixel_values":

@@ -78,7 +78,8 @@ def compare(source: Checkpoint, target: Checkpoint, *, exact: bool, slack: float
     with within_memory("verify with --layerwise, or on a larger machine"):
         before = _run(source.path, seed)
         noise = None if exact or stored == "float64" else _noise(source, stored, before, seed)
-        after = _run(target.path, seed)
+        # The same texts: the target's vocabulary and its longest text may be larger.
+        after = _run(target.path, seed, before.batch)
     return compared(source, target, before, after, noise=noise, slack=slack)
 
 
@@ -101,7 +102,9 @@ def compared(
     if not shared:
         raise NotVerified(f"{source.origin} and {target.origin} have no output in common: they are different models")
     tolerance = max(EXACT, slack, NOISE_MULTIPLE * (noise or 0.0))
-    tokens = None if before.tokens is None else before.tokens.equal(after.tokens)
+    # A new token may be the most likely one: then greedy texts differ, and old logits still agree.
+    wider = any(after.outputs[name].shape != before.outputs[name].shape for name in shared if name.endswith("logits"))
+    tokens = None if before.tokens is None or wider else before.tokens.equal(after.tokens)
     odd = tuple(sorted(after.odd_keys - before.odd_keys))
     kl = _divergence(before.outputs, after.outputs)
     return Comparison(worst, tolerance, noise, largest, tuple(shared), tokens, kl, odd, before.inputs)
@@ -124,18 +127,24 @@ class Outputs:
     outputs: dict[str, torch.Tensor]
     tokens: Any
     odd_keys: frozenset[str]
-    inputs: str
+    batch: dict[str, torch.Tensor]
     weights: int = 0
 
+    @property
+    def inputs(self) -> str:
+        """The sample in words."""
+        shapes = {name: list(value.shape) for name, value in self.batch.items() if name != "attention_mask"}
+        return " and ".join(f"{name} {shape}" for name, shape in shapes.items())
 
-def _run(path: Path, seed: int) -> Outputs:
+
+def _run(path: Path, seed: int, batch: dict[str, torch.Tensor] | None = None) -> Outputs:
     import torch
 
     from lemonx.verification.float64 import Float64
 
     with Float64():
         model, odd = load(path, torch.float64)
-        batch = sample(model, seed)
+        batch = sample(model, seed, batch)
         found = floating_outputs(model, batch)
         tokens = None
         if model.can_generate() and "input_ids" in batch:
@@ -144,12 +153,7 @@ def _run(path: Path, seed: int) -> Outputs:
             )
     del model
     gc.collect()
-    return Outputs(found, tokens, odd, described(batch))
-
-
-def described(batch: dict[str, torch.Tensor]) -> str:
-    """The sample in words."""
-    return " and ".join(f"{name} {list(value.shape)}" for name, value in batch.items() if name != "attention_mask")
+    return Outputs(found, tokens, odd, batch)
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:

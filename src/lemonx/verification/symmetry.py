@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +35,8 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
         if not axes:
             continue
         tensor = target.read(step.name)
-        for scope, shape, axis, first, further in axes:
-            units = tensor.reshape(shape).movedim(axis, 0)
+        for piece, (scope, shape, axis, first, further) in axes:
+            units = piece.of(tensor).reshape(shape).movedim(axis, 0)
             same = (units[further] == units[first]).reshape(len(further), -1).all(1).numpy()
             equal[scope] = equal.get(scope, np.ones(len(further), bool)) & same
     twins = {scope: int(same.sum()) for scope, same in equal.items() if same.any()}
@@ -48,21 +49,52 @@ _Scope = tuple[str, str, int]
 _UnitAxis = tuple[_Scope, tuple[int, ...], int, np.ndarray, np.ndarray]
 
 
-def _unit_axes(step: Step, plan: Plan) -> Iterator[_UnitAxis]:
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a tensor whose axes are products: along `axis`, in each of `slices`, the entries start..stop."""
+
+    names: tuple[tuple[str, ...], ...]
+    axis: int = 0
+    slices: int = 1
+    start: int = 0
+    stop: int | None = None
+
+    def of(self, tensor: Any) -> Any:
+        if self.stop is None:
+            return tensor
+        cut = tensor.unflatten(self.axis, (self.slices, -1)).narrow(self.axis + 1, self.start, self.stop - self.start)
+        return cut.flatten(self.axis, self.axis + 1)
+
+
+def _pieces(axes: tuple[Axis, ...], plan: Plan) -> Iterator[_Piece]:
+    """The whole tensor, or the parts of the axis along which several are joined."""
+    names = tuple(axis.side.axes for axis in axes)
+    joined = next((i for i, axis in enumerate(axes) if len(axis.side.parts) > 1), None)
+    if joined is None:
+        yield _Piece(names)
+        return
+    side, start = axes[joined].side, 0
+    slices = plan.types.spaces[side.by].target_size if side.by else 1
+    for part in side.parts:
+        width = math.prod(plan.target_spec.axis_size(name) or 1 for name in part) // slices
+        yield _Piece((*names[:joined], part, *names[joined + 1 :]), joined, slices, start, start + width)
+        start += width
+
+
+def _unit_axes(step: Step, plan: Plan) -> Iterator[tuple[_Piece, _UnitAxis]]:
     """Each axis of a tensor that is a space with copies: its scope, the unfused shape, and the pairs."""
     row = plan.source_spec.rows[step.row]
-    axes = row.tensors()[step.suffix]
-    names = [name for axis in axes for name in axis.side.axes]
-    shape = _unfused(axes, step.shape, plan)
-    for position, name in enumerate(names):
-        space = plan.source_spec.spaces.get(name)
-        if space is not None:
-            yield from _pairs(step, plan, name, shape, position)
-        if space is not None and space.under:
-            # A key-value head is told from its copy by the query heads that belong to it.
-            over = plan.types.spaces[space.under].target_size
-            group = (over, shape[position] // over)
-            yield from _pairs(step, plan, space.under, (*shape[:position], *group, *shape[position + 1 :]), position)
+    for piece in _pieces(row.tensors()[step.suffix], plan):
+        shape = _unfused(piece, step.shape, plan)
+        for position, name in enumerate(name for part in piece.names for name in part):
+            space = plan.source_spec.spaces.get(name)
+            if space is not None:
+                yield from ((piece, pair) for pair in _pairs(step, plan, name, shape, position))
+            if space is not None and space.under:
+                # A key-value head is told from its copy by the query heads that belong to it.
+                over = plan.types.spaces[space.under].target_size
+                fine = (*shape[:position], over, shape[position] // over, *shape[position + 1 :])
+                yield from ((piece, pair) for pair in _pairs(step, plan, space.under, fine, position))
 
 
 def _pairs(step: Step, plan: Plan, name: str, shape: tuple[int, ...], position: int) -> Iterator[_UnitAxis]:
@@ -76,14 +108,12 @@ def _pairs(step: Step, plan: Plan, name: str, shape: tuple[int, ...], position: 
         yield (*_scope(step, plan, name), base), shape, position, earlier, further
 
 
-def _unfused(axes: tuple[Axis, ...], shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    sizes = [
-        size if plan.target_spec.axis_size(name) is None else plan.target_spec.axis_size(name)
-        for axis, size in zip(axes, shape, strict=True)
-        for name in axis.side.axes
-    ]
-    assert math.prod(s or 1 for s in sizes) == math.prod(shape)
-    return tuple(s or 1 for s in sizes)
+def _unfused(piece: _Piece, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+    return tuple(
+        plan.target_spec.axis_size(name) or size
+        for names, size in zip(piece.names, shape, strict=True)
+        for name in names
+    )
 
 
 def _scope(step: Step, plan: Plan, space: str) -> tuple[str, str]:

@@ -1,0 +1,5 @@
+"""`python -m lemonx` is `lemonx`: what torchrun starts."""
+
+from lemonx.cli import main
+
+main()

@@ -1,0 +1,59 @@
+"""Cohere Command R, R+ and R7B."""
+
+from lemonx.architectures.llama import LAYER, MLP, SIZES
+from lemonx.architectures.rotary import head, rotary
+from lemonx.modules import embedding, layer_norm, linear
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, fresh, grouped, zero
+
+DEFAULTS = {"num_key_value_heads": None, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}
+COUPLED = {option: field for option, field in SIZES.items() if option != "head_dim"}
+
+
+@architecture("cohere", **SIZES, free="language", defaults=DEFAULTS | {"head_dim": None, "use_qk_norm": False})
+def cohere(c: Config) -> Spec:
+    """Cohere: LayerNorm without bias, attention and gated MLP side by side, neighbouring entries turn."""
+    return _cohere(c, c["head_dim"] or c["hidden_size"] // c["num_attention_heads"], c["use_qk_norm"])
+
+
+@architecture("cohere2", **COUPLED, free="language", defaults=DEFAULTS)
+def cohere2(c: Config) -> Spec:
+    """Cohere 2: Cohere with layers of several types."""
+    return _cohere(c, c["hidden_size"] // c["num_attention_heads"], False)
+
+
+def _cohere(c: Config, head_dim: int, normed: bool) -> Spec:
+    width, heads, raw = c["hidden_size"], c["num_attention_heads"], "raw_" if normed else ""
+    norms = {
+        f"{LAYER}.self_attn.q_norm": layer_norm("raw_query -> query", each="heads"),
+        f"{LAYER}.self_attn.k_norm": layer_norm("raw_key -> key", each="kv_heads"),
+    }
+    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    return Spec(
+        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",))},
+        eps="layer_norm_eps",
+        prefix="model.",
+        config={"head_dim": head_dim},
+        spaces={
+            "residual": avg(width),
+            "normed": zero(width),
+            "final": zero(width),
+            "kv_heads": circ(c["num_key_value_heads"] or heads),
+            "heads": grouped(heads, under="kv_heads"),
+            **head(head_dim, rotary(c, head_dim, adjacent=True), normed=normed),
+            "hidden": circ(c["intermediate_size"]),
+            "vocab": fresh(c["vocab_size"]),
+        },
+        rows={
+            "model.embed_tokens": embedding("vocab -> residual"),
+            f"{LAYER}.input_layernorm": layer_norm("residual -> normed"),
+            f"{LAYER}.self_attn.q_proj": linear(f"normed -> (heads {raw}query)"),
+            f"{LAYER}.self_attn.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
+            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
+            **(norms if normed else {}),
+            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            **MLP,
+            "model.norm": layer_norm("residual -> final"),
+            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+        },
+    )

@@ -1,0 +1,51 @@
+"""OLMo (the first)."""
+
+from lemonx.architectures.llama import LAYER, MLP, SIZES
+from lemonx.architectures.rotary import head, rotary
+from lemonx.modules import embedding, layer_norm, linear
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, fresh, grouped, zero
+
+# A gain on queries would move them across the limits.
+CLIPPED = {"still": "queries are clipped"}
+
+
+@architecture(
+    "olmo",
+    **SIZES,
+    free="language",
+    defaults={"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False, "clip_qkv": None},
+)
+def olmo(c: Config) -> Spec:
+    """OLMo: Llama with LayerNorms that have no parameters and a fixed eps."""
+    width, heads = c["hidden_size"], c["num_attention_heads"]
+    head_dim = c["head_dim"] or width // heads
+    turns = rotary(c, head_dim) | (CLIPPED if c["clip_qkv"] else {})
+    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    return Spec(
+        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
+        prefix="model.",
+        config={"head_dim": head_dim},
+        spaces={
+            "residual": avg(width),
+            "normed": zero(width),
+            "final": zero(width),
+            "kv_heads": circ(c["num_key_value_heads"] or heads),
+            "heads": grouped(heads, under="kv_heads"),
+            **head(head_dim, turns),
+            "hidden": circ(c["intermediate_size"]),
+            "vocab": fresh(c["vocab_size"]),
+        },
+        rows={
+            "model.embed_tokens": embedding("vocab -> residual"),
+            f"{LAYER}.input_layernorm": layer_norm("residual -> normed", eps=1e-5, affine=False),
+            f"{LAYER}.self_attn.q_proj": linear("normed -> (heads query)"),
+            f"{LAYER}.self_attn.k_proj": linear("normed -> (kv_heads key)"),
+            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
+            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            f"{LAYER}.post_attention_layernorm": layer_norm("residual -> normed", eps=1e-5, affine=False),
+            **MLP,
+            "model.norm": layer_norm("residual -> final", eps=1e-5, affine=False),
+            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+        },
+    )

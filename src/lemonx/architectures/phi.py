@@ -1,0 +1,56 @@
+"""Phi-1, Phi-1.5, Phi-2."""
+
+from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
+from lemonx.architectures.rotary import head, rotary
+from lemonx.errors import BadTarget
+from lemonx.modules import embedding, layer_norm, linear
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, fresh, grouped, zero
+
+OWN = {"layer_norm_eps": 1e-5, "qk_layernorm": False}
+
+
+@architecture(
+    "phi", **SIZES, free="language", defaults={k: v for k, v in DEFAULTS.items() if k != "rms_norm_eps"} | OWN
+)
+def phi(c: Config) -> Spec:
+    """Phi: one LayerNorm for attention and MLP side by side, part of a head turns."""
+    width, heads, normed = c["hidden_size"], c["num_attention_heads"], c["qk_layernorm"]
+    head_dim, raw = c["head_dim"] or width // heads, "raw_" if normed else ""
+    if normed and head_dim * heads != width:
+        raise BadTarget(f"a Phi with qk_layernorm has heads of {width} / {heads} entries, not {head_dim}: give both")
+    norms = {
+        f"{LAYER}.self_attn.q_layernorm": layer_norm("raw_query -> query"),
+        f"{LAYER}.self_attn.k_layernorm": layer_norm("raw_key -> key"),
+    }
+    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    return Spec(
+        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
+        eps="layer_norm_eps",
+        prefix="model.",
+        config={"head_dim": head_dim},
+        spaces={
+            "residual": avg(width),
+            "normed": zero(width),
+            "final": zero(width),
+            "kv_heads": circ(c["num_key_value_heads"] or heads),
+            "heads": grouped(heads, under="kv_heads"),
+            **head(head_dim, rotary(c, head_dim, 0.5), normed=normed),
+            "hidden": circ(c["intermediate_size"]),
+            "vocab": fresh(c["vocab_size"]),
+        },
+        rows={
+            "model.embed_tokens": embedding("vocab -> residual"),
+            f"{LAYER}.input_layernorm": layer_norm("residual -> normed"),
+            f"{LAYER}.self_attn.q_proj": linear(f"normed -> (heads {raw}query)"),
+            f"{LAYER}.self_attn.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
+            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
+            **(norms if normed else {}),
+            f"{LAYER}.self_attn.dense": linear("(heads value) -> residual"),
+            f"{LAYER}.mlp.fc1": linear("normed -> hidden"),
+            f"{LAYER}.mlp.fc2": linear("hidden -> residual"),
+            "model.final_layernorm": layer_norm("residual -> final"),
+            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+            "score": linear("final -> _", optional=True),
+        },
+    )

@@ -1,0 +1,41 @@
+"""Phi-3."""
+
+from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
+from lemonx.architectures.rotary import head, rotary
+from lemonx.modules import embedding, linear, rms_norm
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import circ, fresh, grouped, zero
+
+
+@architecture("phi3", **SIZES, free="language", defaults=DEFAULTS | {"rms_norm_eps": 1e-5})
+def phi3(c: Config) -> Spec:
+    """Phi-3: Llama with query, key and value in one weight, and both halves of the gated MLP in another."""
+    width, heads = c["hidden_size"], c["num_attention_heads"]
+    head_dim = c["head_dim"] or width // heads
+    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    return Spec(
+        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
+        eps="rms_norm_eps",
+        prefix="model.",
+        config={"head_dim": head_dim},
+        spaces={
+            **{name: zero(width) for name in ("residual", "normed", "final")},
+            "kv_heads": circ(c["num_key_value_heads"] or heads),
+            "heads": grouped(heads, under="kv_heads"),
+            **head(head_dim, rotary(c, head_dim)),
+            "hidden": circ(c["intermediate_size"]),
+            "vocab": fresh(c["vocab_size"]),
+        },
+        rows={
+            "model.embed_tokens": embedding("vocab -> residual"),
+            f"{LAYER}.input_layernorm": rms_norm("residual -> normed"),
+            f"{LAYER}.self_attn.qkv_proj": linear("normed -> (heads query) + (kv_heads key) + (kv_heads value)"),
+            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            f"{LAYER}.post_attention_layernorm": rms_norm("residual -> normed"),
+            f"{LAYER}.mlp.gate_up_proj": linear("normed -> hidden + hidden"),
+            f"{LAYER}.mlp.down_proj": linear("hidden -> residual"),
+            "model.norm": rms_norm("residual -> final"),
+            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+            "score": linear("final -> _", optional=True),
+        },
+    )

@@ -1,0 +1,53 @@
+"""The paper's Pre-LN BERT (lemonx.models.pre_ln_bert)."""
+
+from lemonx.modules import embedding, layer_norm, linear
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, zero
+
+
+@architecture(
+    "pre-ln-bert",
+    width="hidden_size",
+    depth="num_hidden_layers",
+    heads="num_attention_heads",
+    ffn="intermediate_size",
+    free="language",
+    defaults={"layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2},
+)
+def pre_ln_bert(c: Config) -> Spec:
+    """Pre-LN BERT: the paper's, with a masked-LM head of one layer."""
+    width, heads, layer = c["hidden_size"], c["num_attention_heads"], "bert.layers.*"
+    embedded = "bert.embeddings.word_embeddings"
+    tied = embedded if c["tie_word_embeddings"] and not c.headless else None
+    return Spec(
+        stacks={"bert.layers": Stack(c["num_hidden_layers"], "residual")},
+        eps="layer_norm_eps",
+        prefix="bert.",
+        spaces={
+            "residual": avg(width),
+            "normed": zero(width),
+            "final": zero(width),
+            "heads": circ(heads),
+            "hidden": circ(c["intermediate_size"]),
+            "pooled": circ(width),
+        },
+        fixed={"vocab": c["vocab_size"], "positions": c["max_position_embeddings"],
+               "types": c["type_vocab_size"], "head_dim": width // heads},
+        rows={
+            embedded: embedding("vocab -> residual"),
+            "bert.embeddings.position_embeddings": embedding("positions -> residual"),
+            "bert.embeddings.token_type_embeddings": embedding("types -> residual"),
+            f"{layer}.attention_norm": layer_norm("residual -> normed"),
+            f"{layer}.attention.query": linear("normed -> (heads head_dim)"),
+            f"{layer}.attention.key": linear("normed -> (heads head_dim)"),
+            f"{layer}.attention.value": linear("normed -> (heads head_dim)"),
+            f"{layer}.attention.output": linear("(heads head_dim) -> residual"),
+            f"{layer}.mlp_norm": layer_norm("residual -> normed"),
+            f"{layer}.mlp.intermediate": linear("normed -> hidden"),
+            f"{layer}.mlp.output": linear("hidden -> residual"),
+            "bert.final_norm": layer_norm("residual -> final"),
+            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+            "pooler": linear("final -> pooled", optional=True),
+            "classifier": linear("pooled -> _", optional=True),
+        },
+    )  # fmt: skip

@@ -1,0 +1,37 @@
+"""Rotary position embeddings: which entries of a head turn, as config.json says it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lemonx.spec import Config
+from lemonx.vectors import Space, fresh, key, query
+
+# Rules under which pair i of r turns as fast as pair m i of m r.
+SCALABLE = ("default", "linear", "llama3")
+
+
+def rotary(c: Config, head_dim: int, part: float = 1.0, adjacent: bool = False) -> dict[str, Any]:
+    """The fields of a query's or key's space; `part`: the share of a head that turns where the config says nothing."""
+    rope = c.maybe("rope_parameters") or c.maybe("rope_scaling") or {}
+    # Gemma 3 and others have one rule for each type of layer.
+    rules = [rule for rule in rope.values() if isinstance(rule, dict)] or [rope]
+    shares = [rule.get("partial_rotary_factor") or c.maybe("partial_rotary_factor") or part for rule in rules]
+    kinds = [rule.get("rope_type") or rule.get("type") or "default" for rule in rules]
+    odd = [kind for kind, rule in zip(kinds, rules, strict=True)
+           if kind not in SCALABLE and not (kind == "yarn" and rule.get("truncate") is False)]  # fmt: skip
+    still = f"the speeds of {odd[0]} rotary embeddings depend on the size of a head" if odd else ""
+    return {"rotary": int(head_dim * min(shares)), "adjacent": adjacent, "still": still}
+
+
+def head(
+    size: int, turns: Mapping[str, Any], *, scale: float | None = None, normed: bool = False, positions: int = 1
+) -> dict[str, Space]:
+    """The entries of a head's query, key and value; `normed`: a norm turns raw queries and keys into these."""
+    turns = {**turns, "positions": positions}
+    raw = key(size, normed=True, **turns)
+    spaces = {
+        "query": query(size, scale=scale, **turns),
+        "key": key(size, normed=normed, **turns),
+        "value": fresh(size, positions),
+    }
+    return {**spaces, "raw_query": raw, "raw_key": raw} if normed else spaces

@@ -1,0 +1,50 @@
+"""StarCoder 2."""
+
+from lemonx.architectures.llama import LAYER, SIZES
+from lemonx.architectures.rotary import head, rotary
+from lemonx.modules import embedding, layer_norm, linear
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, fresh, grouped, zero
+
+
+@architecture(
+    "starcoder2",
+    **SIZES,
+    free="language",
+    defaults={"num_key_value_heads": 2, "head_dim": None, "tie_word_embeddings": True, "norm_epsilon": 1e-5},
+)
+def starcoder2(c: Config) -> Spec:
+    """StarCoder 2: LayerNorm, grouped-query attention, a plain MLP, biases."""
+    width, heads = c["hidden_size"], c["num_attention_heads"]
+    head_dim = c["head_dim"] or width // heads
+    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    return Spec(
+        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",))},
+        eps="norm_epsilon",
+        prefix="model.",
+        config={"head_dim": head_dim},
+        spaces={
+            "residual": avg(width),
+            "normed": zero(width),
+            "final": zero(width),
+            "kv_heads": circ(c["num_key_value_heads"]),
+            "heads": grouped(heads, under="kv_heads"),
+            **head(head_dim, rotary(c, head_dim)),
+            "hidden": circ(c["intermediate_size"]),
+            "vocab": fresh(c["vocab_size"]),
+        },
+        rows={
+            "model.embed_tokens": embedding("vocab -> residual"),
+            f"{LAYER}.input_layernorm": layer_norm("residual -> normed"),
+            f"{LAYER}.self_attn.q_proj": linear("normed -> (heads query)"),
+            f"{LAYER}.self_attn.k_proj": linear("normed -> (kv_heads key)"),
+            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
+            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            f"{LAYER}.post_attention_layernorm": layer_norm("residual -> normed"),
+            f"{LAYER}.mlp.c_fc": linear("normed -> hidden"),
+            f"{LAYER}.mlp.c_proj": linear("hidden -> residual"),
+            "model.norm": layer_norm("residual -> final"),
+            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+            "score": linear("final -> _", optional=True),
+        },
+    )

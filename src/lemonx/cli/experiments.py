@@ -1,0 +1,64 @@
+"""compare, report: the paper's question, answered and shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lemonx.cli.app import Json, app, print_json
+
+
+@app.command("compare")
+def compare_command(
+    experiment: Annotated[
+        str | None, typer.Argument(help="An experiment by name, or a folder with experiment.toml.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of result.json and the report. Default: results/NAME.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and lengths, as the experiment says.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds. Default: as the experiment says.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side, one core each. Default: 2.")] = None,
+    cache: Annotated[Path, typer.Option(help="Where finished runs are kept; what is there is not run again.")] = Path(
+        ".lemonx"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Train a source, grow it by each method, train each on: how many steps until it is as good as from scratch?
+
+    `lemonx compare vit --quick`; without a name, lists the experiments. Interrupted, it goes on where it was.
+    """
+    from lemonx.experiments import compare, report
+    from lemonx.show import experiments as show
+
+    if experiment is None:
+        found = [compare.find(name) for name in compare.names()]
+        if as_json:
+            print_json([e.model_dump(include={"name", "title", "claim", "cost"}) for e in found])
+        else:
+            show.print_list(found)
+        return
+    chosen = compare.find(experiment)
+    folder = output or Path("results") / chosen.name
+    with show.progress(quiet=as_json) as tell:
+        content = compare.compare(chosen, folder, quick=quick, seeds=seeds, cache=cache, jobs=jobs, tell=tell)
+    page = report.write([content], folder / "report.html")
+    if as_json:
+        print_json(content)
+    else:
+        show.print_result(content, page)
+
+
+@app.command("report")
+def report_command(
+    results: Annotated[list[Path], typer.Argument(help="result.json files, or folders with one.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML page: the answer first, then curves, plan and certificate. Needs no network."""
+    from lemonx.experiments import report
+    from lemonx.show.console import console
+
+    page = report.write([report.read(path) for path in results], output)
+    console().print(f"wrote {page}")

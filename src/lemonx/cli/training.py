@@ -1,0 +1,100 @@
+"""train, recipe: what comes after an expansion."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lemonx.cli.app import Json, app, print_json
+from lemonx.cli.options import Source
+from lemonx.errors import BadRecipe
+
+SCRATCH = "Training the target from scratch"
+
+
+class Format(str, Enum):
+    yaml = "yaml"
+    arguments = "arguments"
+
+
+@app.command("train", rich_help_panel="Commands")
+def train_command(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A YAML file, or the name of a recipe that ships.", show_default=False)
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the trained checkpoint.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, such as data.path. Repeatable."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the recipes that ship.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is the folder of a run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train from scratch, or from a checkpoint, expanded or not. A run that was stopped goes on.
+
+    `lemonx train vit-imagenet-small --output vit`
+    """
+    from lemonx.show import training as show
+    from lemonx.training import recipe_file
+
+    if list_:
+        found = recipe_file.shipped()
+        print_json(found) if as_json else show.print_recipes(found)
+        return
+    if recipe is None or output is None:
+        raise BadRecipe("lemonx train RECIPE --output FOLDER: `lemonx train --list` names the recipes that ship")
+    from lemonx.training.recipe import read_recipe
+    from lemonx.training.run import run
+
+    asked = read_recipe(recipe, recipe_file.parse_changes(set_ or []))
+    try:
+        with show.progress(quiet=as_json) as tell:
+            done = run(asked, output, force=force, progress=tell)
+    except KeyboardInterrupt:
+        where = "from its last checkpoint" if output.exists() else "from the start: nothing was saved yet"
+        print(f"lemonx: stopped; the same command goes on {where}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if os.environ.get("RANK", "0") != "0":
+        return  # under torchrun the first process speaks
+    if as_json:
+        print_json(show.run_json(done))
+    else:
+        show.print_run(done)
+
+
+@app.command("recipe", rich_help_panel="Commands")
+def recipe_command(
+    source: Source,
+    target: Annotated[Path, typer.Argument(help="The expanded checkpoint, or its config.json.", show_default=False)],
+    steps: Annotated[int | None, typer.Option(min=1, help="Its steps.", rich_help_panel=SCRATCH)] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Its epochs.", rich_help_panel=SCRATCH)] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Its warm-up.", rich_help_panel=SCRATCH)] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=1e-12, help="Its maximum learning rate.", rich_help_panel=SCRATCH)
+    ] = None,
+    min_learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="Its minimum learning rate.", rich_help_panel=SCRATCH)
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Its batch size.", rich_help_panel=SCRATCH)] = None,
+    format_: Annotated[
+        Format, typer.Option("--format", help="For `lemonx train`, or for transformers' Trainer.")
+    ] = Format.yaml,
+) -> None:
+    """Print what to train an expanded model with, and why: the paper's recipe for this growth.
+
+    `lemonx recipe ./small ./large --steps 100000 --learning-rate 3e-4`
+    """
+    from lemonx.show import training as show
+    from lemonx.training.advice import advise
+
+    advice = advise(
+        source, target, steps=steps, epochs=epochs, warmup=warmup, learning_rate=learning_rate,
+        min_learning_rate=min_learning_rate, batch_size=batch_size,
+    )  # fmt: skip
+    print(show.advice_text(advice, format_.value), end="")

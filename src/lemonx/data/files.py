@@ -1,0 +1,58 @@
+"""Files of the user's: found, decoded, or refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from lemonx.errors import BadData
+
+# A path of the data section; `~` is the user's home.
+UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+
+
+def reason(error: Exception) -> str:
+    """What an error of another library says, on one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def require_file(path: Path) -> Path:
+    """The path, if it is a file."""
+    if not path.is_file():
+        raise BadData(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there'}: check the path")
+    return path
+
+
+def require_folder(path: Path) -> Path:
+    """The path, if it is a folder."""
+    if not path.is_dir():
+        raise BadData(f"{path} is {'a file, not a folder' if path.is_file() else 'not there'}: check the path")
+    return path
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file."""
+    try:
+        return require_file(path).read_bytes()
+    except OSError as error:
+        raise BadData(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+
+
+def read_text(path: Path, *, replace: bool = False) -> str:
+    """The text of a UTF-8 file; bytes that are not UTF-8 are an error, or each becomes U+FFFD with `replace`."""
+    data = read_bytes(path)
+    try:
+        return data.decode("utf-8-sig", errors="replace" if replace else "strict")
+    except UnicodeDecodeError as error:
+        raise BadData(
+            f"{path} is not UTF-8 (byte 0x{data[error.start]:02x} at {error.start}): convert it, or leave it out"
+        ) from None
+
+
+def visible(folder: Path, pattern: str = "*") -> list[Path]:
+    """The files under a folder, in the order of their relative paths, without hidden ones."""
+    found = [path for path in require_folder(folder).rglob(pattern) if path.is_file()]
+    kept = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    return sorted(kept, key=lambda path: path.relative_to(folder).as_posix())

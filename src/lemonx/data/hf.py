@@ -1,0 +1,189 @@
+"""Hugging Face datasets that were saved on disk (save_to_disk), for every task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from lemonx.data import Prepared
+from lemonx.data.examples import Example, Examples, digest, stack
+from lemonx.data.files import UserPath, reason, require_folder
+from lemonx.data.labels import Labels, integers, names, reals
+from lemonx.data.metrics import REGRESSION, Metrics, accuracy
+from lemonx.data.model import Model
+from lemonx.data.pixels import ImageOptions, normalise, pixels, require_pillow
+from lemonx.data.sequences import sequences
+from lemonx.data.splitting import FRACTION, held_out, spread
+from lemonx.data.table import place, text_columns
+from lemonx.data.text import join
+from lemonx.data.vocabulary import choose
+from lemonx.data.windows import language
+from lemonx.errors import BadData
+
+
+class Options(ImageOptions):
+    path: UserPath
+    train: str = "train"
+    validation: str | None = None
+    text: str | Annotated[tuple[str, ...], Field(min_length=1, max_length=2)] | None = None
+    image: str = "image"
+    label: str = "label"
+    regression: bool = False
+    metrics: tuple[Literal["accuracy", "f1", "matthews"], ...] = ("accuracy",)
+    length: int = Field(128, ge=8)
+    tokenizer: Literal["bytes"] | UserPath | None = None
+    image_size: int = Field(224, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]
+    channels: Literal[1, 3] = 3
+
+
+def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
+    """The examples of two splits; where there is no validation split, a twentieth of the rows are held out."""
+    train, validation = _splits(options)
+    for side, rows in (("training", train), ("validation", validation)):
+        if not len(rows):
+            raise BadData(f"{options.path}: no {side} rows: choose other splits by train and validation")
+    if task == "image-classification":
+        return _images(train, validation, options, seed)
+    if task == "sequence-classification":
+        return _sequences(train, validation, options, model)
+    columns = text_columns(options.text, train.column_names, str(options.path))
+    place(columns[0], train.column_names, str(options.path))
+    vocabulary = choose(model, options.tokenizer)
+    sides = [join((str(text) for text in rows[columns[0]]), vocabulary) for rows in (train, validation)]
+    return language(
+        task,
+        sides[0],
+        sides[1],
+        length=options.length,
+        vocabulary=vocabulary,
+        seed=seed,
+        limit=options.validation_examples,
+        where=str(options.path),
+    )
+
+
+def _splits(options: Options) -> tuple[Any, Any]:
+    """The training and validation rows."""
+    loaded = _load(options.path)
+    if isinstance(loaded, dict):
+        if options.train not in loaded:
+            raise BadData(f"{options.path} has no split {options.train!r}: it has {', '.join(loaded)}; set train")
+        train, name = loaded[options.train], options.validation
+        if name is None and "validation" in loaded:
+            name = "validation"
+        if name is not None:
+            if name not in loaded:
+                raise BadData(f"{options.path} has no split {name!r}: it has {', '.join(loaded)}; set validation")
+            return train, loaded[name]
+    elif options.validation is not None:
+        raise BadData(f"{options.path} has no splits: leave out validation, or save a DatasetDict")
+    else:
+        train = loaded
+    out = np.array([held_out(f"row {number}", FRACTION) for number in range(len(train))], bool)
+    return train.select(np.flatnonzero(~out)), train.select(np.flatnonzero(out))
+
+
+def _load(path: Path) -> Any:
+    """A Dataset, or a dict of them."""
+    try:
+        from datasets import load_from_disk
+    except ImportError:
+        raise BadData("kind hf needs datasets: pip install lemonx[train]") from None
+    try:
+        return load_from_disk(str(require_folder(path)))
+    except BadData:
+        raise
+    except Exception as error:  # datasets and arrow raise whatever the broken file led to
+        raise BadData(
+            f"{path} is no dataset that load_from_disk reads ({reason(error)}): write it by save_to_disk"
+        ) from None
+
+
+def _labels(train: Any, validation: Any, options: Options) -> Labels:
+    """The labels of both sides: class numbers, names, or real values."""
+    from datasets import ClassLabel
+
+    where = str(options.path)
+    place(options.label, train.column_names, where)
+    sides = [list(rows[options.label]) for rows in (train, validation)]
+    if any(label is None for side in sides for label in side):
+        raise BadData(f"{where}: a row has no {options.label}: leave such rows out")
+    if options.regression:
+        return reals(sides[0], sides[1], where)
+    feature = train.features[options.label]
+    if all(isinstance(label, int) and not isinstance(label, bool) for side in sides for label in side):
+        classes = len(feature.names) if isinstance(feature, ClassLabel) else None
+        return integers(np.array(sides[0], np.int64), np.array(sides[1], np.int64), where, classes)
+    if any(isinstance(label, float) for side in sides for label in side):
+        raise BadData(f"{where}: {options.label} holds real values: set regression, or name another column by label")
+    return names([str(label) for label in sides[0]], [str(label) for label in sides[1]], where)
+
+
+def _sequences(train: Any, validation: Any, options: Options, model: Model) -> Prepared:
+    where = str(options.path)
+    columns = text_columns(options.text, train.column_names, where)
+    for name in columns:
+        place(name, train.column_names, where)
+    texts = [
+        [tuple(str(text) for text in row) for row in zip(*(rows[name] for name in columns), strict=True)]
+        for rows in (train, validation)
+    ]
+    return sequences(
+        texts[0],
+        texts[1],
+        _labels(train, validation, options),
+        length=options.length,
+        vocabulary=choose(model, options.tokenizer),
+        model=model,
+        metrics=Metrics(*(REGRESSION if options.regression else options.metrics)),
+        where=where,
+    )
+
+
+class RowImages(Examples):
+    """Images of a dataset's rows, decoded when they are read."""
+
+    def __init__(self, rows: Any, labels: np.ndarray, options: Options, seed: int | None) -> None:
+        super().__init__(seed)
+        self._rows, self._labels, self._options = rows, torch.from_numpy(labels), options
+        self._augment = options.augment if seed is not None else ()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        size, channels = self._options.image_size, self._options.channels
+        images = self._rows[[int(index) for index in indices]][self._options.image]
+        examples = []
+        for index, image, draw in zip(indices, images, self.uniforms(indices, 5), strict=True):
+            read = normalise(pixels(image, size, channels, self._augment, draw), self._options)
+            examples.append({"pixel_values": read, "labels": self._labels[index]})
+        return examples
+
+
+def _images(train: Any, validation: Any, options: Options, seed: int) -> Prepared:
+    """The images of two splits; the digest is of the labels and of the files' names and sizes."""
+    from datasets import Image
+
+    require_pillow()
+    place(options.image, train.column_names, str(options.path))
+    if not isinstance(train.features[options.image], Image):
+        raise BadData(f"{options.path}: column {options.image!r} holds no images: cast it to datasets.Image")
+    labels = _labels(train, validation, options)
+    files = sorted(options.path.rglob("*.arrow"))
+    kept = spread(len(validation), options.validation_examples)
+    return Prepared(
+        RowImages(train, labels.train, options, seed),
+        RowImages(validation.select(kept), labels.validation[kept], options, None),
+        stack,
+        digest(
+            [*labels[:2], *(f"{file.relative_to(options.path).as_posix()} {file.stat().st_size}" for file in files)]
+        ),
+        {"num_labels": labels.classes, "image_size": options.image_size, "num_channels": options.channels},
+        accuracy,
+    )

@@ -1,0 +1,81 @@
+"""Images and labels in an .npz file: x_train, y_train, x_test, y_test, or images and labels."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lemonx.data import Prepared
+from lemonx.data.files import UserPath, reason, require_file
+from lemonx.data.labels import integers
+from lemonx.data.model import Model
+from lemonx.data.pixels import ImageOptions, arrays
+from lemonx.data.splitting import held_out
+from lemonx.errors import BadData
+
+_SPLIT = ("x_train", "y_train", "x_test", "y_test")
+_WHOLE = ("images", "labels")
+_FRACTION = 0.1
+
+
+class Options(ImageOptions):
+    path: UserPath
+
+
+def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
+    """The images of the file; where it has no test images, a tenth of them, by their numbers' hash, validates."""
+    found, where = _read(options.path), str(options.path)
+    if set(_SPLIT) <= set(found):
+        labels, test_labels = found["y_train"], found["y_test"]
+        train, test = _images(found["x_train"], where), _images(found["x_test"], where)
+    else:
+        images, numbers = _images(found["images"], where), found["labels"]
+        if images.shape[:1] != numbers.shape[:1]:
+            raise BadData(f"{where}: {len(images)} images, labels of shape {numbers.shape}: give one label for each")
+        out = np.array([held_out(f"image {number}", _FRACTION) for number in range(len(images))], bool)
+        train, labels, test, test_labels = images[~out], numbers[~out], images[out], numbers[out]
+    labels, test_labels = (
+        each[:, 0] if each.ndim == 2 and each.shape[1] == 1 else each for each in (labels, test_labels)
+    )
+    return arrays(train, test, integers(labels, test_labels, where), options, seed, where)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of the file that are wanted; pickled objects are never loaded."""
+    try:
+        archive = np.load(require_file(path), allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise BadData(f"{path} is no .npz file: write it by numpy.savez")
+        with archive:
+            wanted = next((names for names in (_SPLIT, _WHOLE) if set(names) <= set(archive.files)), None)
+            if wanted is None:
+                raise BadData(
+                    f"{path} holds {', '.join(archive.files) or 'nothing'}: "
+                    f"name its arrays {', '.join(_SPLIT)}, or {', '.join(_WHOLE)}"
+                )
+            return {name: archive[name] for name in wanted}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadData(f"{path} is no .npz file of numbers ({reason(error)}): write it by numpy.savez") from None
+
+
+def _images(images: np.ndarray, where: str) -> torch.Tensor:
+    """Images of any usual layout as (number, channels, height, width): uint8, or floats in [0, 1]."""
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.ndim == 4 and images.shape[3] in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    elif images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise BadData(
+            f"{where}: images of shape {images.shape}: give (number, height, width), 1 or 3 channels last or second"
+        )
+    if np.issubdtype(images.dtype, np.floating):
+        if images.size and not (images.min() >= 0 and images.max() <= 1):  # NaN fails both
+            raise BadData(f"{where}: images from {images.min()} to {images.max()}: give uint8, or floats in [0, 1]")
+        images = images.astype(np.float32)
+    elif images.dtype != np.uint8:
+        raise BadData(f"{where}: images of {images.dtype}: give uint8, or floats in [0, 1]")
+    return torch.from_numpy(np.ascontiguousarray(images))

@@ -1,0 +1,72 @@
+"""Token ids in .npy files: a corpus that was tokenized before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from lemonx.data import Prepared
+from lemonx.data.examples import Strict
+from lemonx.data.files import UserPath, reason, require_file
+from lemonx.data.model import Model
+from lemonx.data.splitting import FRACTION
+from lemonx.data.vocabulary import Vocabulary, from_folder, has_tokenizer
+from lemonx.data.windows import language
+from lemonx.errors import BadData
+
+
+class Options(Strict):
+    path: UserPath
+    validation: UserPath | None = None
+    length: int = Field(128, ge=8)
+    vocab_size: int | None = Field(None, ge=1)
+    mask_token_id: int | None = Field(None, ge=0)
+    validation_examples: int | None = Field(None, ge=1)
+
+
+def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
+    """Windows of the ids; validation is a file of its own, or the end."""
+    train = _read(options.path)
+    if options.validation is not None:
+        validation = _read(options.validation)
+    else:
+        cut = round(len(train) * (1 - FRACTION))
+        train, validation = train[:cut], train[cut:]
+    largest = max((int(ids.max()) for ids in (train, validation) if len(ids)), default=0)
+    return language(
+        task,
+        train,
+        validation,
+        length=options.length,
+        vocabulary=_vocabulary(largest, options, model),
+        seed=seed,
+        limit=options.validation_examples,
+        where=str(options.path),
+    )
+
+
+def _read(path: Path) -> np.ndarray:
+    """The ids of a file, mapped into memory."""
+    try:
+        ids = np.load(require_file(path), mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BadData(f"{path} is no .npy file of numbers ({reason(error)}): write it by numpy.save") from None
+    if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer) or ids.ndim not in (1, 2):
+        found = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else "an archive"
+        raise BadData(f"{path} holds {found}: token ids are integers in one dimension (or rows of them)")
+    if ids.size and ids.min() < 0:
+        raise BadData(f"{path} holds the negative token id {ids.min()}: write ids from 0")
+    return ids.reshape(-1)
+
+
+def _vocabulary(largest: int, options: Options, model: Model) -> Vocabulary:
+    """The vocabulary that the ids are from, as far as it is known."""
+    known = from_folder(model.folder) if model.folder is not None and has_tokenizer(model.folder) else Vocabulary(0)
+    mask = known.mask if options.mask_token_id is None else options.mask_token_id
+    size = options.vocab_size or max(largest + 1, known.size, 0 if mask is None else mask + 1)
+    if size <= max(largest, mask or 0):
+        raise BadData(f"{options.path} needs a vocabulary of {max(largest, mask or 0) + 1}, vocab_size is {size}")
+    # Windows are as they are in the file: no cls and sep around them.
+    return Vocabulary(size, known.pad, mask, special=known.special | (set() if mask is None else {mask}))

@@ -1,0 +1,106 @@
+"""The paper's question: how many steps until the target is as good as training from scratch makes it?
+
+Every length is a run of its own, with a schedule that ends there: a crossing inside a longer schedule is not the
+same. Between two lengths the answer is interpolated (log steps against the metric). The mark is the mean of the
+baseline's longest runs; the spread of an answer is the standard deviation over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+EXACT, AT_MOST, NOT_REACHED = "interpolated", "at most", "not reached"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean with its spread over seeds (None for a single seed)."""
+
+    mean: float
+    spread: float | None
+    by_seed: tuple[float, ...]
+
+
+def figure(values: Sequence[float]) -> Figure:
+    return Figure(fmean(values), stdev(values) if len(values) > 1 else None, tuple(values))
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Steps until the mark; `bound` says whether the shortest run had already passed it, or none did.
+
+    `short_of`: how far the best run stays from the mark, where it is not reached by every seed.
+    """
+
+    steps: Figure | None
+    bound: str
+    reached: int
+    seeds: int
+    short_of: float | None
+
+
+def steps_to(mark: float, points: Sequence[tuple[float, float]], better: str) -> tuple[float | None, str]:
+    """Steps at which (steps, metric) points, one a run, pass the mark.
+
+    >>> steps_to(1.5, [(100, 2.0), (400, 1.0)], "lower")
+    (200.0, 'interpolated')
+    >>> steps_to(3.0, [(100, 2.0), (400, 1.0)], "lower")
+    (100, 'at most')
+    """
+    sign = 1.0 if better == "lower" else -1.0
+    ordered = sorted(points)
+    before: tuple[float, float] | None = None
+    for steps, value in ordered:
+        gap = sign * (value - mark)
+        if gap <= 0:
+            if before is None:
+                return steps, AT_MOST
+            share = before[1] / (before[1] - gap)
+            logs = math.log2(before[0]) + share * (math.log2(steps) - math.log2(before[0]))
+            return round(2**logs, 6), EXACT
+        before = steps, gap
+    return None, NOT_REACHED
+
+
+def reach(mark: float, runs: Sequence[dict[str, Any]], better: str) -> Reach:
+    """The answer over the seeds of one arm; each run has seed, steps and final."""
+    seeds = sorted({run["seed"] for run in runs})
+    answers = [
+        steps_to(mark, [(run["steps"], run["final"]) for run in runs if run["seed"] == seed], better) for seed in seeds
+    ]
+    found = [steps for steps, _ in answers if steps is not None]
+    best = [(min if better == "lower" else max)(r["final"] for r in runs if r["seed"] == seed) for seed in seeds]
+    if len(found) < len(seeds):
+        return Reach(None, NOT_REACHED, len(found), len(seeds), abs(fmean(best) - mark))
+    bound = AT_MOST if any(word == AT_MOST for _, word in answers) else EXACT
+    return Reach(figure(found), bound, len(found), len(seeds), None)
+
+
+def saved(answer: Reach, arm: Costs, baseline: Costs) -> dict[str, Any] | None:
+    """Parts of the baseline's cost that are saved: in steps, FLOPs, and FLOPs with the source's training counted."""
+    if answer.steps is None:
+        return None
+    steps = answer.steps.by_seed
+    parts = {
+        "steps": [1 - n / baseline.steps for n in steps],
+        "flops": [1 - n * arm.per_step / baseline.total for n in steps],
+        "flops_with_source": [1 - (n * arm.per_step + arm.source) / baseline.total for n in steps],
+    }
+    return {name: asdict(figure(values)) for name, values in parts.items()}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """FLOPs of a step, of the source's training, and the length of the longest run."""
+
+    per_step: float
+    source: float
+    steps: int
+
+    @property
+    def total(self) -> float:
+        return self.per_step * self.steps

@@ -1,0 +1,161 @@
+"""experiment.toml: a source, a target, and the ways to get from one to the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lemonx.errors import BadRecipe
+
+FILE = "experiment.toml"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Paper(_Strict):
+    """What the paper found and its recipes at full scale, by the names of `lemonx train --list`."""
+
+    finding: str
+    recipes: tuple[str, ...] = ()
+
+
+class Arm(_Strict):
+    """One way to the target: a method from a source, trained for several lengths.
+
+    `expand` and `train` go beyond the experiment's own (the options of `lemonx expand`, the keys of a recipe);
+    `lengths` are fractions of the target's steps, each a run of its own with a schedule of its own.
+    """
+
+    label: str
+    method: str = "lemon"
+    source: str = "source"
+    expand: dict[str, Any] = Field(default_factory=dict)
+    train: dict[str, Any] = Field(default_factory=dict)
+    lengths: tuple[float, ...] | None = None
+
+
+class Goal(_Strict):
+    """The target: its sizes, and what its recipe says beyond the experiment's."""
+
+    expand: dict[str, Any]
+    train: dict[str, Any]
+
+
+class Downstream(_Strict):
+    """A task that every trained model is fine-tuned on; the recipe without its source."""
+
+    name: str
+    metric: str
+    train: dict[str, Any]
+
+
+class Quick(_Strict):
+    """What `--quick` leaves of it."""
+
+    seeds: tuple[int, ...]
+    lengths: tuple[float, ...] | None = None
+    arms: tuple[str, ...] | None = None
+
+
+class Experiment(_Strict):
+    """`claim`, `cost` and `command` open the file; `better` says which way the metric goes."""
+
+    name: str
+    title: str
+    claim: str
+    cost: str
+    command: str
+    paper: Paper
+    metric: str = "validation_loss"
+    better: Literal["lower", "higher"] = "lower"
+    # The arm whose longest run sets the mark that the others are to reach.
+    baseline: str = "scratch"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    lengths: tuple[float, ...]
+    train: dict[str, Any]
+    sources: dict[str, dict[str, Any]]
+    target: Goal
+    arms: tuple[Arm, ...]
+    downstream: tuple[Downstream, ...] = ()
+    quick: Quick | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Experiment:
+        labels = [arm.label for arm in self.arms]
+        if len(set(labels)) != len(labels):
+            raise ValueError("two arms have one label")
+        if self.baseline not in labels:
+            raise ValueError(f"baseline {self.baseline!r} is not an arm")
+        for arm in self.arms:
+            if arm.source not in self.sources:
+                raise ValueError(f"arm {arm.label!r} grows from {arm.source!r}, which is not among the sources")
+        for length in (*self.lengths, *(n for arm in self.arms for n in arm.lengths or ())):
+            if not 0 < length <= 4:
+                raise ValueError(f"length {length}: want a fraction of the target's steps")
+        if not isinstance(self.target.train.get("steps"), int):
+            raise ValueError("target.train needs steps, the length of training from scratch")
+        return self
+
+    @property
+    def steps(self) -> int:
+        """The length of training from scratch."""
+        return self.target.train["steps"]
+
+    def lengths_of(self, arm: Arm) -> tuple[float, ...]:
+        return arm.lengths or self.lengths
+
+    def shortened(self) -> Experiment:
+        """The quick version."""
+        if self.quick is None:
+            return self
+        quick = self.quick
+        arms = tuple(
+            arm.model_copy(update={"lengths": _common(arm.lengths, quick.lengths)})
+            for arm in self.arms
+            if quick.arms is None or arm.label in quick.arms
+        )
+        lengths = quick.lengths or self.lengths
+        return self.model_copy(update={"seeds": quick.seeds, "lengths": lengths, "arms": arms})
+
+
+def _common(own: tuple[float, ...] | None, wanted: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    if own is None or wanted is None:
+        return own
+    return tuple(length for length in own if length in wanted) or own[-1:]
+
+
+def read(folder: Path) -> Experiment:
+    """The experiment in a folder."""
+    path = folder / FILE if folder.is_dir() else folder
+    try:
+        return parse(_toml(path.read_text()), path)
+    except OSError as error:
+        raise BadRecipe(f"{path}: {error.strerror}: give the folder of an experiment") from None
+
+
+def parse(content: Mapping[str, Any], path: Path) -> Experiment:
+    try:
+        return Experiment.model_validate(dict(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadRecipe(
+            f"{path}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+        ) from None
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadRecipe(f"{FILE}: {error}") from None

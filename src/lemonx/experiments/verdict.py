@@ -1,0 +1,198 @@
+"""Does the paper's claim hold here? One judgement a comparison, from the numbers alone.
+
+LEMON is ahead of another arm if its mean steps to the mark are fewer by more than the combined spread over seeds
+(the root of the sum of the squares). Where bounds leave that open (the shortest run had passed the mark already, the
+longest had not), the final quality of the longest runs of equal length decides, if there are any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from lemonx.experiments.answer import AT_MOST, steps_to
+from lemonx.experiments.wording import AT_LEAST, is_baseline
+
+AHEAD, BEHIND, NOISE, OPEN = "ahead", "behind", "noise", "open"
+STEPS, FINAL = "steps", "final"
+LEMON = "lemon"
+
+# What each outcome says of the claim that LEMON is ahead, and of a variant of LEMON against the first.
+CLAIM = {AHEAD: "reproduces", BEHIND: "does not reproduce", NOISE: "within seed noise", OPEN: "not decided"}
+OVERALL = {**CLAIM, NOISE: "partly within seed noise"}
+VARIANT = {AHEAD: "better", BEHIND: "worse", NOISE: "within seed noise", OPEN: "not decided"}
+# Of what is measured after fine-tuning the claim is that nothing is lost.
+TUNED = {AHEAD: "better", BEHIND: "worse: does not reproduce", NOISE: "equal within seed noise", OPEN: "not decided"}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Steps that an arm needs; `less`, `more`: some seed needs at most, or at least, what is counted for it."""
+
+    steps: float
+    spread: float | None
+    less: bool = False
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An arm against another: the outcome, the advantage and the noise it is measured against.
+
+    `basis`: steps to the mark, or final quality at equal `length`. `noise` is None where a single seed leaves none.
+    `bound`: what a bound on either side makes of the advantage, `at least` or `at most`; `known`: its sign is known.
+    """
+
+    arm: str
+    other: str
+    outcome: str
+    basis: str
+    advantage: float
+    noise: float | None
+    length: int | None = None
+    bound: str = ""
+    known: bool = True
+
+
+def need(content: dict[str, Any], arm: dict[str, Any]) -> Need:
+    """An arm's steps to the mark over its seeds; a seed that does not reach it counts with its longest run."""
+    if is_baseline(content, arm):
+        return Need(content["steps"], 0.0)
+    mark, better = content["mark"]["mean"], content["experiment"]["better"]
+    counted: list[float] = []
+    less = more = False
+    for seed in sorted({run["seed"] for run in arm["runs"]}):
+        points = [(run["steps"], run["final"]) for run in arm["runs"] if run["seed"] == seed]
+        found, bound = steps_to(mark, points, better)
+        less, more = less or bound == AT_MOST, more or found is None
+        counted.append(max(steps for steps, _ in points) if found is None else found)
+    return Need(fmean(counted), stdev(counted) if len(counted) > 1 else None, less, more)
+
+
+def judge(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any]) -> Comparison:
+    """Is `arm` ahead of `other`?"""
+    first, second = need(content, arm), need(content, other)
+    advantage, noise = second.steps - first.steps, combined(first.spread, second.spread)
+    # One seed leaves no noise to judge by, but it leans to a side.
+    leans = outcome_of(advantage, noise or 0.0)
+    larger, smaller = first.less or second.more, first.more or second.less
+    # A bound decides only if the truth behind it can but add to the difference.
+    unsure = {AHEAD: smaller, BEHIND: larger, NOISE: larger or smaller, OPEN: True}[leans]
+    if unsure and (length := _common_length(arm, other)) is not None:
+        return _at_equal_length(content, arm, other, length)
+    outcome = OPEN if unsure or noise is None else leans
+    bound = {(True, False): AT_LEAST, (False, True): AT_MOST}.get((larger, smaller), "")
+    return Comparison(arm["label"], other["label"], outcome, STEPS, advantage, noise, None, bound, not unsure)
+
+
+def _at_equal_length(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any], length: int) -> Comparison:
+    first, second = (next(at for at in a["at"] if at["steps"] == length) for a in (arm, other))
+    sign = 1.0 if content["experiment"]["better"] == "lower" else -1.0
+    advantage, noise = sign * (second["mean"] - first["mean"]), combined(first["spread"], second["spread"])
+    return Comparison(arm["label"], other["label"], outcome_of(advantage, noise), FINAL, advantage, noise, length)
+
+
+def _common_length(arm: dict[str, Any], other: dict[str, Any]) -> int | None:
+    return max({at["steps"] for at in arm["at"]} & {at["steps"] for at in other["at"]}, default=None)
+
+
+def combined(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else math.hypot(first, second)
+
+
+def outcome_of(advantage: float, noise: float | None) -> str:
+    """
+    >>> outcome_of(10.0, 5.0), outcome_of(-10.0, 5.0), outcome_of(3.0, 5.0), outcome_of(10.0, None)
+    ('ahead', 'behind', 'noise', 'open')
+    """
+    if noise is None or math.isnan(advantage):
+        return OPEN
+    if abs(advantage) <= noise:
+        return NOISE
+    return AHEAD if advantage > 0 else BEHIND
+
+
+def lemons(content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [arm for arm in content["arms"] if arm["method"] == LEMON]
+
+
+def claims(content: dict[str, Any]) -> list[Comparison]:
+    """Every LEMON arm against what starts from the same source, and against what needs none."""
+    return [
+        judge(content, arm, other)
+        for arm in lemons(content)
+        for other in content["arms"]
+        if other is not arm and _rivals(content, arm, other)
+    ]
+
+
+def _rivals(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any]) -> bool:
+    if is_baseline(content, other) or is_baseline(content, arm):
+        return not is_baseline(content, arm)
+    return other["method"] != LEMON and (other["method"] == "scratch" or other["source"] == arm["source"])
+
+
+def variants(content: dict[str, Any]) -> list[Comparison]:
+    """The further LEMON arms of a source against its first."""
+    found: list[Comparison] = []
+    first: dict[str, dict[str, Any]] = {}
+    for arm in lemons(content):
+        if not is_baseline(content, arm):
+            leader = first.setdefault(arm["source"], arm)
+            if leader is not arm:
+                found.append(judge(content, arm, leader))
+    return found
+
+
+def tuned(content: dict[str, Any]) -> list[tuple[str, Comparison]]:
+    """LEMON against the others after fine-tuning, by task; every such metric but a loss is better when higher."""
+    found = []
+    for arm in lemons(content):
+        for other in content["arms"]:
+            if other is not arm and _rivals(content, arm, other):
+                for task, first in arm["downstream"].items():
+                    second = other["downstream"][task]
+                    sign = -1.0 if "loss" in first["metric"] else 1.0
+                    advantage = sign * (first["mean"] - second["mean"])
+                    noise = combined(first["spread"], second["spread"])
+                    outcome = outcome_of(advantage, noise)
+                    found.append((task, Comparison(arm["label"], other["label"], outcome, FINAL, advantage, noise)))
+    return found
+
+
+def headline(comparisons: Sequence[Comparison]) -> tuple[str, str]:
+    """The worst outcome of all, and one sentence on them."""
+    by = {outcome: [c for c in comparisons if c.outcome == outcome] for outcome in (BEHIND, NOISE, OPEN, AHEAD)}
+    if not comparisons:
+        return OPEN, "No arm of this experiment tests whether LEMON needs fewer steps."
+    total = len(comparisons)
+    if len(by[AHEAD]) == total:
+        return AHEAD, f"The claim reproduces here: LEMON is ahead in {_count(total)}."
+    parts = []
+    for outcome, words in (
+        (BEHIND, "The claim does not reproduce here against {}."),
+        (NOISE, "Within seed noise of {}."),
+        (OPEN, "Not decided against {}."),
+    ):
+        if by[outcome]:
+            parts.append(words.format(_listed(by[outcome])))
+    if single := [c for c in by[OPEN] if c.noise is None]:
+        ahead = sum(c.known and c.advantage > 0 for c in single)
+        parts.append(f"One seed leaves no spread to judge by; on it LEMON is ahead of {ahead} of {len(single)}.")
+    if by[AHEAD]:
+        parts.append(f"It reproduces in {len(by[AHEAD])} of {total} comparisons.")
+    return next(outcome for outcome in (BEHIND, NOISE, OPEN) if by[outcome]), " ".join(parts)
+
+
+def _count(total: int) -> str:
+    return "the one comparison made" if total == 1 else f"all {total} comparisons"
+
+
+def _listed(comparisons: Sequence[Comparison]) -> str:
+    """`FPI, AKI`; with the arm where several LEMON arms are compared: `scratch (LEMON, indivisible)`."""
+    arms = {c.arm for c in comparisons}
+    names = [c.other if len(arms) == 1 else f"{c.other} ({c.arm})" for c in comparisons]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,103 @@
+"""How the figures of a result are worded, in the terminal and on the page: how many digits, which signs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lemonx.experiments.answer import AT_MOST, NOT_REACHED
+
+AT_LEAST = "at least"
+
+
+def steps(value: float) -> str:
+    """
+    >>> steps(1234.5)
+    '1,234'
+    """
+    return _signed(f"{value:,.0f}")
+
+
+def metric(value: float) -> str:
+    """
+    >>> metric(1.52345)
+    '1.5234'
+    """
+    return _signed(f"{value:.4f}")
+
+
+def percent(value: float) -> str:
+    """A part of one, in percent; the sign of percent stands once, after the spread.
+
+    >>> percent(0.5671), percent(-0.02)
+    ('56.7', '−2.0')
+    """
+    return _signed(f"{100 * value:.1f}")
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", "−")
+
+
+def name(key: str) -> str:
+    """validation_loss -> validation loss."""
+    return key.replace("_", " ")
+
+
+def plus_minus(spread: float | None, text: Callable[[float], str]) -> str:
+    """The spread over seeds behind a mean, in the mean's own wording; nothing for a single seed."""
+    return "" if spread is None else f" ± {text(spread)}"
+
+
+def is_baseline(content: dict[str, Any], arm: dict[str, Any]) -> bool:
+    return arm["label"] == content["experiment"]["baseline"]
+
+
+def bound(arm: dict[str, Any]) -> str:
+    """What stands before the steps to the mark: `at most ` where the shortest run had passed it already."""
+    return f"{AT_MOST} " if arm["reach"]["bound"] == AT_MOST else ""
+
+
+def saved_bound(arm: dict[str, Any]) -> str:
+    """What stands before a saving: at most so many steps are at least so much saved."""
+    return f"{AT_LEAST} " if bound(arm) else ""
+
+
+def not_reached(arm: dict[str, Any]) -> str:
+    """How far the best run of an arm stays from a mark that not every seed reaches."""
+    reach = arm["reach"]
+    if reach["reached"]:  # the mean of the best runs may lie on either side of the mark then
+        return f"{NOT_REACHED} by {reach['seeds'] - reach['reached']} of {reach['seeds']} seeds"
+    return f"{NOT_REACHED} ({metric(reach['short_of'])} short)"
+
+
+def reach_text(content: dict[str, Any], arm: dict[str, Any]) -> str:
+    """Steps to the mark, or how far the best run stays from it; the baseline sets the mark with its longest run."""
+    if is_baseline(content, arm):
+        return f"{steps(content['steps'])} (sets the mark)"
+    found = arm["reach"]["steps"]
+    if found is None:
+        return not_reached(arm)
+    return f"{bound(arm)}{steps(found['mean'])}{plus_minus(found['spread'], steps)}"
+
+
+def saved_text(arm: dict[str, Any], what: str) -> str:
+    """The part of the baseline's cost that is saved, in percent."""
+    if arm["saved"] is None:
+        return ""
+    value = arm["saved"][what]
+    return f"{saved_bound(arm)}{percent(value['mean'])}{plus_minus(value['spread'], percent)} %"
+
+
+def mark_text(content: dict[str, Any]) -> str:
+    """What every arm is to reach."""
+    experiment, mark = content["experiment"], content["mark"]
+    return (
+        f"{name(experiment['metric'])} {metric(mark['mean'])}{plus_minus(mark['spread'], metric)}, what "
+        f"{experiment['baseline']} reaches in {steps(content['steps'])} steps"
+    )
+
+
+def seeds_text(content: dict[str, Any]) -> str:
+    count = len(content["experiment"]["seeds"])
+    return "1 seed" if count == 1 else f"{count} seeds"

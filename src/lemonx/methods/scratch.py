@@ -1,0 +1,36 @@
+"""Training from scratch: the target as transformers initialises it. What every method is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.free import EVEN, Free
+from lemonx.methods import Lessons, method
+from lemonx.methods.net2net import CIRCULAR
+from lemonx.planning import Plan
+from lemonx.reading import Change, Reading, copies, kept, stacked
+
+if TYPE_CHECKING:
+    import torch
+
+
+def fresh(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, torch.Tensor]:
+    """The tensors of a new model of the target's class, drawn with the plan's seed."""
+    from lemonx.verification.building import new_model, tensors_on_disk
+
+    return tensors_on_disk(new_model(plan.target_config, plan.seed))
+
+
+def unread(*notes: str) -> Reading:
+    """The rows give names and shapes, nothing else."""
+    return Reading(
+        EVEN, lossless=False, mode=kept, further=copies, arrange=stacked, kinds=CIRCULAR, notes=notes, made="fresh"
+    )
+
+
+@method("scratch", paper="no paper: the initialisation of transformers' own class", make=fresh)
+def scratch(change: Change, free: Free) -> Reading:
+    """The target, freshly initialised: nothing of the source is kept."""
+    return unread()

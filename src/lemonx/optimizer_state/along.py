@@ -1,0 +1,62 @@
+"""A linear map along one axis of a moment: every target index reads one source index, their mean, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lemonx.vectors import AVG, RAND, ZERO, Expansion
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, eq=False)
+class Along:
+    """y[t] = scale[t] x[source[t]]; at AVG scale[t] times the mean of x; at ZERO nothing.
+
+    >>> import torch
+    >>> half = Along(2, np.array([0, 1, 0, AVG]), np.array([0.5, 1.0, 0.5, 1.0]))
+    >>> half.apply(torch.tensor([2.0, 4.0]), 0)
+    tensor([1., 4., 1., 3.])
+    """
+
+    size: int
+    source: NDArray[np.int64]
+    scale: NDArray[np.float64]
+
+    @property
+    def is_identity(self) -> bool:
+        same = len(self.source) == self.size and bool((self.source == np.arange(self.size)).all())
+        return same and bool((self.scale == 1.0).all())
+
+    def apply(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """The map of a tensor's axis."""
+        import torch
+
+        if self.is_identity:
+            return x
+        shape = [1] * x.ndim
+        shape[axis] = -1
+        index = torch.from_numpy(np.maximum(self.source, 0))
+        scale = torch.from_numpy(np.where(self.source == ZERO, 0.0, self.scale)).to(x.dtype)
+        y = x.index_select(axis, index) * scale.view(shape)
+        if len(at := np.flatnonzero(self.source == AVG)):
+            where = torch.from_numpy(at)
+            mean = x.mean(axis, keepdim=True, dtype=torch.float64).to(x.dtype)
+            y.index_copy_(axis, where, (mean * scale[where].view(shape)).contiguous())
+        return y
+
+    def squared(self) -> Along:
+        """The map with squared coefficients: a mean of n has n coefficients 1/n, so it is a mean again, over n."""
+        return Along(self.size, self.source, np.where(self.source == AVG, self.scale**2 / self.size, self.scale**2))
+
+
+def reads(space: Expansion) -> Along:
+    """E: what an activation becomes, and so the part of a gradient that comes from the input."""
+    flagged = (space.source == ZERO) | (space.source == RAND)
+    amp = np.where(space.source == AVG, 1.0, space.amp) * space.gain
+    return Along(space.size, np.where(flagged, ZERO, space.source), np.where(flagged, 0.0, amp))

@@ -1,0 +1,159 @@
+"""How backward signals expand: the dual of every space.
+
+An activation x becomes x* = E x. If the expansion is lossless for every x, the chain rule says of the backward
+signals d = dL/dx and d* = dL/dx* that E^T d* = d, whatever the free parameters are. How d* is shared among the
+copies of a unit is up to what reads them:
+
+    linear     W* = E_out W R + noise, so d* = R^T d + noise: a copy gets its share of the fan-out
+    tied       logits = (E_e e) . x*, so d* = E_e d: the embedding's own expansion, an even split
+    norm       its Jacobian mixes units; d* = D d only where every copy has its part of the unit's energy, which
+               an even split gives; a LayerNorm that reads means also spreads the mean of its own signal, which d
+               does not hold
+    BatchNorm  per channel: whatever its output has
+    attention  a key-value head gets the sum of its query heads
+
+So d* = D d with D[t] = share[t] / (amp[t] gain), where noise, uneven splits in front of a norm, and means allow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lemonx.free import Free
+from lemonx.modules import BatchNorm, LayerNorm, Linear, Norm, Row
+from lemonx.optimizer_state.along import Along, reads
+from lemonx.planning import Plan
+from lemonx.vectors import AVG, ZERO, Expansion
+
+NOISE = "the copies of a unit are told apart by noise, which the source's gradients do not know"
+ZETA = "new coordinates that hold zeros are read with random weights"
+UNEVEN = "a norm mixes the backward signals of copies that are read unevenly"
+MEAN = "a LayerNorm that reads means spreads the mean of its backward signal over them, which the source projects out"
+GROUPS = "query heads of one key-value head are divided among its copies"
+UNREAD = "nothing in the checkpoint reads it: what a loss makes of its copies is not known"
+LOSSY = "the method is not lossless"
+# Shares are sums of a few fractions: what differs by less is rounding.
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Dual:
+    """The map of a space's backward signals; `units` and `rest` say why it is not exact on copies and elsewhere."""
+
+    share: NDArray[np.float64]
+    along: Along
+    units: frozenset[str] = frozenset()
+    rest: frozenset[str] = frozenset()
+
+
+def duals(plan: Plan) -> dict[str, Dual]:
+    """The dual of every space of a plan."""
+    spaces = plan.types.spaces
+    shares = {name: _share(plan, name, frozenset({name})) for name in spaces}
+    found = {name: Dual(share, _along(spaces[name], share, tied)) for name, (share, tied) in shares.items()}
+    # Reasons pass from a norm's output to its input: through all spaces in as many rounds as there are.
+    for _ in spaces:
+        found = {name: _with_reasons(plan, name, found) for name in found}
+    return found
+
+
+def _readers(plan: Plan, space: str) -> list[Row]:
+    rows = (plan.source_spec.rows[name] for name in plan.rows)
+    return [row for row in rows if space in row.reads.axes]
+
+
+def _share(plan: Plan, space: str, asked: frozenset[str]) -> tuple[NDArray[np.float64], Expansion | None]:
+    """Each copy's share of its unit's backward signal; and the embedding that reads the space, if one does."""
+    units, readers = plan.types.spaces[space], _readers(plan, space)
+    linear = [row for row in readers if isinstance(row, Linear)]
+    if any(row.tied is None for row in linear):
+        return split(units, plan.free), None
+    if linear:
+        embedding = plan.source_spec.rows[linear[0].tied or ""].writes.axes[0]
+        return _even(units), plan.types.spaces[embedding]
+    # A norm keeps units in place, so its input has the shares of its output. Where several norms read a stream and
+    # disagree (the last one in front of a tied decoder), none is right for all of it: their mean errs least.
+    norms = [row for row in readers if isinstance(row, Norm | BatchNorm)]
+    others = sorted({_counterpart(row, space) for row in norms} & plan.types.spaces.keys() - asked)
+    if others:
+        return np.mean([_share(plan, other, asked | {other})[0] for other in others], axis=0), None
+    if (queries := _queries(plan, space)) is not None:
+        return _served(plan, space, queries).mean(1), None
+    return _even(units), None
+
+
+def _queries(plan: Plan, space: str) -> str | None:
+    """The space of query heads that stand under these key-value heads."""
+    return next((name for name, other in plan.source_spec.spaces.items() if other.under == space), None)
+
+
+def _served(plan: Plan, space: str, queries: str) -> NDArray[np.float64]:
+    """For each target head and each query head of its source group: the share of that query that it serves."""
+    heads, keys = plan.types.spaces[queries], plan.types.spaces[space]
+    group, target_group = heads.size // keys.size, heads.target_size // keys.target_size
+    served = np.zeros((keys.target_size, group))
+    slots = np.arange(heads.target_size) // target_group, heads.source % group
+    np.add.at(served, slots, _share(plan, queries, frozenset({queries}))[0])
+    return served
+
+
+def _with_reasons(plan: Plan, space: str, found: dict[str, Dual]) -> Dual:
+    """The dual with the reasons why it is not exact: on copies, and on coordinates that are none."""
+    units, readers = plan.types.spaces[space], _readers(plan, space)
+    on_units, on_rest = set[str](), set[str]()
+    for row in readers:
+        if isinstance(row, Linear) and row.tied is None:
+            on_units |= {NOISE} if plan.free.phi and units.copies.max() > 1 else set()
+            on_rest |= {ZETA} if plan.free.zeta and units.has(ZERO) else set()
+        elif isinstance(row, Norm | BatchNorm) and (written := found.get(_counterpart(row, space))):
+            on_units |= written.units | _mixed(row, units, written)
+            on_rest |= written.rest | ({MEAN} if isinstance(row, LayerNorm) else set())
+    if not readers and (queries := _queries(plan, space)) is not None:
+        uneven = np.ptp(_served(plan, space, queries), axis=1).max() > TINY
+        on_units |= found[queries].units | ({GROUPS} if uneven else set())
+    elif not readers and not units.is_identity:
+        on_units.add(UNREAD)
+    rest = frozenset(on_rest) if (units.source < 0).any() else frozenset[str]()
+    return replace(found[space], units=frozenset(on_units), rest=rest)
+
+
+def _mixed(row: Row, units: Expansion, written: Dual) -> set[str]:
+    """Why a norm's Jacobian does not keep the signals of copies in proportion."""
+    if not isinstance(row, Norm):
+        return set()
+    uneven = not np.allclose(written.share, _energy(units), rtol=0, atol=TINY)
+    means = isinstance(row, LayerNorm) and units.has(AVG)
+    return ({UNEVEN} if uneven else set()) | ({MEAN} if means else set())
+
+
+def split(units: Expansion, free: Free) -> NDArray[np.float64]:
+    """The shares of the weight that reads each copy: those of `free`, the first copy taking the rest."""
+    count = units.copies[np.maximum(units.source, 0)]
+    further = np.array([free.share(int(k)) for k in count])
+    share = np.where(units.copy_number > 0, further, 1.0 - (count - 1) * further)
+    return np.where(units.source >= 0, share, 0.0)
+
+
+def _even(units: Expansion) -> NDArray[np.float64]:
+    return np.where(units.source >= 0, 1.0 / units.copies[np.maximum(units.source, 0)], 0.0)
+
+
+def _energy(units: Expansion) -> NDArray[np.float64]:
+    """Each copy's part of its unit's energy: the split under which a norm's Jacobian keeps copies in proportion."""
+    return np.where(units.source >= 0, units.amp**2 / units.energy[np.maximum(units.source, 0)], 0.0)
+
+
+def _along(units: Expansion, share: NDArray[np.float64], embedding: Expansion | None) -> Along:
+    if embedding is not None:
+        return reads(embedding)
+    copied = units.source >= 0
+    scale = np.where(copied, share / (units.amp * units.gain), 0.0)
+    return Along(units.size, np.where(copied, units.source, ZERO), scale)
+
+
+def _counterpart(row: Row, space: str) -> str:
+    """The space that a norm writes where it reads `space`: fused axes stand in the same order on both sides."""
+    return row.writes.axes[row.reads.axes.index(space)]

@@ -1,0 +1,74 @@
+"""Adam's state in memory, by parameter name: the source's in, the target's out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lemonx.errors import BadCheckpoint, Refused
+from lemonx.optimizer_state.moments import FRESH, Moments, moments
+from lemonx.planning import Plan
+from lemonx.verification.building import disk_names, skeleton
+
+FIRST, SECOND, COUNT = ("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"), "step"
+State = Mapping[str, Any]
+
+
+def grow_optimizer(plan: Plan, state: Mapping[str, State]) -> dict[str, dict[str, Any]]:
+    """The target's Adam state from the source's, both by module name, as `get_optimizer_state_dict` has them.
+
+    A parameter without state (frozen, or never reached by a gradient) has none in the target either.
+    """
+    source, target = disk_names(skeleton(plan.source_config)), disk_names(skeleton(plan.target_config))
+    if unknown := sorted(state.keys() - source.keys()):
+        raise BadCheckpoint(
+            f"the optimizer has state for {unknown[0]!r}, which is no parameter of this model: give the state of the "
+            "same training run"
+        )
+    on_disk = {source[name]: entry for name, entry in state.items()}
+    readings = moments(plan)
+    result = {}
+    for name, disk in target.items():
+        if disk in readings and (grown := grow_entry(readings[disk], on_disk)) is not None:
+            result[name] = grown
+    return result
+
+
+def grow_entry(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, Any] | None:
+    """The state of one target tensor; None where its source has none."""
+    own = on_disk.get(reading.source)
+    if own is None:
+        return None
+    _check_adam(reading, own)
+    result: dict[str, Any] = {}
+    for key, value in own.items():
+        if key == COUNT:
+            # Where nothing is known, Adam starts anew, with the correction of bias that belongs to it.
+            result[key] = value * 0 if reading.status == FRESH else value
+            continue
+        known = {name: entry[key] for name, entry in on_disk.items() if name in (reading.source, reading.appended)}
+        result[key] = reading.first(known) if key in FIRST else reading.second(known)
+    return result
+
+
+def _check_adam(reading: Moments, entry: State) -> None:
+    """Refused unless this is the state of Adam or AdamW, and of this tensor."""
+    import torch
+
+    name, needed, known = reading.source, {*FIRST, SECOND[0], COUNT}, {*FIRST, *SECOND, COUNT}
+    if not needed <= entry.keys() <= known:
+        raise Refused(
+            f"the optimizer keeps {', '.join(sorted(map(str, entry)))} for {name}, and only what Adam and AdamW keep "
+            f"({', '.join(sorted(needed))}) can be grown: expand without --with-optimizer"
+        )
+    for key in sorted(entry.keys() - {COUNT}):
+        value = entry[key]
+        if type(value) is not torch.Tensor or not value.is_floating_point():
+            raise Refused(
+                f"{key} of {name} is quantised or no plain tensor, and only floats can be grown: keep them so"
+            )
+        if tuple(value.shape) != reading.source_shape:
+            raise BadCheckpoint(
+                f"{key} of {name} has shape {list(value.shape)}, its weight {list(reading.source_shape)}: "
+                "give the state of the same training run"
+            )

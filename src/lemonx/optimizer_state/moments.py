@@ -1,0 +1,181 @@
+"""Adam's moments of every tensor of a plan, as linear readings of the source's.
+
+A gradient is a backward signal times an activation: dL/dW[o, i] = d[o] x[i], summed over positions. So its axes
+that a module writes take the dual of their space, those it reads the expansion itself:
+
+    m* = D_out m E_in^T        v* the same with squared coefficients
+
+A norm's gain, mu* = f mu, has the gradient share / f times the source's. The second moment of a sum is the sum of
+second moments only if its terms are independent, which is the approximation in v* at entries that hold means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lemonx import depth
+from lemonx.modules import Norm, Row, Vector
+from lemonx.operators import KEEP
+from lemonx.optimizer_state.along import Along, reads
+from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals
+from lemonx.planning import Plan, Step
+from lemonx.signature import Side
+from lemonx.vectors import ZERO, Expansion, identity
+
+if TYPE_CHECKING:
+    import torch
+
+# How a moment of the target follows from the source's: as the next gradient does, as it does but for what the source
+# does not know, or not at all, so that it starts at zero.
+EXACT, EXPECTED, FRESH = "exact", "expected", "fresh"
+ADDED = "an added block: what it reads and writes the source never saw"
+REPLACED = "the parameters are replaced, not expanded"
+
+
+@dataclass(frozen=True)
+class Moments:
+    """How one tensor's moments grow: maps along the fused parts of each axis, and how sure they are.
+
+    `axes` is None for fresh moments. `appended`: the tensor that further copies come from, where not from `source`,
+    and which indices of the first axis these are.
+    """
+
+    name: str
+    source: str
+    source_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    axes: tuple[tuple[Along, ...], ...] | None
+    why: frozenset[str]
+    appended: str | None = None
+    further: np.ndarray | None = None
+
+    @property
+    def status(self) -> str:
+        if self.axes is None:
+            return FRESH
+        return EXPECTED if self.why else EXACT
+
+    def first(self, moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """m* from the source's m by name."""
+        return self._read(moments, squared=False)
+
+    def second(self, moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """v* from the source's v by name."""
+        return self._read(moments, squared=True)
+
+    def _read(self, moments: Mapping[str, torch.Tensor], *, squared: bool) -> torch.Tensor:
+        import torch
+
+        own = moments[self.source]
+        if self.axes is None:
+            return torch.zeros(self.shape, dtype=own.dtype)
+        result = self._mapped(own, squared)
+        if self.appended is not None and self.appended in moments:
+            other = self._mapped(moments[self.appended], squared)
+            result[torch.from_numpy(self.further)] = other[torch.from_numpy(self.further)]
+        return result
+
+    def _mapped(self, tensor: torch.Tensor, squared: bool) -> torch.Tensor:
+        assert self.axes is not None
+        factors = [factor for axis in self.axes for factor in axis]
+        result = tensor.reshape([factor.size for factor in factors])
+        for at, factor in enumerate(factors):
+            result = (factor.squared() if squared else factor).apply(result, at)
+        # A copy even where nothing grows: the caller may write to it.
+        return result.reshape(self.shape).clone() if result is tensor else result.reshape(self.shape)
+
+
+def moments(plan: Plan) -> dict[str, Moments]:
+    """How the moments of every tensor of the target follow, by its name on disk."""
+    found = duals(plan)
+    return {step.name: _moments(plan, found, step) for step in plan.steps}
+
+
+def _moments(plan: Plan, found: Mapping[str, Dual], step: Step) -> Moments:
+    row = plan.source_spec.rows[step.row]
+    sizes = plan.tensors[step.source].shape
+    fresh = _fresh(plan, step, row)
+    if fresh is not None:
+        return Moments(step.name, step.source, sizes, step.shape, None, frozenset({fresh}))
+    why = {LOSSY} if not plan.reading.lossless else set[str]()
+    axes = []
+    for axis, size in zip(row.tensors()[step.suffix], sizes, strict=False):
+        if axis.role == "w":
+            maps, unsure = _written(plan, found, axis.side, size, row, step)
+            why |= unsure
+        else:
+            maps = tuple(reads(_expansion(plan, name, size)) for name in axis.side.axes)
+        axes.append(maps)
+    further = None
+    if step.appended is not None:
+        further = plan.types.of(row.writes).copy_number > 0
+    return Moments(step.name, step.source, sizes, step.shape, tuple(axes), frozenset(why), step.appended, further)
+
+
+def _fresh(plan: Plan, step: Step, row: Row) -> str | None:
+    """Why nothing of the source's moments belongs to this tensor, if so."""
+    recipe = step.recipe
+    replaced = recipe.constant is not None if isinstance(recipe, Vector) else recipe.mode != KEEP
+    stack = plan.source_spec.stack_of(step.row)
+    if stack is not None and plan.blocks[stack][step.block].added:
+        # In a Post-LN block that closes a group, the norm is the source's own, moved.
+        moved = depth.in_stream(row, plan.source_spec.stacks[stack].stream) and not replaced
+        return None if moved else ADDED
+    return REPLACED if replaced else None
+
+
+def _written(
+    plan: Plan, found: Mapping[str, Dual], side: Side, size: int, row: Row, step: Step
+) -> tuple[tuple[Along, ...], frozenset[str]]:
+    """The maps of an axis that a module writes, and why they are not exact."""
+    known = [found[name] for name in side.axes if name in found]
+    if isinstance(row, Norm) and step.suffix == "weight" and isinstance(step.recipe, Vector):
+        # What is not a copy is at the mean, or zero: normed it is zero, so the gain there has no gradient.
+        return (_gain(plan, found, side, step.recipe),), _union(dual.units for dual in known)
+    if (decoder := _tied_to(plan, step.row)) is not None:
+        return _tied(plan, known[0], decoder)
+    maps = (found[name].along if name in found else reads(_expansion(plan, name, size)) for name in side.axes)
+    return tuple(maps), _union(dual.units | dual.rest for dual in known)
+
+
+def _union(reasons: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset[str]().union(*reasons)
+
+
+def _gain(plan: Plan, found: Mapping[str, Dual], side: Side, recipe: Vector) -> Along:
+    """mu* = f mu has share / f times the gradient of mu."""
+    share = np.ones(1)
+    for name in side.axes:
+        part = found[name].share if name in found else np.ones(plan.source_spec.axis_size(name) or 1)
+        share = np.multiply.outer(share, part).reshape(-1)
+    units = recipe.expansion
+    copied = (units.source >= 0) & (recipe.factor != 0)
+    scale = np.where(copied, share / np.where(copied, recipe.factor, 1.0), 0.0)
+    return Along(units.size, np.where(copied, units.source, ZERO), scale)
+
+
+def _tied_to(plan: Plan, name: str) -> Row | None:
+    """The decoder whose weight this row's is."""
+    rows = (plan.source_spec.rows[other] for other in plan.rows)
+    return next((row for row in rows if getattr(row, "tied", None) == name), None)
+
+
+def _tied(plan: Plan, embedded: Dual, decoder: Row) -> tuple[tuple[Along, ...], frozenset[str]]:
+    """The gradient of a tied weight is a sum: as an embedding by the stream's dual, as a decoder by what it reads.
+
+    With an even split both are the same map. With another the two parts, which only their sum is known of, would
+    have to be told apart: the decoder's is taken.
+    """
+    along = reads(plan.types.spaces[decoder.reads.axes[0]])
+    same = np.allclose(along.scale, embedded.along.scale, rtol=0, atol=TINY)
+    return (along,), embedded.units | embedded.rest | (frozenset() if same else {UNEVEN})
+
+
+def _expansion(plan: Plan, name: str, size: int) -> Expansion:
+    if name in plan.types.spaces:
+        return plan.types.spaces[name]
+    return identity(plan.source_spec.axis_size(name) or size)

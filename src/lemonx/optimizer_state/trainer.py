@@ -1,0 +1,174 @@
+"""The optimizer state in a checkpoint folder of transformers' Trainer: optimizer.pt and what a resumed run needs.
+
+optimizer.pt has positions where parameters have names. They stand as Trainer lists them: those that weight decay
+applies to, then the others, each in the model's order; or all of them in one group, if the user made the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx.checkpoints.folder import parse_object, read_bytes, real_file
+from lemonx.errors import BadCheckpoint, BadOutput, Refused
+from lemonx.optimizer_state.grow import grow_optimizer
+from lemonx.optimizer_state.moments import moments
+from lemonx.planning import Plan
+from lemonx.verification.building import disk_names, skeleton
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+OPTIMIZER, SCHEDULER, PROGRESS = "optimizer.pt", "scheduler.pt", "trainer_state.json"
+# Written by Trainer beside them, where there is something to write: random states, one a process, and a loss scale.
+_MORE = ("rng_state*.pth", "scaler.pt")
+
+
+def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
+    """Write the grown state of a Trainer checkpoint into a folder; returns the step that it stands at."""
+    step = _step(source)
+    saved = _load(source, OPTIMIZER)
+    if not isinstance(saved, dict) or not {"state", "param_groups"} <= saved.keys():
+        raise BadCheckpoint(f"{str(source / OPTIMIZER)!r} is not the state of a torch optimizer: save the run again")
+    names = _positions(skeleton(plan.source_config), saved)
+    state = {names[position]: entry for position, entry in saved["state"].items()}
+    grown = grow_optimizer(plan, state)
+    groups, order = _groups(plan, saved["param_groups"], names)
+    result = {"state": {i: grown[name] for i, name in enumerate(order) if name in grown}, "param_groups": groups}
+    _save(result, into / OPTIMIZER)
+    for name in [SCHEDULER, *sorted(path.name for more in _MORE for path in source.glob(more))]:
+        _load(source, name)  # only what holds data and no code is carried along
+        _copy(real_file(source, name), into / name)
+    _copy(real_file(source, PROGRESS), into / PROGRESS)
+    return step
+
+
+def _step(source: Path) -> int:
+    for name in (OPTIMIZER, SCHEDULER, PROGRESS):
+        if not (source / name).exists():
+            raise BadCheckpoint(
+                f"{str(source)!r} has no {name}, which a resumed run needs: give a checkpoint-N folder that Trainer "
+                "saved with its state (save_only_model=False)"
+            )
+    step = parse_object(read_bytes(real_file(source, PROGRESS)), source / PROGRESS).get("global_step")
+    if not isinstance(step, int):
+        raise BadCheckpoint(f"{str(source / PROGRESS)!r} has no global_step: save the run again")
+    return step
+
+
+def _load(source: Path, name: str) -> Any:
+    """A file of torch.save that holds data only; numpy's random state counts as data."""
+    import torch
+    from transformers.trainer_pt_utils import safe_globals
+
+    path = real_file(source, name)
+    try:
+        with safe_globals():
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # an unpickler of broken bytes raises anything
+        reason = " ".join(str(error).split())[:160]
+        raise BadCheckpoint(f"{str(path)!r} is broken or holds more than data ({reason}): save the run again") from None
+
+
+def _positions(model: PreTrainedModel, saved: Mapping[str, Any]) -> dict[int, str]:
+    """The parameter at each position of the optimizer."""
+    found: dict[int, str] = {}
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for group, names in zip(saved["param_groups"], _listed(model, len(saved["param_groups"])), strict=True):
+        wanted = [_shape(saved["state"].get(position)) for position in group["params"]]
+        places = align(wanted, [shapes[name] for name in names])
+        if places is None:
+            frozen = "" if len(wanted) == len(names) else f" ({len(names) - len(wanted)} seem to have been frozen)"
+            raise Refused(
+                f"{OPTIMIZER} lists {len(wanted)} parameters by position where the model has {len(names)}{frozen}, and "
+                "their shapes do not tell which they are: save the state by name (docs/optimizer-state.md)"
+            )
+        found |= {position: names[place] for position, place in zip(group["params"], places, strict=True)}
+    return found
+
+
+def _listed(model: PreTrainedModel, groups: int) -> list[list[str]]:
+    """The model's parameters in the order in which Trainer gives them to an optimizer of so many groups."""
+    from transformers import Trainer
+
+    names = [name for name, _ in model.named_parameters()]
+    if groups == 1:
+        return [names]
+    if groups != 2:
+        raise Refused(f"{OPTIMIZER} has {groups} groups of parameters, Trainer's has 2: save the state by name")
+    rule: Any = Trainer.get_decay_parameter_names
+    decay = set(rule(None, model))
+    return [[name for name in names if (name in decay) == decays] for decays in (True, False)]
+
+
+def _shape(entry: Mapping[str, Any] | None) -> tuple[int, ...] | None:
+    moment = (entry or {}).get("exp_avg")
+    return None if moment is None else tuple(moment.shape)
+
+
+def align(wanted: Sequence[tuple[int, ...] | None], shapes: Sequence[tuple[int, ...]]) -> list[int] | None:
+    """The places of `wanted` among `shapes`, in order; None where there is no way, or more than one.
+
+    What is wanted may leave out shapes (frozen parameters); a wanted None is a parameter of any shape.
+
+    >>> align([(2,), (3,)], [(2,), (5,), (3,)])
+    [0, 2]
+    >>> align([(2,)], [(2,), (2,)])
+    """
+    if len(wanted) == len(shapes):
+        fits = all(want in (None, shape) for want, shape in zip(wanted, shapes, strict=True))
+        return list(range(len(shapes))) if fits else None
+    early = _greedy(wanted, shapes)
+    late = _greedy(wanted[::-1], shapes[::-1])
+    if early is None or late is None:
+        return None
+    # Every way lies between the earliest and the latest: they are one if these are the same.
+    return early if early == [len(shapes) - 1 - place for place in late[::-1]] else None
+
+
+def _greedy(wanted: Sequence[tuple[int, ...] | None], shapes: Sequence[tuple[int, ...]]) -> list[int] | None:
+    places, at = [], 0
+    for want in wanted:
+        while at < len(shapes) and want not in (None, shapes[at]):
+            at += 1
+        if at == len(shapes):
+            return None
+        places.append(at)
+        at += 1
+    return places
+
+
+def _groups(plan: Plan, groups: Sequence[Any], names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The target's groups with the source's settings, and its parameters by position.
+
+    A parameter is trained if the one it comes from is.
+    """
+    small, large = skeleton(plan.source_config), skeleton(plan.target_config)
+    trained = {disk_names(small)[name] for name in names.values()}
+    origin = {reading.name: reading.source for reading in moments(plan).values()}
+    on_disk = disk_names(large)
+    result, order = [], list[str]()
+    for group, listed in zip(groups, _listed(large, len(groups)), strict=True):
+        kept = [name for name in listed if origin.get(on_disk[name]) in trained]
+        result.append({**group, "params": list(range(len(order), len(order) + len(kept)))})
+        order += kept
+    return result, order
+
+
+def _save(content: Any, path: Path) -> None:
+    import torch
+
+    try:
+        torch.save(content, path)
+    except (OSError, RuntimeError) as error:
+        raise BadOutput(f"{path.name} cannot be written ({' '.join(str(error).split())[:160]}): make room") from None
+
+
+def _copy(path: Path, to: Path) -> None:
+    import shutil
+
+    try:
+        shutil.copyfile(path, to)
+    except OSError as error:
+        raise BadOutput(f"{to.name} cannot be written ({error.strerror}): make room, or check permissions") from None

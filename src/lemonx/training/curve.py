@@ -1,0 +1,63 @@
+"""A run's curve: what was logged, as rows, as CSV and as a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+COLUMNS = ("step", "learning_rate", "train_loss", "validation_loss")
+_AFTER = ("flops", "seconds")
+_NAMES = {"loss": "train_loss", "eval_loss": "validation_loss"}
+_SPEED = ("_runtime", "_per_second", "_preparation_time")  # of an evaluation alone: the seconds say as much
+
+Row = dict[str, Any]
+
+
+def rows(history: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """One row a step from Trainer's log, which has a line for training and one for every evaluation."""
+    found: dict[int, Row] = {}
+    for line in history:
+        if "train_runtime" in line:  # Trainer's summary at the end of a stage
+            continue
+        row = found.setdefault(line["step"], {"step": line["step"]})
+        for key, value in line.items():
+            if not key.endswith(_SPEED) and key not in ("step", "epoch", "grad_norm"):
+                row[_NAMES.get(key, key.removeprefix("eval_"))] = value
+    return [found[step] for step in sorted(found)]
+
+
+def columns(curve: Sequence[Row]) -> list[str]:
+    """The columns of a curve: metrics stand between the losses and the cost."""
+    metrics = sorted({key for row in curve for key in row} - {*COLUMNS, *_AFTER})
+    return [*COLUMNS, *metrics, *_AFTER]
+
+
+def csv_text(curve: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns(curve), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(curve)
+    return text.getvalue()
+
+
+def draw(curve: Sequence[Row], path: Path) -> None:
+    """Losses above, the learning rate below, over steps."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    losses, rates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    for key in ("train_loss", "validation_loss"):
+        points = [(row["step"], row[key]) for row in curve if key in row]
+        losses.plot(*zip(*points, strict=True), label=key.replace("_", " "))
+    losses.set_ylabel("loss")
+    losses.legend()
+    points = [(row["step"], row["learning_rate"]) for row in curve if "learning_rate" in row]
+    rates.plot(*zip(*points, strict=True))
+    rates.set_ylabel("learning rate")
+    rates.set_xlabel("step")
+    figure.savefig(path, dpi=120, format="png")

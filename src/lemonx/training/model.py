@@ -1,0 +1,113 @@
+"""The model of a task: from a config with fresh parameters, or from a checkpoint."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx.errors import BadCheckpoint, BadRecipe
+from lemonx.verification.loading import quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# A new task brings a head of its own; everywhere else a missing weight is a broken checkpoint.
+_NEW_HEAD = ("sequence-classification", "image-classification")
+
+
+def _auto(task: str) -> Any:
+    import transformers
+
+    from lemonx import models
+
+    models.register()
+    return {
+        "causal-lm": transformers.AutoModelForCausalLM,
+        "masked-lm": transformers.AutoModelForMaskedLM,
+        "image-classification": transformers.AutoModelForImageClassification,
+        "sequence-classification": transformers.AutoModelForSequenceClassification,
+    }[task]
+
+
+def fresh(task: str, config: Mapping[str, Any], decided: Mapping[str, Any], seed: int) -> PreTrainedModel:
+    """A model with fresh parameters, drawn with `seed`; `decided` are the fields that the data decides."""
+    import torch
+    from transformers import AutoConfig
+
+    auto = _auto(task)
+    fields = {**decided, **config}
+    kind = fields.pop("model_type")
+    try:
+        known = AutoConfig.for_model(kind)
+    except ValueError:
+        raise BadRecipe(f"config.model_type: no model {kind!r}: try llama, gpt2, pre-ln-bert or vit") from None
+    _check_fields(config, known)
+    _check_decided(config, decided)
+    torch.manual_seed(seed)
+    try:
+        return auto.from_config(AutoConfig.for_model(kind, **fields), dtype=torch.float32)
+    except (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadRecipe(f"config: transformers cannot build this {kind} for {task}: {reason}") from None
+
+
+def _check_fields(config: Mapping[str, Any], known: Any) -> None:
+    """transformers takes any field without a word: a misspelt size would be a default."""
+    names = {*known.to_dict(), *known.attribute_map, "model_type", "num_labels", "torch_dtype"}
+    for name in config:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else "leave it out"
+            raise BadRecipe(f"config.{name} is no field of a {config['model_type']}: {advice}")
+
+
+def _check_decided(config: Mapping[str, Any], decided: Mapping[str, Any]) -> None:
+    """What the data decides may be said again, not otherwise; a vocabulary may have spare entries."""
+    for name, value in decided.items():
+        given = config.get(name, value)
+        if given != value and not (name == "vocab_size" and given > value):
+            raise BadRecipe(f"config.{name} is {given!r}, but the data has {value!r}: leave it out")
+
+
+def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
+    """The model of a checkpoint, in float32; a head that it does not have yet is drawn with `seed`."""
+    import torch
+
+    auto = _auto(task)
+    torch.manual_seed(seed)
+    with quiet():
+        try:
+            model, info = auto.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, **_new_head(task, decided)
+            )
+        except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise BadCheckpoint(f"transformers cannot load {folder} for {task}: {reason}") from None
+    missing = sorted(info["missing_keys"])
+    if missing and task not in _NEW_HEAD:
+        raise BadCheckpoint(f"{folder} lacks {missing[0]}, which {task} needs: give a checkpoint of that task")
+    return model
+
+
+def empty(task: str, source: Path | Mapping[str, Any], decided: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of a checkpoint's folder, or of a config, in float32 on the meta device: sizes without memory."""
+    import torch
+    from transformers import AutoConfig
+
+    auto, head = _auto(task), _new_head(task, decided)
+    if isinstance(source, Path):
+        config = AutoConfig.from_pretrained(source, **head)
+    else:
+        fields = {**source, **head}
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    with torch.device("meta"):
+        return auto.from_config(config, dtype=torch.float32)
+
+
+def _new_head(task: str, decided: Mapping[str, Any]) -> dict[str, Any]:
+    """What a new head must know; the rest of the model is as it was trained."""
+    if task not in _NEW_HEAD:
+        return {}
+    return {name: value for name, value in decided.items() if name in ("num_labels", "problem_type", "id2label")}

@@ -1,0 +1,205 @@
+"""A recipe: everything that decides a training run, checked before anything is read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+
+from lemonx.data import TASKS
+from lemonx.errors import BadRecipe
+
+Task = Literal["causal-lm", "masked-lm", "image-classification", "sequence-classification"]
+assert get_args(Task) == TASKS
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Expand(_Strict):
+    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.plan`."""
+
+    width: PositiveInt | None = None
+    depth: PositiveInt | None = None
+    heads: PositiveInt | None = None
+    kv_heads: PositiveInt | None = None
+    ffn: PositiveInt | None = None
+    width_factor: float | str | None = None
+    sizes: dict[str, Any] = Field(default_factory=dict, alias="set")
+    like: str | None = None
+    method: str = "lemon"
+    free: Literal["vision", "language"] | None = None
+    depth_type: Literal[1, 2] | None = None
+    seed: int = 0
+    verify: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        given = self.model_dump(exclude_none=True, exclude={"verify"})
+        return {"fields": given.pop("sizes"), **given}
+
+
+class Optimizer(_Strict):
+    """AdamW; weight decay is not on biases and norms, which is Trainer's own rule."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Optimizer:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("betas lie in [0, 1)")
+        return self
+
+
+class Inheritance(_Strict):
+    """Knowledge inheritance: the loss also follows a teacher, with a weight that falls linearly from alpha to 0."""
+
+    kind: Literal["soft", "hard"] = "soft"
+    alpha: float = Field(0.5, gt=0, le=1)
+    teacher: str | None = None
+
+
+class Stage(_Strict):
+    """Steps at one size; `expand` comes before them, and Adam's moments grow along or start anew."""
+
+    steps: PositiveInt
+    expand: Expand | None = None
+    moments: Literal["grown", "anew"] = "grown"
+
+
+class Recipe(_Strict):
+    """What to train, on what, for how long and how; the field names are the keys of the YAML file."""
+
+    task: Task
+    source: str | None = None
+    config: dict[str, Any] | None = None
+    expand: Expand | None = None
+    data: dict[str, Any]
+    steps: PositiveInt | None = None
+    epochs: float | None = Field(None, gt=0)
+    stages: tuple[Stage, ...] = ()
+    batch_size: PositiveInt
+    gradient_accumulation: PositiveInt = 1
+    eval_batch_size: PositiveInt | None = None
+    learning_rate: float = Field(gt=0)
+    min_learning_rate: float = Field(0.0, ge=0)
+    warmup: NonNegativeInt | None = None
+    warmup_epochs: float | None = Field(None, ge=0)
+    decay: Literal["cosine", "linear"] = "cosine"
+    optimizer: Optimizer = Optimizer()
+    clip: float = Field(1.0, ge=0)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    inheritance: Inheritance | None = None
+    seed: NonNegativeInt = 0
+    eval_every: PositiveInt | None = None
+    save_every: NonNegativeInt | None = None
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_tracker(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and isinstance(given.get("report_to"), str):
+            return {**given, "report_to": [given["report_to"]]}
+        return given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        for message in self._contradictions():
+            raise ValueError(message)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        if (self.source is None) == (self.config is None):
+            yield "give one of source (a checkpoint) and config (sizes, to train from scratch)"
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            yield "config needs a model_type, such as llama, vit or pre-ln-bert"
+        if self.config is not None and self.expand is not None:
+            yield "expand needs a source; give stages to expand a model that is trained from scratch"
+        if [self.steps, self.epochs, self.stages or None].count(None) != 2:
+            yield "give one of steps, epochs and stages"
+        if self.stages and self.expand is not None:
+            yield "give expand in the first of the stages, not beside them"
+        if self.config is not None and self.stages and self.stages[0].expand is not None:
+            yield "the first of the stages trains the config from scratch: it cannot expand"
+        if any(stage.expand is None for stage in self.stages[1:]):
+            yield "every stage after the first needs an expand"
+        if self.warmup is not None and self.warmup_epochs is not None:
+            yield "give one of warmup (steps) and warmup_epochs"
+        if self.min_learning_rate > self.learning_rate:
+            yield "min_learning_rate is above learning_rate"
+        if self.batch_size % self.gradient_accumulation:
+            yield "batch_size, the examples of one step, is not a multiple of gradient_accumulation"
+        if self.inheritance is not None and self.inheritance.teacher is None and self.source is None:
+            yield "inheritance needs a teacher, a checkpoint"
+        if self.inheritance is not None and self.stages:
+            yield "inheritance and stages cannot be combined: the teacher's weight falls over one run"
+
+    def total_steps(self, examples: int) -> int:
+        """Updates of the weights, given the number of training examples."""
+        if self.steps is not None:
+            return self.steps
+        if self.epochs is not None:
+            return self._in_steps(self.epochs, examples)
+        return sum(stage.steps for stage in self.stages)
+
+    def warmup_steps(self, examples: int) -> int:
+        if self.warmup_epochs is not None:
+            return self._in_steps(self.warmup_epochs, examples)
+        return self.warmup or 0
+
+    def _in_steps(self, epochs: float, examples: int) -> int:
+        # Batches go on across the end of an epoch, so that every step sees as many examples.
+        return round(epochs * examples / self.batch_size) or 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was asked for, as the YAML file would say it."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def parse_recipe(given: Mapping[str, Any], name: str = "recipe") -> Recipe:
+    """The recipe that these keys and values say; a BadRecipe names the first key that is wrong."""
+    try:
+        return Recipe.model_validate(dict(given))
+    except ValidationError as error:
+        raise BadRecipe(f"{name}: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    # A key that nobody knows explains the key that is missing.
+    found = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")[0]
+    where = tuple(part for part in found["loc"])
+    key = ".".join(map(str, where))
+    if found["type"] == "extra_forbidden":
+        known = _known(where[:-1])
+        near = difflib.get_close_matches(str(where[-1]), known, n=1, cutoff=0.5)
+        return f"{key!r} is no key of a recipe: " + (f"did you mean {near[0]!r}?" if near else f"try {sorted(known)}")
+    if found["type"] == "missing":
+        return f"{key!r} is missing: add it"
+    message = found["msg"].removeprefix("Value error, ")
+    if found["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    value = repr(found["input"])
+    return f"{key}: {message[0].lower()}{message[1:]}, not {value if len(value) <= 60 else value[:57] + '...'}"
+
+
+def _known(where: tuple[Any, ...]) -> list[str]:
+    """The keys that a recipe has at a place such as ("expand",) or ("stages", 1, "expand")."""
+    models: dict[str, type[BaseModel]] = {
+        "expand": Expand, "optimizer": Optimizer, "inheritance": Inheritance, "stages": Stage
+    }  # fmt: skip
+    names = [part for part in where if isinstance(part, str)]
+    model = models[names[-1]] if names else Recipe
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe in a YAML file, after `changes` (dotted key to value)."""
+    from lemonx.training.recipe_file import load_yaml, with_changes
+
+    return parse_recipe(with_changes(load_yaml(Path(path)), changes or {}), str(path))

@@ -1,0 +1,108 @@
+"""Recipes as files: safe YAML, the recipes that ship, and changes from the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lemonx.errors import BadRecipe
+
+SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, without duplicate keys; 1e-3 is a number, as everywhere but in YAML 1.1."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """What a YAML text says; `name` only names it."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadRecipe(f"{name}: not a YAML file that is read here ({reason})") from None
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """The keys and values of a recipe, given its file or the name of one that ships."""
+    path = found(path)
+    try:
+        content = parse_yaml(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRecipe(f"{path}: cannot be read ({error}): give a YAML file") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise BadRecipe(f"{path}: not a recipe: want keys and values, such as `task: causal-lm`")
+    return content
+
+
+def found(path: Path) -> Path:
+    """The file itself, or the recipe of this name that ships."""
+    shipped = SHIPPED / f"{path}.yaml"
+    if path.is_file() or path.suffix or len(path.parts) > 1:
+        return path
+    if not shipped.is_file():
+        raise BadRecipe(f"{path}: neither a file nor a recipe that ships: `lemonx train --list` names those")
+    return shipped
+
+
+def shipped() -> dict[str, str]:
+    """Name -> what it is, of every recipe that ships."""
+    return {
+        path.stem: _first_comment(path.read_text()) for path in sorted(SHIPPED.glob("*.yaml"), key=lambda p: p.stem)
+    }
+
+
+def _first_comment(text: str) -> str:
+    return next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), "")
+
+
+def with_changes(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with `a.b` set to a value, for every dotted key in `changes`; None takes a key away.
+
+    >>> with_changes({"steps": 5, "data": {"name": "stdlib"}}, {"data.length": 64, "steps": None, "epochs": 2})
+    {'data': {'name': 'stdlib', 'length': 64}, 'epochs': 2}
+    """
+    result: dict[str, Any] = {**content}
+    for dotted, value in changes.items():
+        first, _, rest = dotted.partition(".")
+        if rest:
+            inner = result.get(first)
+            result[first] = with_changes(inner if isinstance(inner, Mapping) else {}, {rest: value})
+        elif value is None:
+            result.pop(first, None)
+        else:
+            result[first] = value
+    return result
+
+
+def parse_changes(texts: list[str]) -> dict[str, Any]:
+    """KEY=VALUE texts, the values as YAML.
+
+    >>> parse_changes(["learning_rate=1e-3", "data.path=./text"])
+    {'learning_rate': 0.001, 'data.path': './text'}
+    """
+    changes = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+            raise BadRecipe(f"--set {text}: want KEY=VALUE, such as learning_rate=1e-3 or data.path=./text")
+        changes[key] = parse_yaml(value, f"--set {text}")
+    return changes

@@ -1,0 +1,231 @@
+"""One training run: from a recipe to a folder with the model, its curve and what it cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx import api, data
+from lemonx.certificate import versions
+from lemonx.checkpoints import Checkpoint
+from lemonx.companions import carried
+from lemonx.errors import BadRecipe
+from lemonx.planning import Plan
+from lemonx.training import curve as curves
+from lemonx.training import folder, model
+from lemonx.training.folder import Saved
+from lemonx.training.recipe import Expand, Recipe
+from lemonx.training.schedule import Schedule
+from lemonx.training.stages import Leg, grow, legs
+from lemonx.verification.loading import quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lemonx.training.trainer import LemonTrainer
+
+Tell = Callable[[int, int, Mapping[str, Any]], None]
+# How often a run looks at itself if the recipe does not say.
+_EVALUATIONS, _SAVES = 20, 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: `final` is the last row of `curve` that has a validation loss."""
+
+    output: Path
+    curve: list[curves.Row]
+    final: curves.Row
+    seconds: float
+    flops: float
+
+
+def run(
+    recipe: Recipe, output: str | Path, *, resume: bool = True, force: bool = False, progress: Tell | None = None
+) -> Run:
+    """Trains as the recipe says and leaves a checkpoint in `output`; an unfinished run of the recipe goes on.
+
+    `progress(step, total, figures)` is called after every step, and with figures after every evaluation.
+    """
+    _require(recipe)
+    job = _kind()(recipe, Path(output), _prepared(recipe), progress)
+    with job.claimed(resume=resume, force=force), quiet():
+        return job.run()
+
+
+def _require(recipe: Recipe) -> None:
+    """Before hours are spent: what only the end of a run would miss."""
+    for package in ("accelerate", "matplotlib", *recipe.report_to):
+        if find_spec(package) is None:
+            raise BadRecipe(f"training needs {package}: pip install {package}, or lemonx[train]")
+
+
+def _kind() -> type[Job]:
+    """Under torchrun with several processes, they share the model."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Job
+    from lemonx.training.sharded_run import SharedJob
+
+    return SharedJob
+
+
+def _prepared(recipe: Recipe) -> data.Prepared:
+    if recipe.source is None:
+        return data.prepare(recipe.task, recipe.data, config=recipe.config, seed=recipe.seed)
+    with Checkpoint.open(recipe.source) as source:
+        return data.prepare(recipe.task, recipe.data, config=source.config, seed=recipe.seed, folder=source.path)
+
+
+class Job:
+    """What the stages of a run share."""
+
+    def __init__(self, recipe: Recipe, output: Path, prepared: data.Prepared, progress: Tell | None) -> None:
+        self.recipe, self.output, self.data, self.progress = recipe, output, prepared, progress
+        examples = len(prepared.train)
+        total = recipe.total_steps(examples)
+        self.schedule = Schedule(
+            recipe.learning_rate, recipe.min_learning_rate, recipe.warmup_steps(examples), total, recipe.decay
+        )
+        if self.schedule.warmup >= total:
+            raise BadRecipe(f"the warm-up of {self.schedule.warmup} steps leaves nothing of the {total} steps in all")
+        self.legs = legs(recipe, total)
+        self.evaluate = recipe.eval_every or -(-total // _EVALUATIONS)
+        self.save = -(-total // _SAVES) if recipe.save_every is None else recipe.save_every
+
+    def claimed(self, *, resume: bool, force: bool) -> AbstractContextManager[None]:
+        """The output folder, as this run's."""
+        return folder.claimed(self.output, self.recipe, resume=resume, force=force)
+
+    def run(self) -> Run:
+        saved = folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
+        history: list[dict[str, Any]] = saved.history if saved else []
+        trained = None
+        for leg in self.legs[saved.stage if saved else 0 :]:
+            if saved is not None and saved.stage < leg.stage:
+                saved = self._grown(saved, leg)
+            trained = self._loaded(saved.path, {}) if saved else self._start()
+            if saved is None or saved.step < leg.end:
+                history = self._train(leg, trained, saved, history)
+                saved = folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
+        assert trained is not None
+        return self._finish(trained, history)
+
+    def _start(self) -> PreTrainedModel:
+        """The model before its first step."""
+        recipe = self.recipe
+        if recipe.config is not None:
+            return model.fresh(recipe.task, recipe.config, self.data.model, recipe.seed)
+        assert recipe.source is not None
+        source, expand = Path(recipe.source), self.legs[0].expand
+        return self._begun(source) if expand is None else self._expanded(source, expand)
+
+    def _begun(self, source: Path) -> PreTrainedModel:
+        self._bring_along(source)
+        return self._loaded(source, self.data.model)
+
+    def _expanded(self, source: Path, expand: Expand) -> PreTrainedModel:
+        target = self.output / ".expanded"
+        shutil.rmtree(target, ignore_errors=True)
+        api.expand(source, target, verify=expand.verify, **expand.options)
+        found = self._begun(target)
+        shutil.rmtree(target)
+        return found
+
+    def _bring_along(self, source: Path, expansion: Plan | None = None) -> None:
+        """The tokenizer and the like, as the expansion would write them."""
+        with Checkpoint.open(source) as checkpoint:
+            for name, path in checkpoint.companions.items():
+                (self.output / name).parent.mkdir(exist_ok=True)
+                text = expansion and carried(name, path, expansion)
+                shutil.copyfile(path, self.output / name) if text is None else (self.output / name).write_text(text)
+
+    def _loaded(self, source: Path, decided: Mapping[str, Any]) -> PreTrainedModel:
+        return model.loaded(self.recipe.task, source, decided, self.recipe.seed)
+
+    def _grown(self, saved: Saved, leg: Leg) -> Saved:
+        return grow(saved, leg, self.output)
+
+    def _train(
+        self, leg: Leg, trained: PreTrainedModel, saved: Saved | None, history: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        from lemonx.training.trainer import Rhythm, arguments
+
+        # A grown model is evaluated before it trains, as every model is.
+        fresh = saved is None or saved.step == leg.start
+        trainer = self._trainer()(
+            trained,
+            arguments(self.recipe, self.output, end=leg.end, fresh=fresh),
+            self.recipe,
+            self.data,
+            self.schedule,
+            teacher=self._teacher(),
+            seconds=max((line["seconds"] for line in history), default=0.0),
+        )
+        trainer.add_callback(Rhythm(self.evaluate, self.save, leg.end, self.schedule.total, self._tell))
+        trainer.train(resume_from_checkpoint=str(saved.path) if saved else None)
+        return trainer.state.log_history
+
+    def _trainer(self) -> type[LemonTrainer]:
+        from lemonx.training.trainer import LemonTrainer
+
+        return LemonTrainer
+
+    def _tell(self, step: int, history: list[dict[str, Any]], figures: Mapping[str, Any]) -> None:
+        if figures:
+            folder.write_text(self.output / folder.CURVE, curves.csv_text(curves.rows(history)))
+        if self.progress is not None:
+            self.progress(step, self.schedule.total, figures)
+
+    def _teacher(self) -> PreTrainedModel | None:
+        asked = self.recipe.inheritance
+        if asked is None:
+            return None
+        if self.data.model.get("num_labels") == 1:
+            raise BadRecipe("inheritance needs classes to predict, and this task predicts a number: leave it out")
+        return model.loaded(self.recipe.task, Path(asked.teacher or self.recipe.source or ""), self.data.model)
+
+    def _finish(self, trained: PreTrainedModel, history: list[dict[str, Any]]) -> Run:
+        partial = self.output / ".model"
+        shutil.rmtree(partial, ignore_errors=True)
+        self._save(trained, partial)
+        curve = curves.rows(history)
+        final = [row for row in curve if "validation_loss" in row][-1]
+        done = Run(self.output, curve, final, final["seconds"], final["flops"])
+        self._publish(trained, partial, done)
+        return done
+
+    def _save(self, trained: PreTrainedModel, partial: Path) -> None:
+        trained.save_pretrained(partial)
+
+    def _publish(self, trained: PreTrainedModel, partial: Path, done: Run) -> None:
+        # config.json last: a folder with it is a checkpoint.
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+            os.replace(path, self.output / path.name)
+        for other in (partial, *self.output.glob("stage-*")):
+            shutil.rmtree(other)
+        folder.write_text(self.output / folder.CURVE, curves.csv_text(done.curve))
+        curves.draw(done.curve, self.output / folder.PICTURE)
+        folder.write_text(self.output / folder.RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
+
+    def _account(self, trained: PreTrainedModel, done: Run) -> dict[str, Any]:
+        return {
+            "lemonx": versions()["lemonx"],
+            "finished": True,
+            "recipe": self.recipe.as_dict(),
+            "seed": self.recipe.seed,
+            "versions": versions(),
+            "data": {"digest": self.data.digest, "examples": len(self.data.train)},
+            "parameters": trained.num_parameters(),
+            "steps": self.schedule.total,
+            "warmup": self.schedule.warmup,
+            "flops": done.flops,
+            "seconds": done.seconds,
+            "final": done.final,
+        }

@@ -1,0 +1,177 @@
+"""Training in many processes that share one model: FSDP2, and checkpoints that no process ever holds whole.
+
+accelerate and Trainer, asked for FSDP on a CPU, train copies (DDP) without a word. So the model is sharded here, before
+Trainer sees it, and handed over as what transformers calls sharded at load time: then Trainer neither moves nor wraps
+it. The same code runs on GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.errors import BadCheckpoint, Refused
+from lemonx.optimizer_state.by_name import FOLDER, STATE, has_named_state
+from lemonx.optimizer_state.trainer import OPTIMIZER
+from lemonx.sharded_expansion import compute_buffers, local_rows, tensors_on_disk
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
+    from transformers import PreTrainedModel
+
+# Bytes per file of weights.
+FILE = 5 * 10**9
+
+
+def processes() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def start() -> DeviceMesh:
+    """Joins the other processes, if that was not done yet: one axis over all of them, GPUs if there are any."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    return init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=("fsdp",))
+
+
+def shard(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
+    """The same model, of which each process holds a slice of every parameter; Trainer takes it as it is.
+
+    Blocks are gathered one at a time. A model on the meta device stays there: `to_empty`, then load it.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model._is_distributed_loading_by_transformers = True
+    return model
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost repeated modules: what stands in a ModuleList that is in no other one."""
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    return [block for name in outermost for block in model.get_submodule(name).children()]
+
+
+def allocate(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
+    """A model on the meta device, sharded: memory for the slices of this process, and no values yet."""
+    shard(model, mesh).to_empty(device=mesh.device_type)
+    model.tie_weights()
+    return model
+
+
+def load(model: PreTrainedModel, folder: str | Path) -> bool:
+    """Fill a sharded model from a checkpoint, of which each process reads its slices; False if names do not match."""
+    from torch.distributed.tensor import DTensor
+
+    try:
+        held = tensors_on_disk(model)
+    except Refused:
+        return False
+    with Checkpoint.open(folder) as checkpoint:
+        shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+        if shapes != {name: tuple(tensor.shape) for name, tensor in held.items()}:
+            return False
+        for name, tensor in held.items():
+            if isinstance(tensor, DTensor):
+                rows, local = local_rows(tensor), tensor.to_local().detach()
+                if rows:
+                    local.copy_(checkpoint.read(name, rows.start, rows.stop))
+            else:
+                tensor.detach().copy_(checkpoint.read(name))
+    compute_buffers(model)
+    return True
+
+
+def save(model: PreTrainedModel, folder: str | Path) -> None:
+    """A Hugging Face folder: every process writes its slices, the first puts them together file by file."""
+    folder = Path(folder)
+    tensors = {name: tensor.detach() for name, tensor in tensors_on_disk(model).items()}
+    _write(tensors, folder, files=_files(tensors))
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder / "sharded")
+        model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+        model.config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+    dist.barrier()
+
+
+def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Which file each tensor goes to, counted from 1."""
+    result, number, size = {}, 1, 0
+    for name, tensor in tensors.items():
+        bytes_ = tensor.numel() * tensor.dtype.itemsize
+        if size and size + bytes_ > FILE:
+            number, size = number + 1, 0
+        result[name], size = number, size + bytes_
+    return result
+
+
+def _write(tensors: Mapping[str, Tensor], folder: Path, files: dict[str, int] | None) -> None:
+    """Slices as safetensors, one file a process; with `files` then put together."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(str(folder), files, save_distributed=True, enable_consolidation=files is not None)
+    save(dict(tensors), storage_writer=writer)
+
+
+def save_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
+    """Adam's moments by the names of their parameters, as `lemonx expand --with-optimizer` grows them.
+
+    Each process writes its slices, and nothing is pickled; Trainer's own file has positions instead of names.
+    """
+    _write(_flat(_state(model, optimizer)), Path(checkpoint) / FOLDER, files=None)
+
+
+def load_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
+    """What `save_moments` wrote, with as many processes, another number or one; without state, nothing happens."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    if not has_named_state(Path(checkpoint)):
+        if (Path(checkpoint) / OPTIMIZER).exists():
+            raise BadCheckpoint(f"{checkpoint} was saved by one process, without names: go on with one process")
+        return
+    state = _state(model, optimizer)
+    reader = HuggingFaceStorageReader(str(Path(checkpoint) / FOLDER))
+    load(_flat(state), storage_reader=reader, no_dist=not dist.is_initialized())
+    set_optimizer_state_dict(model, optimizer, optim_state_dict=state)
+
+
+def _state(model: nn.Module, optimizer: Optimizer) -> Any:
+    """The state by name; where there is none yet, this makes one of zeros."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    return get_optimizer_state_dict(model, optimizer)
+
+
+def _flat(state: Any) -> dict[str, Tensor]:
+    """The tensors themselves, not copies: what is loaded into them is loaded into the state."""
+    return {
+        f"{STATE}{name}.{field}": value for name, values in state["state"].items() for field, value in values.items()
+    }
+
+
+def plain(optimizer: Any) -> Optimizer:
+    """The optimizer inside accelerate's."""
+    return getattr(optimizer, "optimizer", optimizer)

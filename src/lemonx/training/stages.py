@@ -1,0 +1,51 @@
+"""Stages of size: one run, one step counter and one schedule, over a model that grows in between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from lemonx import api
+from lemonx.training.folder import Saved
+from lemonx.training.recipe import Expand, Recipe
+
+# What Trainer needs, beside the weights, to go on: where it was, and the random state.
+_CARRIED = ("trainer_state.json", "rng_state*.pth")
+
+
+@dataclass(frozen=True)
+class Leg:
+    """The steps from `start` to `end` at one size, reached by `expand`."""
+
+    stage: int
+    start: int
+    end: int
+    expand: Expand | None
+    with_optimizer: bool = True
+
+
+def legs(recipe: Recipe, total: int) -> list[Leg]:
+    """A run in stages, or a run as its only stage."""
+    if not recipe.stages:
+        return [Leg(0, 0, total, recipe.expand)]
+    found: list[Leg] = []
+    for number, stage in enumerate(recipe.stages):
+        start = found[-1].end if found else 0
+        found.append(Leg(number, start, start + stage.steps, stage.expand, stage.moments == "grown"))
+    return found
+
+
+def grow(saved: Saved, leg: Leg, output: Path) -> Saved:
+    """A checkpoint of the larger model, from which Trainer goes on as if it had been this large."""
+    assert leg.expand is not None
+    partial, finished = output / f".stage-{leg.stage}", output / f"stage-{leg.stage}"
+    shutil.rmtree(partial, ignore_errors=True)
+    options = {**leg.expand.options, "verify": leg.expand.verify, "with_optimizer": leg.with_optimizer}
+    api.expand(saved.path, partial, **options)
+    for path in (path for pattern in _CARRIED for path in saved.path.glob(pattern)):
+        shutil.copy2(path, partial)
+    os.rename(partial, finished)
+    shutil.rmtree(saved.path)
+    return Saved(finished, leg.start, leg.stage)

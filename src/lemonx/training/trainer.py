@@ -1,0 +1,232 @@
+"""transformers' Trainer with our schedule, our order of the data, inheritance, counted FLOPs and whole checkpoints."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from lemonx.data import Prepared
+from lemonx.errors import BadRecipe
+from lemonx.optimizer_state.by_name import has_named_state
+from lemonx.training.inheritance import alpha_at, inheritance_loss
+from lemonx.training.recipe import Inheritance, Recipe
+from lemonx.training.schedule import Schedule
+from lemonx.training.stream import Stream
+
+# Told the step, what was logged so far, and figures after an evaluation.
+Tell = Callable[[int, list[dict[str, Any]], Mapping[str, Any]], None]
+# A backward pass costs twice the forward pass: one product for the input's gradient, one for the weight's.
+FORWARDS = 3
+
+
+def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> TrainingArguments:
+    """What Trainer is told; when to log, evaluate and save is decided by `Rhythm`."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=end,
+        per_device_train_batch_size=recipe.batch_size // recipe.gradient_accumulation // world,
+        per_device_eval_batch_size=(recipe.eval_batch_size or recipe.batch_size) // world or 1,
+        gradient_accumulation_steps=recipe.gradient_accumulation,
+        learning_rate=recipe.learning_rate,
+        adam_beta1=recipe.optimizer.betas[0],
+        adam_beta2=recipe.optimizer.betas[1],
+        adam_epsilon=recipe.optimizer.eps,
+        weight_decay=recipe.optimizer.weight_decay,
+        max_grad_norm=recipe.clip,
+        bf16=recipe.precision == "bfloat16",
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        eval_on_start=fresh,
+        eval_strategy="no",
+        logging_strategy="no",
+        save_strategy="no",
+        train_sampling_strategy="sequential",  # the order is that of Stream
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        label_names=["labels"],
+        logging_nan_inf_filter=False,  # a curve shows what happened
+        disable_tqdm=True,
+        report_to=list(recipe.report_to) or "none",
+        use_cpu=world > 1 and not torch.cuda.is_available(),  # unless told, Trainer sees one process on CPUs
+    )
+
+
+class Rhythm(TrainerCallback):
+    """Evaluates and saves every so many steps and at the end; whatever is saved was logged up to that step."""
+
+    def __init__(self, evaluate: int, save: int, end: int, total: int, tell: Tell) -> None:
+        self.evaluate, self.save, self.end, self.total, self.tell = evaluate, save, end, total, tell
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        step = state.global_step
+        control.should_evaluate = step % self.evaluate == 0 or step == self.end
+        # The end of a stage is always saved: the next one grows from there.
+        control.should_save = step == self.end if self.save == 0 else step % self.save == 0 or step == self.end
+        control.should_save &= self.save > 0 or self.end < self.total
+        control.should_log = control.should_evaluate or control.should_save
+        self.tell(step, state.log_history, {})
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self.tell(state.global_step, state.log_history, more["metrics"])
+
+
+class LemonTrainer(Trainer):
+    """One stage of a run: from the step of the checkpoint it resumes to `args.max_steps`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        args: TrainingArguments,
+        recipe: Recipe,
+        data: Prepared,
+        schedule: Schedule,
+        *,
+        teacher: PreTrainedModel | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        self.schedule, self.recipe, self.teacher = schedule, recipe, teacher
+        self._before, self._started = seconds, time.monotonic()
+        self._counted: dict[tuple[Any, ...], int] = {}
+        self._partial: Path | None = None
+        super().__init__(
+            model,
+            args,
+            data_collator=data.collate,
+            train_dataset=Stream(data.train, schedule.total * recipe.batch_size, recipe.seed),
+            eval_dataset=data.validation,
+            compute_metrics=_metrics(data),
+        )
+        self.remove_callback(PrinterCallback)
+        if teacher is not None:
+            teacher.to(args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
+
+    # The schedule and the optimizer.
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        rate, maximum = self.schedule.learning_rate, self.schedule.maximum
+        used: Any = optimizer or self.optimizer
+        self.lr_scheduler = LambdaLR(used, lambda step: rate(step) / maximum)
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        # A grown model may come without the state of an optimizer; the schedule goes on all the same.
+        step, scheduler, optimizer = self.state.global_step, self.lr_scheduler, self.optimizer
+        scheduler: Any
+        optimizer: Any
+        scheduler.last_epoch = step
+        scheduler._last_lr = [self.schedule.learning_rate(step)] * len(optimizer.param_groups)
+        for group in optimizer.param_groups:
+            group["lr"] = self.schedule.learning_rate(step)
+        if checkpoint is not None and has_named_state(Path(checkpoint)):
+            # Several processes saved it, and one goes on.
+            from lemonx.training import sharded
+
+            whole: Any = self.model
+            sharded.load_moments(whole, sharded.plain(optimizer), checkpoint)
+
+    # The loss.
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if self.teacher is not None and model.training:
+            asked = self.recipe.inheritance
+            assert asked is not None
+            alpha = alpha_at(self.state.global_step, self.schedule.total, asked.alpha)
+            loss = (1 - alpha) * loss + alpha * self._inherited(asked, outputs, inputs, num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def _inherited(self, asked: Inheritance, outputs: Any, inputs: Any, items: Any) -> Tensor:
+        """Averaged as the task's loss is."""
+        assert self.teacher is not None
+        with torch.no_grad():
+            taught = self.teacher(**{key: value for key, value in inputs.items() if key != "labels"}).logits
+        shifted = self.recipe.task == "causal-lm"
+        losses = inheritance_loss(asked.kind, outputs.logits, taught, inputs["labels"], shifted=shifted)
+        if items is None or not self.model_accepts_loss_kwargs:
+            return losses.mean()
+        return losses.sum() / items * (self.accelerator.num_processes if self.args.average_tokens_across_devices else 1)
+
+    # FLOPs and the curve.
+
+    def floating_point_ops(self, inputs: dict[str, Tensor | Any]) -> int:
+        """Counted once for every shape of an example."""
+        shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if isinstance(value, Tensor))
+        if shapes not in self._counted:
+            one = {key: value[:1] for key, value in self._prepare_inputs(inputs).items()}
+            model = self.accelerator.unwrap_model(self.model)
+            self._counted[shapes] = FORWARDS * forward_flops(model, one)
+            if self.teacher is not None:
+                self._counted[shapes] += forward_flops(self.teacher, one)
+        return self._counted[shapes] * len(next(iter(inputs.values())))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.store_flos()
+        logs["flops"] = self.state.total_flos
+        logs["seconds"] = round(self.seconds, 3)
+        if not math.isfinite(logs.get("loss", logs.get("eval_loss", 0.0))):
+            raise BadRecipe(
+                f"the loss is not finite at step {self.state.global_step}: lower learning_rate, lengthen the warm-up, "
+                "or set clip"
+            )
+        super().log(logs, start_time)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without the time between a kill and the resumption."""
+        return self._before + time.monotonic() - self._started
+
+    # Checkpoints appear whole or not at all, and only the last is kept.
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._partial or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(str(self.args.output_dir))
+        name = f"checkpoint-{self.state.global_step}"
+        self._partial = folder / ".partial"
+        super()._save_checkpoint(model, trial)
+        finished, self._partial = self._partial, None
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            shutil.rmtree(folder / name, ignore_errors=True)
+            os.rename(finished / name, folder / name)
+            shutil.rmtree(finished, ignore_errors=True)
+            for other in (*folder.glob("checkpoint-*"), *folder.glob("stage-*")):
+                if other.name != name:
+                    shutil.rmtree(other)
+
+
+def forward_flops(model: torch.nn.Module, inputs: Mapping[str, Any]) -> int:
+    """FLOPs of one forward pass, counted by torch; the random state stays as it was."""
+    was_training = model.training
+    counter = FlopCounterMode(display=False)
+    # torch does not count the fused attention of a CPU; the plain one does the same products.
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), counter:
+        model.eval()(**inputs)
+    model.train(was_training)
+    return counter.get_total_flops()
+
+
+def _metrics(data: Prepared) -> Callable[[Any], dict[str, float]] | None:
+    measure = data.metrics
+    if measure is None:
+        return None
+    return lambda evaluated: measure(evaluated.predictions, evaluated.label_ids)

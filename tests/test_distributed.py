@@ -1,0 +1,306 @@
+"""Two processes share one model: it is really sharded, and everything is as in one process.
+
+torchrun starts the two once (distributed_worker.py); what they found is judged here. Blocks are small, so that a
+tensor of a pico model has many, as those of real models have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import lemonx
+import pico
+from lemonx import api, runner
+from lemonx.checkpoints import Checkpoint
+from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.sharded_expansion import load_expanded, shares
+from lemonx.training import model as models
+from lemonx.training import sharded
+from lemonx.training.recipe import parse_recipe
+from lemonx.training.run import run
+
+# One worker of xdist takes them all: each further one would start processes of its own.
+pytestmark = pytest.mark.xdist_group("distributed")
+PROCESSES = 2
+BLOCK = 1500
+ROUNDING = torch.finfo(torch.float32).eps
+# A decoder; weights kept transposed and fused; names that differ on disk, and means; the paper's BERT.
+EXPANSIONS: dict[str, dict[str, Any]] = {
+    "llama-tied": {"width": 72, "heads": 6, "kv_heads": 3, "depth": 3},
+    "gpt2-lm": {"width": 72, "depth": 3},
+    "vit-cls": {"width": 72, "depth": 3, "depth_type": 2},
+    "pre-ln-mlm": {"width": 120},
+}
+MODEL = {
+    **{"model_type": "llama", "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"num_hidden_layers": 2, "intermediate_size": 96, "tie_word_embeddings": True},
+}
+RECIPE: dict[str, Any] = {
+    **{"task": "causal-lm", "config": MODEL, "data": {"kind": "stdlib", "length": 32}, "steps": 8, "batch_size": 8},
+    **{"learning_rate": 3e-3, "eval_every": 2, "eval_batch_size": 128, "save_every": 3, "seed": 1},
+}
+STAGED: dict[str, Any] = {
+    **{**RECIPE, "steps": None, "save_every": None},
+    "stages": [{"steps": 2}, {"steps": 2, "expand": {"width": 72, "depth": 3, "verify": False}}],
+}
+GROWN: dict[str, Any] = {**RECIPE, "config": None, "expand": {"width": 72, "depth": 3}, "steps": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("distributed")
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> dict[str, Any]:
+    """The same in one process: curves, and how far apart rounding alone takes two of them."""
+    recipes = {
+        "whole": RECIPE,
+        "halves": {**RECIPE, "gradient_accumulation": 2},
+        "half": {**RECIPE, "batch_size": 4},
+        "staged": STAGED,
+    }
+    curves = {name: run(parse_recipe(recipe), folder / f"one-{name}").curve for name, recipe in recipes.items()}
+    # Half of the batch at a time is what two processes do: the same sums in another order.
+    noise = max(ROUNDING, distance(curves["whole"], curves["halves"]))
+    grown = {**GROWN, "source": str(folder / "one-whole")}
+    curves["grown"] = run(parse_recipe(grown), folder / "one-grown").curve
+    return {"curves": curves, "tolerance": 4 * noise}
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the two processes found."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(runner, "BLOCK", BLOCK)
+    for name, options in EXPANSIONS.items():
+        pico.PICO[name]().float().save_pretrained(folder / name / "source", max_shard_size="40kB")
+        lemonx.expand(folder / name / "source", folder / name / "target", verify=False, **options)
+    patch.undo()
+    training = {
+        "two": {"recipe": RECIPE, "stop": None, "resume": False},
+        "resumed": {"recipe": RECIPE, "stop": 5, "resume": True},
+        "left": {"recipe": RECIPE, "stop": 5, "resume": False},
+        "staged": {"recipe": STAGED, "stop": None, "resume": False},
+        "grown": {"recipe": {**GROWN, "source": str(folder / "one-whole")}, "stop": None, "resume": False},
+    }
+    jobs = {"block": BLOCK, "expand": EXPANSIONS, "train": training}
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    here = Path(__file__).resolve().parent
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]
+    places = [str(here), str(Path(lemonx.__file__).resolve().parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
+    child = subprocess.run(
+        [*command, str(here / "distributed_worker.py"), str(folder)],
+        capture_output=True, text=True, env=environment, timeout=300, check=False,
+    )  # fmt: skip
+    assert child.returncode == 0, last_lines(child.stderr)
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(PROCESSES)]
+
+
+def last_lines(text: str) -> str:
+    """What the processes themselves said, without what torchrun says about it."""
+    return "\n".join([line for line in text.splitlines() if line.startswith("[rank")][-40:]) or text[-2000:]
+
+
+def distance(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> float:
+    """The largest difference of two curves, relative to the loss."""
+    assert [row["step"] for row in one] == [row["step"] for row in other]
+    return max(
+        abs(a[key] - b[key]) / a[key]
+        for a, b in zip(one, other, strict=True)
+        for key in ("train_loss", "validation_loss")
+        if key in a
+    )
+
+
+every_expansion = pytest.mark.parametrize("name", EXPANSIONS)
+
+
+# ----------------------------------------------------------------- expansion
+
+
+@every_expansion
+def test_slices_are_bit_for_bit_what_one_process_writes(name: str, two: list[dict[str, Any]]) -> None:
+    assert [found["expand"][name]["wrong"] for found in two] == [[], []]
+
+
+@every_expansion
+def test_each_process_holds_half(name: str, two: list[dict[str, Any]]) -> None:
+    held = [found["expand"][name]["held"] for found in two]
+    whole = two[0]["expand"][name]["whole"]
+    assert all(found["expand"][name]["placements"] == ["S(0)"] for found in two)
+    assert sum(held) == whole
+    # Odd numbers of rows, and tables with a first axis of 1, leave a little more with the first.
+    assert max(held) < 0.52 * whole
+
+
+@every_expansion
+def test_bytes_read_are_those_on_paper(name: str, folder: Path, two: list[dict[str, Any]]) -> None:
+    """Counted at the system call. Together they read what one process reads, and the blocks at the cut again."""
+    read = [found["expand"][name]["read"] for found in two]
+    assert read == two[0]["expand"][name]["on_paper"]
+    made = api.plan(folder / name / "source", **EXPANSIONS[name])
+    patch = pytest.MonkeyPatch()
+    patch.setattr(runner, "BLOCK", BLOCK)
+    alone = shares(made, 1)[0].read
+    patch.undo()
+    # Vectors are read whole; a mean needs all rows, and so do inputs whose copies lie in both halves.
+    vectors = sum(made.tensors[step.source].nbytes for step in made.steps if not hasattr(step.recipe, "rows"))
+    assert sum(read) <= 1.35 * alone + vectors
+    assert max(read) <= 0.75 * alone + vectors
+
+
+def test_a_decoder_is_read_once(folder: Path, two: list[dict[str, Any]]) -> None:
+    """Without means and without transposed weights, only a block at each cut is read by both."""
+    name = "llama-tied"
+    made = api.plan(folder / name / "source", **EXPANSIONS[name])
+    patch = pytest.MonkeyPatch()
+    patch.setattr(runner, "BLOCK", BLOCK)
+    alone = shares(made, 1)[0].read
+    patch.undo()
+    read = [found["expand"][name]["read"] for found in two]
+    assert alone <= sum(read) <= alone + len(made.steps) * BLOCK
+    half = [sum(made.tensors[step.source].nbytes for step in made.steps)] * PROCESSES
+    assert all(r <= 0.75 * whole for r, whole in zip(read, half, strict=True))
+
+
+@every_expansion
+def test_what_they_save_is_a_normal_checkpoint(name: str, folder: Path, two: list[dict[str, Any]]) -> None:
+    model_class = type(pico.PICO[name]())
+    saved, info = model_class.from_pretrained(folder / name / "saved", output_loading_info=True)
+    assert not any(info.values())
+    target = model_class.from_pretrained(folder / name / "target")
+    assert all(value.equal(saved.state_dict()[key]) for key, value in target.state_dict().items())
+    assert saved.config.to_diff_dict() == target.config.to_diff_dict()
+    with Checkpoint.open(folder / name / "saved") as checkpoint, Checkpoint.open(folder / name / "target") as written:
+        assert checkpoint.tensors.keys() == written.tensors.keys()
+    outputs = pico.outputs(target.eval(), pico.inputs(target, seed=1))
+    for found in two:
+        # The same weights; buffers that no file holds were computed as from_pretrained does.
+        theirs = torch.tensor(found["expand"][name]["outputs"])
+        torch.testing.assert_close(theirs, outputs, rtol=0, atol=float(100 * ROUNDING * outputs.abs().max()))
+
+
+def test_what_cannot_be_filled_is_refused(two: list[dict[str, Any]]) -> None:
+    for found in two:
+        assert "call model.to_empty" in found["refused"]["on the meta device"]
+        assert "only slices of the first axis" in found["refused"]["another axis"]
+
+
+def test_the_wrong_model_is_refused(folder: Path, two: list[dict[str, Any]]) -> None:
+    """Without any process group: a model that is not sharded can be filled too."""
+    source, options = folder / "llama-tied" / "source", EXPANSIONS["llama-tied"]
+    config = api.plan(source, **options).target_config
+
+    def filled(changes: dict[str, Any], **more: Any) -> Any:
+        empty = models.empty("causal-lm", {**config, **changes}, {}).to_empty(device="cpu")
+        empty.tie_weights()
+        return load_expanded(empty, source, **{**options, **more})
+
+    with pytest.raises(BadTarget, match="hidden_size = 96, the expansion 72"):
+        filled({"hidden_size": 96})
+    with pytest.raises(BadTarget, match="rms_norm_eps = 1e-06"):
+        filled({"rms_norm_eps": 1e-6})
+    with pytest.raises(BadTarget, match=r"only the model has lm_head\.weight"):
+        filled({"tie_word_embeddings": False})
+    with pytest.raises(BadTarget, match=r"float32 in the model and torch\.float64 in the expansion"):
+        filled({}, dtype="float64")
+    with pytest.raises(Refused, match="makes its model whole"):
+        filled({}, method="scratch")
+    assert filled({}, dtype="bfloat16").dtype == torch.float32
+
+
+# ----------------------------------------------------------------- training
+
+
+def test_training_is_sharded(two: list[dict[str, Any]]) -> None:
+    for name in ("two", "grown"):
+        for found in two:
+            assert found["train"][name]["kinds"] == ["DTensor (Shard(dim=0),)"]
+        halves = [sum(found["train"][name]["slices"][i] for found in two) for i in range(4)]
+        assert halves == pytest.approx([1.0] * 4)
+        assert all(0.48 < share < 0.52 for found in two for share in found["train"][name]["slices"])
+
+
+def test_the_curve_is_that_of_one_process(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    """Up to rounding: four times what another order of the same sums does to the curve of one process."""
+    curves = one["curves"]
+    for found in two:
+        theirs = found["train"]["two"]["curve"]
+        assert distance(curves["whole"], theirs) <= one["tolerance"]
+        assert [row["flops"] for row in theirs] == [row["flops"] for row in curves["whole"]]
+    # A process that trained on its own half alone would be seen.
+    assert distance(curves["whole"], curves["half"]) > 1000 * one["tolerance"]
+
+
+def test_an_interrupted_run_goes_on_to_the_same_losses(two: list[dict[str, Any]]) -> None:
+    for found in two:
+        resumed, straight = found["train"]["resumed"], found["train"]["two"]
+        assert distance(straight["curve"], resumed["curve"]) == 0.0
+        # Five steps, then those after the checkpoint at step 3.
+        assert (straight["updates"], resumed["updates"]) == (8, 10)
+
+
+def test_one_process_goes_on_with_what_two_left(folder: Path, one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    """Weights and moments; the other way round, moments would have no names, and that is said."""
+    assert (folder / "left" / "checkpoint-3" / "optimizer").is_dir()
+    assert distance(one["curves"]["whole"], run(parse_recipe(RECIPE), folder / "left").curve) <= one["tolerance"]
+    assert (folder / "one-whole" / "checkpoint-8" / "optimizer.pt").is_file()
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(BadCheckpoint, match="go on with one process"):
+        sharded.load_moments(model, torch.optim.AdamW(model.parameters()), folder / "one-whole" / "checkpoint-8")
+
+
+def test_a_recipe_that_expands_does_so_slice_by_slice(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    """No folder is written in between; the step-0 loss is the source's last, and then the curve is one process's."""
+    for found in two:
+        grown = found["train"]["grown"]["curve"]
+        assert grown[0]["validation_loss"] == pytest.approx(one["curves"]["whole"][-1]["validation_loss"], rel=1e-5)
+        assert distance(one["curves"]["grown"], grown) <= one["tolerance"]
+
+
+def test_stages_of_size(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    """The model grows in the middle of the run: shared before and after."""
+    for found in two:
+        assert distance(one["curves"]["staged"], found["train"]["staged"]["curve"]) <= one["tolerance"]
+        assert found["train"]["staged"]["kinds"] == ["DTensor (Shard(dim=0),)"]
+
+
+def test_moments_of_a_shared_run_grow(folder: Path, two: list[dict[str, Any]]) -> None:
+    """The slices that two processes wrote are one state by name, which grows with the weights."""
+    last = folder / "two" / "checkpoint-8"
+    lemonx.expand(last, folder / "grown-moments", width=96, verify=False, with_optimizer=True)
+    moments = load_file(folder / "grown-moments" / "optimizer" / "model.safetensors")
+    weights = load_file(folder / "grown-moments" / "model.safetensors")
+    assert {f"state.{name}.exp_avg" for name in weights} <= moments.keys()
+    for name, weight in weights.items():
+        assert moments[f"state.{name}.exp_avg_sq"].shape == weight.shape
+        assert moments[f"state.{name}.step"] == 8
+        assert moments[f"state.{name}.exp_avg"].abs().max() > 0
+
+
+def test_the_result_is_a_normal_checkpoint(folder: Path, one: dict[str, Any], two: list[dict[str, Any]]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for name in ("two", "resumed", "grown"):
+        model, info = AutoModelForCausalLM.from_pretrained(folder / name, output_loading_info=True)
+        assert not any(info.values())
+        account = json.loads((folder / name / "run.json").read_text())
+        assert account["finished"] and account["parameters"] == model.num_parameters()
+        assert {"curve.csv", "curve.png"} <= set(os.listdir(folder / name))
+        # Checkpoints of the run: nothing pickled holds weights or moments.
+        last = sorted((folder / name).glob("checkpoint-*"))[-1]
+        assert sorted(path.name for path in last.glob("*.p*")) == ["rng_state_0.pth", "rng_state_1.pth"]
+        moments = load_file(last / "optimizer" / "shard-00001-model-00001-of-00001.safetensors")
+        assert {key.rpartition(".")[2] for key in moments} == {"exp_avg", "exp_avg_sq", "step"}
+    lemonx.expand(folder / "two", folder / "larger", width=96, verify=False)

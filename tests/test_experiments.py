@@ -1,0 +1,149 @@
+"""Experiments: the answer to the paper's question on hand-made numbers, and one that really runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lemonx.errors import BadRecipe
+from lemonx.experiments import compare, nodes
+from lemonx.experiments.answer import AT_MOST, EXACT, NOT_REACHED, Costs, reach, saved, steps_to
+from lemonx.experiments.pool import run_all
+from lemonx.experiments.spec import Experiment, parse
+
+TINY = {
+    "name": "tiny",
+    "title": "two steps of a tiny Llama",
+    "claim": "none",
+    "cost": "seconds",
+    "command": "pytest",
+    "paper": {"finding": "none"},
+    "lengths": [0.5, 1.0],
+    "seeds": [0, 1],
+    "train": {
+        "task": "causal-lm",
+        "data": {"kind": "stdlib", "length": 16, "validation_examples": 4},
+        "batch_size": 2,
+        "eval_every": 2,
+    },
+    "sources": {
+        "source": {
+            "config": {
+                "model_type": "llama",
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "intermediate_size": 32,
+                "head_dim": 8,
+                "max_position_embeddings": 16,
+            },
+            "steps": 4,
+            "learning_rate": 1e-2,
+        }
+    },
+    "target": {"expand": {"width": 24, "depth": 2}, "train": {"steps": 4, "learning_rate": 1e-2}},
+    "arms": [
+        {"label": "scratch", "method": "scratch", "lengths": [1.0]},
+        {"label": "LEMON"},
+        {"label": "KI", "method": "ki-hard", "lengths": [1.0]},
+    ],
+    "quick": {"seeds": [0], "lengths": [1.0]},
+}
+
+
+def tiny(**changes: object) -> Experiment:
+    return parse({**TINY, **changes}, Path("tiny"))
+
+
+def test_steps_to_the_mark() -> None:
+    """Interpolated in log steps: half the gap between 100 and 400 is 200."""
+    points = [(400.0, 1.0), (100.0, 2.0)]
+    assert steps_to(1.5, points, "lower") == (200.0, EXACT)
+    assert steps_to(2.0, points, "lower") == (100.0, AT_MOST)
+    assert steps_to(0.9, points, "lower") == (None, NOT_REACHED)
+    assert steps_to(0.75, [(100, 0.5), (400, 1.0)], "higher") == (200.0, EXACT)
+
+
+def test_reach_over_seeds() -> None:
+    runs = [
+        {"seed": seed, "steps": steps, "final": final}
+        for seed, steps, final in ((0, 100, 2.0), (0, 400, 1.0), (1, 100, 1.4), (1, 400, 1.0))
+    ]
+    answer = reach(1.5, runs, "lower")
+    assert answer.steps is not None and answer.steps.by_seed == (200.0, 100.0)
+    assert answer.steps.mean == 150.0 and answer.steps.spread == pytest.approx(70.7107, abs=1e-3)
+    assert answer.bound == AT_MOST
+    missed = reach(0.9, runs, "lower")
+    assert missed.steps is None and missed.short_of == pytest.approx(0.1)
+
+
+def test_what_is_saved_with_and_without_the_source() -> None:
+    """A target at 200 of 1000 steps saves 80 %; a source that cost 100 steps' worth leaves 70 %."""
+    runs = [{"seed": 0, "steps": 100, "final": 2.0}, {"seed": 0, "steps": 400, "final": 1.0}]
+    parts = saved(reach(1.5, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 0.0, 1000))
+    assert parts is not None
+    assert [parts[name]["mean"] for name in ("steps", "flops", "flops_with_source")] == pytest.approx([0.8, 0.8, 0.7])
+    assert saved(reach(0.5, runs, "lower"), Costs(10.0, 0.0, 1000), Costs(10.0, 0.0, 1000)) is None
+
+
+def test_equal_pieces_are_one_piece_and_changed_ones_are_not() -> None:
+    first, second = list(nodes.cells(tiny())), list(nodes.cells(tiny(name="other", title="again")))
+    assert [cell.trained.key for cell in first] == [cell.trained.key for cell in second]
+    longer = {**TINY["train"], "batch_size": 4}
+    assert not {c.trained.key for c in first} & {c.trained.key for c in nodes.cells(tiny(train=longer))}
+    # Knowledge inheritance starts where scratch starts, and is another training.
+    scratch, ki = (next(c.trained for c in first if c.arm == label) for label in ("scratch", "KI"))
+    assert scratch.after[0].key == ki.after[0].key and scratch.key != ki.key
+
+
+@pytest.mark.parametrize("name", compare.names())
+def test_shipped_experiments_are_whole(name: str) -> None:
+    """Each opens with claim, cost and command, and every recipe in it is one."""
+    from lemonx.data.kinds import options
+    from lemonx.training.recipe import parse_recipe
+
+    experiment = compare.find(name)
+    text = (compare.shipped() / name / "experiment.toml").read_text().splitlines()
+    assert text[0].startswith("# Claim:") and any(line.startswith("# Cost:") for line in text[:6])
+    assert f"# Command: lemonx compare {name}" in text[:6] and experiment.name == name
+    for cell in nodes.cells(experiment):
+        for node in (cell.source, cell.trained, *cell.downstream.values()):
+            recipe = parse_recipe({**node.what, **({"source": "x"} if node.after else {})}, name)
+            options(recipe.task, recipe.data)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"baseline": "nothing"}, "is not an arm"),
+        ({"arms": [{"label": "scratch", "source": "x"}]}, "not among the sources"),
+        ({"arms": [{"label": "scratch"}, {"label": "scratch"}]}, "one label"),
+        ({"lengths": [0.0]}, "fraction"),
+        ({"speed": 3}, "speed"),
+    ],
+)
+def test_an_experiment_that_makes_no_sense(change: dict[str, object], says: str) -> None:
+    with pytest.raises(BadRecipe, match=says):
+        tiny(**change)
+
+
+def test_an_experiment_runs_and_runs_again_from_its_cache(tmp_path: Path) -> None:
+    """Seven pieces on two processes; afterwards nothing is left to do, and the numbers are the runs' own."""
+    asked, cache = tiny(), tmp_path / "cache"
+    told = []
+    content = compare.compare(asked, tmp_path / "out", quick=True, cache=cache, tell=told.append)
+    assert [far.done for far in told] == list(range(1, told[-1].total + 1))
+    assert content == json.loads((tmp_path / "out" / "result.json").read_text())
+    for cell in nodes.cells(asked.shortened()):
+        done = json.loads((cell.trained.folder(cache) / nodes.DONE).read_text())
+        arm = next(arm for arm in content["arms"] if arm["label"] == cell.arm)
+        assert arm["runs"][0]["final"] == done["final"]["validation_loss"]
+    lemon = next(arm for arm in content["arms"] if arm["label"] == "LEMON")["runs"][0]
+    # Lossless: the target starts where the source ended, up to float32.
+    assert lemon["start"] == pytest.approx(lemon["source"], rel=1e-5)
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("done.json")}
+    run_all([cell.trained for cell in nodes.cells(asked.shortened())], cache, tell=pytest.fail)
+    assert before == {path: path.stat().st_mtime_ns for path in cache.rglob("done.json")}
