@@ -160,7 +160,7 @@ def _odd_blocks(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
             what = "lacks" if odd in wanted else "has an extra"
             yield BadCheckpoint(
                 f"config.json says {size} blocks in {stack!r}, but the checkpoint {what} "
-                f"{row.replace('*', str(odd))}.{suffix}: one of the two is not this model's"
+                f"{row.replace('*', str(odd))}.{suffix}: take both from the same save"
             )
 
 

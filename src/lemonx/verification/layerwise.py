@@ -11,6 +11,7 @@ rounded target is measured by.
 
 from __future__ import annotations
 
+import logging
 import resource
 import subprocess
 import sys
@@ -196,6 +197,8 @@ def _observe(
         tempfile.TemporaryDirectory(prefix="lemonx-") as offloaded,
     ):
         options = {"device_map": {"": "disk"}, "offload_folder": offloaded}
+        # It would warn that parameters are on the disk, which is the point.
+        logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
         model, odd = load(checkpoint.path, getattr(torch, dtype), **options)
         batch = sample(model, seed, batch)
         with _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen), _metered(model) as meter:
