@@ -231,7 +231,7 @@ def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int
     copies and means of outputs are taken input by input.
     """
     how = step.recipe
-    if not isinstance(how, Matrix) or not how.transposed:
+    if not isinstance(how, Matrix) or not how.transposed or len(step.shape) > 2:
         yield 0, rows
         return
     units = np.unique(how.columns.source[wanted.start : wanted.stop])

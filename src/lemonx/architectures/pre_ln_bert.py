@@ -1,8 +1,9 @@
 """The paper's Pre-LN BERT (lemonx.models.pre_ln_bert)."""
 
+from lemonx.architectures.rotary import head
 from lemonx.modules import embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, zero
+from lemonx.vectors import avg, circ, fresh, zero
 
 
 @architecture(
@@ -11,6 +12,8 @@ from lemonx.vectors import avg, circ, zero
     depth="num_hidden_layers",
     heads="num_attention_heads",
     ffn="intermediate_size",
+    vocab="vocab_size",
+    positions="max_position_embeddings",
     free="language",
     defaults={"layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2},
 )
@@ -28,20 +31,22 @@ def pre_ln_bert(c: Config) -> Spec:
             "normed": zero(width),
             "final": zero(width),
             "heads": circ(heads),
+            **head(width // heads, {}),
             "hidden": circ(c["intermediate_size"]),
             "pooled": circ(width),
+            "vocab": fresh(c["vocab_size"]),
+            "positions": fresh(c["max_position_embeddings"]),
         },
-        fixed={"vocab": c["vocab_size"], "positions": c["max_position_embeddings"],
-               "types": c["type_vocab_size"], "head_dim": width // heads},
+        fixed={"types": c["type_vocab_size"]},
         rows={
             embedded: embedding("vocab -> residual"),
             "bert.embeddings.position_embeddings": embedding("positions -> residual"),
             "bert.embeddings.token_type_embeddings": embedding("types -> residual"),
             f"{layer}.attention_norm": layer_norm("residual -> normed"),
-            f"{layer}.attention.query": linear("normed -> (heads head_dim)"),
-            f"{layer}.attention.key": linear("normed -> (heads head_dim)"),
-            f"{layer}.attention.value": linear("normed -> (heads head_dim)"),
-            f"{layer}.attention.output": linear("(heads head_dim) -> residual"),
+            f"{layer}.attention.query": linear("normed -> (heads query)"),
+            f"{layer}.attention.key": linear("normed -> (heads key)"),
+            f"{layer}.attention.value": linear("normed -> (heads value)"),
+            f"{layer}.attention.output": linear("(heads value) -> residual"),
             f"{layer}.mlp_norm": layer_norm("residual -> normed"),
             f"{layer}.mlp.intermediate": linear("normed -> hidden"),
             f"{layer}.mlp.output": linear("hidden -> residual"),

@@ -14,15 +14,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
 from lemonx.free import EVEN, Free
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
-from lemonx.modules import Row
+from lemonx.modules import Axis, Row
 from lemonx.planning import Plan, Step
 from lemonx.reading import Change, Reading, copies, kept, stacked
-from lemonx.signature import Side
 
 if TYPE_CHECKING:
     import torch
@@ -99,12 +100,15 @@ class _Operators:
             if expansion.is_identity:
                 continue
             start = torch.zeros(expansion.target_size, expansion.size)
-            scale = torch.as_tensor(expansion.amp * expansion.gain, dtype=torch.float32)
-            start[torch.arange(len(start)), torch.as_tensor(expansion.source)] = scale
-            copies_ = torch.as_tensor(expansion.copies[expansion.source], dtype=torch.float32)
+            # New tokens and positions copy nothing: their rows begin as noise.
+            copied = np.flatnonzero(expansion.source >= 0)
+            origins, scale = expansion.source[copied], expansion.amp[copied] * expansion.gain
+            start[copied, origins] = torch.as_tensor(scale, dtype=torch.float32)
+            share = np.ones(expansion.target_size)
+            share[copied] = 1 / (expansion.copies[origins] * scale**2)
             self.start[name] = start
             self.width[name] = (start + NOISE * torch.randn(start.shape, generator=noise)).requires_grad_()
-            self.share[name] = 1 / (copies_ * scale**2)
+            self.share[name] = torch.as_tensor(share, dtype=torch.float32)
         self.groups = defaultdict[tuple[str, str], list[Step]](list)
         for step in plan.steps:
             self.groups[step.row, step.suffix].append(step)
@@ -157,22 +161,31 @@ class _Operators:
         if not tensor.is_floating_point():
             return tensor
         operators = self.width if learned else self.start
-        sides = row.tensors()[suffix]
-        axes = [(name, axis) for axis in sides for name in axis.side.axes]
-        unfused = [n for axis, whole in zip(sides, tensor.shape, strict=True) for n in self._sizes(axis.side, whole)]
-        wide = tensor.float().reshape(unfused)
-        for position, (name, axis) in enumerate(axes):
-            if name in operators:
-                operator = operators[name]
-                operator = operator * self.share[name][:, None] if axis.role == "r" else operator
-                wide = (wide.movedim(position, -1) @ operator.T).movedim(-1, position)
+        wide = tensor.float()
+        for position, axis in enumerate(row.tensors()[suffix]):
+            wide = self._along(wide.movedim(position, 0), axis, operators).movedim(0, position)
         return wide.reshape(step.shape)
 
-    def _sizes(self, side: Side, whole: int) -> list[int]:
-        """The sizes of fused axes; one that only the tensor knows (the number of labels) takes what is left."""
-        known = [self.plan.source_spec.axis_size(name) for name in side.axes]
-        rest = whole // math.prod(size or 1 for size in known)
-        return [rest if size is None else size for size in known]
+    def _along(self, tensor: torch.Tensor, axis: Axis, operators: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The operators of one axis, the first: of every space in it, part by part where parts are joined."""
+        import torch
+
+        spec, others = self.plan.source_spec, tensor.shape[1:]
+        by = axis.side.by
+        over, over_target = (spec.spaces[by].size, self.plan.types.spaces[by].target_size) if by else (1, 1)
+        sizes = [[spec.axis_size(name) or len(tensor) for name in part] for part in axis.side.parts]
+        slices = tensor.reshape(over, -1, *others).split([math.prod(part) // over for part in sizes], 1)
+        grown = []
+        for names, shape, piece in zip(axis.side.parts, sizes, slices, strict=True):
+            part = piece.reshape(*shape, *others)
+            for position, name in enumerate(names):
+                if name in operators:
+                    operator = operators[name]
+                    # Whatever reads copies takes its share of each.
+                    operator = operator * self.share[name][:, None] if axis.role == "r" else operator
+                    part = (part.movedim(position, -1) @ operator.T).movedim(-1, position)
+            grown.append(part.reshape(over_target, -1, *others))
+        return torch.cat(grown, 1).reshape(-1, *others)
 
 
 @method(

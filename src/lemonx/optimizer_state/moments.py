@@ -24,7 +24,7 @@ from lemonx.optimizer_state.along import Along, reads
 from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals
 from lemonx.planning import Plan, Step
 from lemonx.signature import Side
-from lemonx.vectors import ZERO, Expansion, identity
+from lemonx.vectors import ZERO, Expansion, concat, identity, product
 
 if TYPE_CHECKING:
     import torch
@@ -109,11 +109,23 @@ def _moments(plan: Plan, found: Mapping[str, Dual], step: Step) -> Moments:
             why |= unsure
         else:
             maps = tuple(reads(_expansion(plan, name, size)) for name in axis.side.axes)
-        axes.append(maps)
+        axes.append(joined(axis.side, maps, plan) if len(axis.side.parts) > 1 else maps)
     further = None
     if step.appended is not None:
         further = plan.types.of(row.writes).copy_number > 0
     return Moments(step.name, step.source, sizes, step.shape, tuple(axes), frozenset(why), step.appended, further)
+
+
+def joined(side: Side, maps: Iterable[Along], plan: Plan) -> tuple[Along]:
+    """The maps of axes that lie one after the other in one tensor, as one map: such axes hold units, and no means."""
+    left = iter(maps)
+    parts = [product(*(_as_expansion(next(left)) for _ in part)) for part in side.parts]
+    whole = concat(*parts, by=plan.types.spaces[side.by] if side.by else None)
+    return (Along(whole.size, whole.source, whole.amp * whole.gain),)
+
+
+def _as_expansion(along: Along) -> Expansion:
+    return Expansion(along.size, along.source, along.scale)
 
 
 def _fresh(plan: Plan, step: Step, row: Row) -> str | None:
