@@ -102,6 +102,19 @@ def save_sharded(name: str, folder: Path) -> Path:
     return folder
 
 
+def save_unknown(folder: Path) -> Path:
+    """A model of a family that lemonx has no spec for."""
+    from transformers import BioGptConfig, BioGptForCausalLM
+
+    from lemonx.architectures import families
+
+    config = BioGptConfig(
+        vocab_size=61, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    assert config.model_type not in families(), "choose another family for this test"
+    return pico.save(BioGptForCausalLM(config), folder)
+
+
 def shards(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("model-*.safetensors"))
 
