@@ -52,7 +52,7 @@ def table() -> str:
             code, said = ask(fault)
             rows.append(f"| {number} | {title}: *{fault.name}* | {code} | {said} |")
         if number in faults.OWN:
-            rows.append(f"| {number} | {title} | | `{faults.OWN[number]}` |")
+            rows.append(f"| {number} | {title} | | {', '.join(f'`{place}`' for place in faults.OWN[number])} |")
     return "\n".join(rows)
 
 
