@@ -20,7 +20,8 @@ outer ones, beyond 4.1696, at 4.5793, which makes the variance below exactly 1.
                at most 9.2e-6; the mean is 0, the variance 1 - 6e-7, the kurtosis 2.9998, the largest 4.3744.
                The cells are narrower than the spacing of the dtype for 2^-7 < |z| < 3.4 in bf16 (99.3 % of
                all), and for 2^-4 < |z| < 2.8 in fp16 (94.5 %).
-Numbers of other pairs are independent of one another. A test of goodness of fit needs 10^10 of them to see the difference.
+Numbers of other pairs are independent of one another. A test of goodness of fit needs 10^10 of them to see the
+difference.
 """
 
 from __future__ import annotations
