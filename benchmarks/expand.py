@@ -6,10 +6,11 @@ each of these in a process of its own and keeps its best round:
     copy        shutil.copyfile of the output's bytes
     load+save   safetensors load_file and save_file of the output
     lemonx      plan, expansion and writer, without verification, in 1 and in 2 threads
+    mergekit    for depth, where it is installed: its passthrough of all blocks twice, which stacks and copies only
 
 Wall and CPU seconds leave out imports and fsync, which lemonx alone does and the disk alone decides. On a shared
 machine GB per CPU second is the robust figure. `anon` is the peak of RssAnon: memory without the page cache,
-torch's own 0.15 GB included.
+torch's own 0.15 GB included. `--memory 1 10` measures that alone, against the size of the output.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,9 @@ def main() -> None:
         return
     parent = Path(options.dir) if options.dir else None
     with tempfile.TemporaryDirectory(prefix="lemonx-bench-", dir=parent) as folder:
+        if options.memory:
+            memory(Path(folder), options.memory)
+            return
         for dtype in options.dtype:
             for kind in options.kind:
                 report(Path(folder), dtype, kind, options)
@@ -52,10 +57,11 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gb", type=float, default=2.0, help="size of the output")
+    parser.add_argument("--gb", type=float, default=4.0, help="size of the output")
     parser.add_argument("--dtype", nargs="+", choices=ITEM, default=list(ITEM))
     parser.add_argument("--kind", nargs="+", choices=["width", "depth", "both"], default=["width", "depth", "both"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", nargs="+", type=float, metavar="GB", help="only memory, against these sizes")
     parser.add_argument("--dir", help="where to put the files: several times --gb, removed at the end")
     parser.add_argument("--record", action="store_true", help=f"append to {HISTORY.name}, which is kept in git")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -83,16 +89,33 @@ def report(folder: Path, dtype: str, kind: str, options: argparse.Namespace) -> 
         record(best, dtype, kind, gigabytes)
 
 
+def memory(folder: Path, sizes: list[float]) -> None:
+    """The peak of anonymous memory of one expansion of each size, width and depth, bfloat16."""
+    print("output GB   anon GB, 1 thread   anon GB, 2 threads")
+    for size in sizes:
+        build(folder / "source", "bfloat16", "both", size)
+        found = []
+        for threads in (1, 2):
+            found.append(run("lemonx", folder, "both", threads)["anon"])
+            written = size_of(folder / "out") / 1e9
+            shutil.rmtree(folder / "out")
+        shutil.rmtree(folder / "source")
+        print(f"{written:>9.2f} {found[0]:>19.2f} {found[1]:>20.2f}")
+
+
 def measure(folder: Path, kind: str, rounds: int) -> dict[str, dict[str, float]]:
     """The least of every figure over the rounds, but the largest memory."""
     best: dict[str, dict[str, float]] = {}
+    rows = [
+        ("copy", "copy", 1),
+        ("load+save", "load_save", 1),
+        ("lemonx, 1 thread", "lemonx", 1),
+        ("lemonx, 2 threads", "lemonx", 2),
+    ]
+    if kind == "depth" and find_spec("mergekit"):
+        rows.append(("mergekit", "mergekit", 1))
     for _ in range(rounds):
-        for name, child, threads in (
-            ("copy", "copy", 1),
-            ("load+save", "load_save", 1),
-            ("lemonx, 1 thread", "lemonx", 1),
-            ("lemonx, 2 threads", "lemonx", 2),
-        ):
+        for name, child, threads in rows:
             found = run(child, folder, kind, threads)
             shutil.rmtree(folder / "out")
             old = best.setdefault(name, found)
@@ -283,7 +306,22 @@ def run_lemonx(folder: str, kind: str, threads: int) -> dict[str, float]:
     return found
 
 
-CHILDREN = {"copy": run_copy, "load_save": run_load_save, "lemonx": run_lemonx}
+def run_mergekit(folder: str, kind: str, threads: int) -> dict[str, float]:
+    import torch
+    from mergekit.config import MergeConfiguration  # pyright: ignore[reportMissingImports]
+    from mergekit.merge import run_merge  # pyright: ignore[reportMissingImports]
+    from mergekit.options import MergeOptions  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(threads)
+    source = Path(folder, "source")
+    layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
+    part = {"sources": [{"model": str(source), "layer_range": [0, layers]}]}
+    config = MergeConfiguration.model_validate({"slices": [part, part], "merge_method": "passthrough"})
+    options = MergeOptions(copy_tokenizer=False, out_shard_size=10**9, write_model_card=False, quiet=True)
+    return timed(folder, lambda: run_merge(config, str(Path(folder, "out")), options))
+
+
+CHILDREN = {"copy": run_copy, "load_save": run_load_save, "lemonx": run_lemonx, "mergekit": run_mergekit}
 
 if __name__ == "__main__":
     main()
