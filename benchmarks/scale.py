@@ -3,18 +3,27 @@
 A folder of headers stands in for the source: config.json and a safetensors file whose tensors have their sizes and no
 content (a sparse file takes no disk), so that `lemonx plan` and this script see the real thing.
 
-    python benchmarks/scale.py                          print the table for Llama 7B to 13B on 8 processes
+    python benchmarks/scale.py                          print the tables: Llama 7B to 13B on 8 processes; 8B, 70B, 405B
     python benchmarks/scale.py --write                  put it into docs/scale.md, between its markers
     python benchmarks/scale.py --headers FOLDER         leave the folder there, for `lemonx plan FOLDER ...`
+    python benchmarks/scale.py --headers FOLDER --model 405B
+
+The times of the second table are its gigabytes over the rate that `python benchmarks/expand.py --record` measured last.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import math
 import re
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = {
@@ -22,20 +31,32 @@ SOURCE = {
     **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32},
     **{"intermediate_size": 11008, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
 }
+# The shapes of Llama 3: hidden, blocks, heads, FFN.
+SHAPES = {"8B": (4096, 32, 32, 14336), "70B": (8192, 80, 64, 28672), "405B": (16384, 126, 128, 53248)}
+HISTORY = Path(__file__).parent / "history.csv"
 GROWTH = {"width": 5120, "depth": 40, "heads": 40, "kv_heads": 40, "ffn": 13824}
 # Weights, gradients and Adam's two moments, in float32 each.
 STATE = 16
 
 
-def headers(folder: Path) -> Path:
+def config_of(model: str) -> dict[str, Any]:
+    hidden, blocks, heads, ffn = SHAPES[model]
+    return {
+        **SOURCE,
+        **{"hidden_size": hidden, "num_hidden_layers": blocks, "num_attention_heads": heads, "num_key_value_heads": 8},
+        **{"intermediate_size": ffn, "vocab_size": 128256},
+    }
+
+
+def headers(folder: Path, config: dict[str, Any] = SOURCE) -> Path:
     """The source without its numbers: a sparse file with the header of a real one."""
     from lemonx.sharded_expansion import tensors_on_disk
     from lemonx.training.model import empty
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SOURCE, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     entries, end = {}, 0
-    for name, tensor in tensors_on_disk(empty("causal-lm", SOURCE, {})).items():
+    for name, tensor in tensors_on_disk(empty("causal-lm", config, {})).items():
         size = 2 * tensor.numel()
         entries[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + size]}
         end += size
@@ -49,8 +70,6 @@ def headers(folder: Path) -> Path:
 
 def table(folder: Path, processes: int) -> str:
     """The figures in Markdown."""
-    import math
-
     import lemonx
     from lemonx.runner import BLOCK
     from lemonx.sharded_expansion import shares
@@ -77,6 +96,51 @@ def table(folder: Path, processes: int) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {figure} |" for name, figure in rows)])
 
 
+def sizes() -> str:
+    """Growth by a quarter in width and in depth, of three sizes: seconds to plan; disk, time, memory to expand."""
+    rate = measured()
+    lines = [
+        "| | source | target | plan | disk | time, 1 thread | time, 2 threads | memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for model in SHAPES:
+        with tempfile.TemporaryDirectory() as folder:
+            headers(Path(folder), config_of(model))
+            began = time.perf_counter()
+            command = ["plan", folder, "--width-factor", "5/4", "--depth", str(5 * SHAPES[model][1] // 4), "--json"]
+            done = subprocess.run([sys.executable, "-m", "lemonx", *command], capture_output=True, check=True)
+            seconds = time.perf_counter() - began
+        source, written = json.loads(done.stdout)["bytes"]
+        one, two = (_duration(written / 1e9 / rate[f"lemonx, {n}"][0]) for n in ("1 thread", "2 threads"))
+        memory = rate["lemonx, 2 threads"][1]
+        lines.append(
+            f"| Llama {model} | {_gb(source)} | {_gb(written)} | {seconds:.1f} s | {_gb(written)} | {one} | {two} | "
+            f"{memory:.2f} GB |"
+        )
+    return "\n".join(lines)
+
+
+def measured() -> dict[str, tuple[float, float]]:
+    """GB/s and GB of memory of the last record of width and depth in bfloat16, by what was run."""
+    with HISTORY.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["dtype"], row["kind"]) == ("bfloat16", "both")]
+    return {row["what"]: (float(row["gigabytes"]) / float(row["wall"]), float(row["anon"])) for row in rows}
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(30), _duration(90), _duration(9000)
+    ('30 s', '1.5 min', '2.5 h')
+    """
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 60
+        else f"{seconds / 60:.1f} min"
+        if seconds < 3600
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
 def _gb(count: float) -> str:
     return f"{count / 1e9:.1f} GB"
 
@@ -85,20 +149,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--headers", type=Path, help="only make the folder of headers")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/scale.md")
+    parser.add_argument("--model", choices=SHAPES, help="the headers of this model instead of Llama 7B")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/scale.md")
     options = parser.parse_args()
     if options.headers:
-        print(headers(options.headers))
+        print(headers(options.headers, config_of(options.model) if options.model else SOURCE))
         return
     with tempfile.TemporaryDirectory() as folder:
-        text = table(headers(Path(folder) / "llama-7b"), options.processes)
-    print(text)
+        tables = {"scale": table(headers(Path(folder) / "llama-7b"), options.processes), "sizes": sizes()}
+    print("\n\n".join(tables.values()))
     if options.write:
         path = ROOT / "docs" / "scale.md"
-        pattern = re.compile(r"(<!-- scale -->\n).*?(\n<!-- /scale -->)", re.S)
-        content, count = pattern.subn(lambda match: match[1] + text + match[2], path.read_text())
-        if count != 1:
-            raise SystemExit(f"{path} has no markers <!-- scale --> ... <!-- /scale -->")
+        content = path.read_text()
+        for name, text in tables.items():
+            pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.S)
+            content, count = pattern.subn(lambda match, text=text: match[1] + text + match[2], content)
+            if count != 1:
+                raise SystemExit(f"{path} has no markers <!-- {name} --> ... <!-- /{name} -->")
         path.write_text(content)
 
 
