@@ -21,12 +21,12 @@ from lemonx.coverage import UNIT, Matched, list_problems, match, tensor_problems
 from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
 from lemonx.free import Free, preset
-from lemonx.modules import Dropped, Linear, Recipe, Row, Typed, Vector
-from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
+from lemonx.modules import Axis, Dropped, Linear, Recipe, Row, Typed, Vector
+from lemonx.operators import CANCEL, KEEP, SILENT, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Change, Reading, lemon
 from lemonx.spec import Architecture, Spec
 from lemonx.target import NotWhole, Target, target_config
-from lemonx.vectors import AVG
+from lemonx.vectors import AVG, Expansion
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
 # A tensor that a method makes anew: nothing of the source is kept entry by entry.
@@ -57,6 +57,8 @@ class Step:
     appended: str | None = None
     # How the method makes this tensor, if it does not read it from `source`.
     made: str | None = None
+    # Which unit's own tensor it is, where units are modules: experts.
+    unit: int | None = None
 
     @property
     def origin(self) -> str:
@@ -73,6 +75,9 @@ class Step:
             words.append("next block's")
         elif isinstance(self.recipe, Matrix) and self.recipe.jitter:
             words.append("jitter")
+        if isinstance(self.recipe, Matrix) and (copied := self.recipe.copied):
+            words += ["±Φ over copies"] if max(copied.copies) > 1 else []
+            words += ["unused"] if any(copied.unused) else []
         return " + ".join(words)
 
 
@@ -234,6 +239,8 @@ class _Builder:
     reading: Reading
     tensors: Mapping[str, TensorInfo]
     dtype: str | None
+    # Spaces of experts whose router is new.
+    scored_anew: frozenset[str] = frozenset()
 
     def steps(self, hit: Matched) -> list[Step]:
         """The target tensors that come from this one: one a block of the target."""
@@ -247,7 +254,7 @@ class _Builder:
             if block.source == hit.index:
                 mode = self.reading.mode(row, last_norm, stream, block)
                 for unit in self._units(hit):
-                    step = self._step(hit, index, mode, unit)
+                    step = self._step(hit, index, mode, unit, block.added)
                     result.append(self._with_further_units(step, hit, self.reading.further(block, mode)))
         return result
 
@@ -255,8 +262,8 @@ class _Builder:
         """The copies in the target of the unit whose own tensor this is: experts that are a module each."""
         if hit.unit is None:
             return [None]
-        source = self.types.spaces[UNIT.findall(hit.row)[0]].source
-        return [int(unit) for unit in np.flatnonzero(source == hit.unit)]
+        origin = self.types.spaces[UNIT.findall(hit.row)[0]].origin
+        return [int(unit) for unit in np.flatnonzero(origin == hit.unit)]
 
     def _with_further_units(self, step: Step, hit: Matched, choices: tuple[str, ...]) -> Step:
         """The step with its further heads and neurons from the first of these places that there is."""
@@ -270,13 +277,42 @@ class _Builder:
         recipe = replace(step.recipe, jitter=first if step.recipe.rows.copies.max() > first else 0)
         return replace(step, recipe=recipe, appended=following if choice == NEXT else None)
 
-    def _step(self, hit: Matched, block: int, mode: str, unit: int | None = None) -> Step:
+    def _of(self, row: Row, axis: Axis, size: int) -> Expansion:
+        """The expansion of an axis; one that says whose matrix it is (experts) has an origin for every target unit."""
+        found = self.types.of(axis.side, size)
+        if not isinstance(row, Linear) or axis.side != row.each:
+            return found
+        return Expansion(found.size, found.origin, np.ones(found.target_size))
+
+    def _told_apart(self, recipe: Recipe, hit: Matched, unit: int | None, added: bool) -> Recipe:
+        """The recipe of an expert's weight with the noise that tells its copies apart."""
+        row = self.source.rows[hit.row]
+        each = row.each.axes[0] if isinstance(row, Linear) and row.each else None
+        name = UNIT.findall(hit.row)[0] if hit.unit is not None else each
+        if name is None or not isinstance(recipe, Matrix) or hit.suffix not in ("weight", ""):
+            return recipe
+        experts, chosen = self.types.spaces[name], (self.source.spaces[name].chosen, self.target.spaces[name].chosen)
+        together = chosen[0] * experts.target_size == chosen[1] * experts.size and name not in self.scored_anew
+        stack = self.source.stacks[hit.stack] if hit.stack else None
+        writes = stack is not None and stack.stream in row.writes.axes
+        summed = writes and together and not recipe.rows.has(AVG) and not added
+        at = range(experts.target_size) if unit is None else [unit]
+        # Nobody is sent to an expert without a source; in an added block the copies write nothing yet.
+        silent = added and self.reading.free.depth_type == 1 and unit is not None and not writes
+        copied = Copied(
+            number=tuple(int(experts.copy_number[t]) for t in at),
+            copies=tuple(int(experts.copies[experts.origin[t]]) if summed else 1 for t in at),
+            unused=tuple(bool(experts.source[t] < 0 or (silent and experts.copy_number[t] > 0)) for t in at),
+        )
+        return replace(recipe, copied=copied) if max(copied.copies) > 1 or any(copied.unused) else recipe
+
+    def _step(self, hit: Matched, block: int, mode: str, unit: int | None = None, added: bool = False) -> Step:
         row, info = self.source.rows[hit.row], self.tensors[hit.name]
         axes = row.tensors()[hit.suffix]
         sizes = info.shape if axes else (1,)
-        expansions = tuple(self.types.of(axis.side, size) for axis, size in zip(axes, sizes, strict=False))
+        expansions = tuple(self._of(row, axis, size) for axis, size in zip(axes, sizes, strict=False))
         typed = Typed(self.types.of(row.reads), self.types.of(row.writes), expansions, self.types.exact)
-        recipe = row.recipe(hit.suffix, typed, mode)
+        recipe = self._told_apart(row.recipe(hit.suffix, typed, mode), hit, unit, added)
         shape = tuple(e.target_size for e in expansions)
         dtype = self.dtype if self.dtype and info.dtype in _BITS else info.dtype
         weight = hit.suffix in ("weight", "")
@@ -285,7 +321,9 @@ class _Builder:
         exact = MADE if made else exactness(recipe, info.dtype, dtype, self.reading.free)
         stack = None if hit.stack is None else hit.stack[hit.bare :]
         name = hit.named(block, unit)
-        return Step(name, hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops, made=made)
+        return Step(
+            name, hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops, made=made, unit=unit
+        )
 
     def _positions(self, row: Row) -> int:
         return max((self.target.spaces[a].positions for a in row.writes.axes if a in self.target.spaces), default=1)
@@ -305,11 +343,14 @@ def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
     if recipe.mode == CANCEL:
         # Pairs cancel exactly; a third copy takes a share of the second's, which rounds unless the split is exact.
         return EXACT_SUM if most <= 2 or target in ("BF16", "F16") else ROUNDED
+    apart = recipe.copied is not None and max(recipe.copied.copies) > 1 and free.phi > 0
+    if apart and target not in ("BF16", "F16"):
+        return ROUNDED
     scales = np.concatenate([rows.amp * rows.gain, columns.amp * columns.gain])
     if rows.has(AVG) or (columns.has(AVG) and not recipe.consumes) or not _powers_of_two(scales):
         return ROUNDED
     if most == 1 or not recipe.consumes:
-        return BIT_EXACT
+        return EXACT_SUM if apart else BIT_EXACT
     if target in ("BF16", "F16"):
         return EXACT_SUM
     exact_share = all(
