@@ -1,7 +1,8 @@
-"""Experts: copies that are used together are told apart by noise that cancels, and unused ones are said to be unused."""
+"""Experts: copies used together are told apart by noise that cancels; dense models become experts."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 import lemonx
 import pico
 from lemonx.checkpoints import Checkpoint
+from lemonx.errors import LemonxError
 from lemonx.free import EVEN, Free
 from lemonx.verification.float64 import Float64
 from lemonx.verification.symmetry import find_twins
@@ -96,3 +98,59 @@ def test_the_plan_says_what_is_unused_and_what_is_told_apart(tmp_path: Path) -> 
     rules = {step.name: step.rule for step in lemonx.plan(source, fields=TWICE).steps}
     assert "±Φ over copies" in rules["model.layers.0.block_sparse_moe.experts.7.w2.weight"]
     assert "Φ" not in rules["model.layers.0.block_sparse_moe.experts.7.w1.weight"]
+
+
+UPCYCLED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mistral": ("mistral", "mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "mistral-odd": ("mistral", "mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3}),
+    "mistral-all": ("mistral", "mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3}),
+    "llama": ("llama-untied", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1}),
+    "llama-tied": ("llama-tied", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama-cls": ("llama-cls", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama-base": ("llama-base", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3": ("qwen3", "qwen3_moe", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "qwen3-tied": ("qwen3-tied", "qwen3_moe", {"num_local_experts": 6, "num_experts_per_tok": 4}),
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"width": 72, "depth": 3, "depth_type": 1}], ids=["alone", "larger"])
+@pytest.mark.parametrize("case", UPCYCLED)
+def test_dense_becomes_experts(case: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """Exact after a reload by the class that config.json now names, generation included (api.expand verifies both)."""
+    name, becomes, fields = UPCYCLED[case]
+    source = pico.save(pico.PICO[name](), tmp_path / "source")
+    target = lemonx.expand(source, tmp_path / "target", fields={"model_type": becomes, **fields}, **more)
+    measured = lemonx.verify(source, target)
+    assert measured.passed and measured.outputs.tolerance == 1e-10
+    assert measured.symmetry is not None and measured.symmetry.twins == 0
+    config = json.loads((target / "config.json").read_text())
+    assert config["model_type"] == becomes and config["num_local_experts"] == fields["num_local_experts"]
+
+
+def test_what_two_classes_default_otherwise_is_written_down(tmp_path: Path) -> None:
+    """A Mixtral turns 100 times slower than a Mistral by default, and has no window."""
+    source = pico.save(pico.PICO["mistral"](), tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    for field in ("rope_parameters", "rope_theta", "sliding_window", "rms_norm_eps", "num_key_value_heads", "head_dim"):
+        config.pop(field, None)
+    config["num_key_value_heads"] = 2
+    (source / "config.json").write_text(json.dumps(config))
+    fields = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    target = lemonx.expand(source, tmp_path / "target", fields=fields)
+    written = json.loads((target / "config.json").read_text())
+    assert (written["rope_theta"], written["sliding_window"], written["rms_norm_eps"]) == (10000.0, 4096, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("llama-tied", {"model_type": "qwen3_moe"}, "a llama cannot become a qwen3_moe.*it can become mixtral"),
+        ("gpt2-lm", {"model_type": "mixtral"}, "a gpt2 cannot become a mixtral.*leave model_type out"),
+        ("llama-biases", {"model_type": "mixtral", "num_local_experts": 4}, "biases"),
+        ("mistral", {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "at most 2"),
+    ],
+)
+def test_what_cannot_become_experts(name: str, fields: dict[str, Any], says: str, tmp_path: Path) -> None:
+    source = pico.save(pico.PICO[name](), tmp_path / "source")
+    with pytest.raises(LemonxError, match=says):
+        lemonx.plan(source, fields=fields)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lemonx import architectures, depth
+from lemonx import depth, upcycling
 from lemonx.check import Types, check, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.coverage import UNIT, Matched, list_problems, match, tensor_problems, tied_copies
@@ -128,7 +128,8 @@ def make_plan(
     read: Callable[[Change, Free], Reading] = lemon,
 ) -> Plan:
     """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy."""
-    family = architectures.find(checkpoint.config)
+    origin, wanted = upcycling.origin(checkpoint, wanted)
+    family, config = origin.family, origin.config
     if checkpoint.config.get("quantization_config"):
         raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
     chosen = free if isinstance(free, Free) else preset(free or family.free)
@@ -136,19 +137,24 @@ def make_plan(
         if depth_type not in (1, 2):
             raise BadTarget(f"--depth-type is 1 or 2, not {depth_type}")
         chosen = replace(chosen, depth_type=depth_type)
-    source = family.spec(checkpoint.config)
-    found = match(source, checkpoint.tensors)
-    present = with_tied(source, {hit.row for hit in found})
-    new, types, reading = _typed_target(
-        family, checkpoint.config, wanted, source, present, lambda change: read(change, chosen)
-    )
+    source = family.spec(config)
+    found = match(source, origin.tensors)
+    anew = upcycling.routers(source, found)
+    present = with_tied(source, {hit.row for hit in found} | anew.keys())
+    new, types, reading = _typed_target(family, config, wanted, source, present, lambda change: read(change, chosen))
     target = family.spec(new)
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
     blocks = {name: reading.arrange(name, stack, target.stacks[name].size) for name, stack in source.stacks.items()}
-    builder = _Builder(source, target, types, blocks, reading, checkpoint.tensors, _dtype(dtype))
+    scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
+    builder = _Builder(source, target, types, blocks, reading, origin.tensors, _dtype(dtype), scored)
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
+    steps += [step for name, beside in anew.items() for hit in beside for step in builder.routers(name, hit)]
+    steps = [
+        replace(step, source=origin.files[step.source], appended=origin.files.get(step.appended or ""))
+        for step in steps
+    ]
     return Plan(
         source=checkpoint.origin,
         family=family,
@@ -161,8 +167,8 @@ def make_plan(
         types=types,
         blocks=blocks,
         steps=tuple(sorted(steps, key=lambda step: _natural(step.name))),
-        dropped=dropped,
-        tied=tied,
+        dropped={origin.files[name]: why for name, why in dropped.items()},
+        tied={origin.files[name]: row for name, row in tied.items()},
         reading=reading,
         seed=seed,
     )
@@ -256,6 +262,23 @@ class _Builder:
                 for unit in self._units(hit):
                     step = self._step(hit, index, mode, unit, block.added)
                     result.append(self._with_further_units(step, hit, self.reading.further(block, mode)))
+        return result
+
+    def routers(self, name: str, beside: Matched) -> list[Step]:
+        """The weights of a router that the source lacks, in the target's blocks that come from this one."""
+        row, info = self.source.rows[name], self.tensors[beside.name]
+        rows = upcycling.scores(info, self.types.of(row.writes))
+        recipe = Matrix(rows, self.types.of(row.reads), consumes=True)
+        shape, dtype = (rows.target_size, recipe.columns.target_size), self.dtype or info.dtype
+        result = []
+        for index, block in enumerate(self.blocks[beside.stack or ""]):
+            if block.source == beside.index:
+                stack = (beside.stack or "")[beside.bare :]
+                named = f"{name[beside.bare :].replace('*', str(index), 1)}.weight"
+                flops = row.flops_per_weight * math.prod(shape) * self._positions(row)
+                result.append(
+                    Step(named, beside.name, name, "weight", stack, index, shape, dtype, recipe, BIT_EXACT, flops)
+                )
         return result
 
     def _units(self, hit: Matched) -> list[int | None]:

@@ -47,7 +47,7 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
 
 
 def _compare_modules(plan: Plan, target: Checkpoint, equal: dict[_Scope, np.ndarray]) -> None:
-    """Units that are modules with tensors of their own, such as experts: every tensor with that of each earlier copy."""
+    """Units that are modules with tensors of their own (experts): every tensor with that of each earlier copy."""
     named = {(step.source, step.block, step.unit): step.name for step in plan.steps if step.unit is not None}
     for step in plan.steps:
         if step.unit is None:
