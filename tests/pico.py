@@ -280,6 +280,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         hf.MixtralConfig,
         {**_LLAMA, "intermediate_size": 20, "num_local_experts": 4, "num_experts_per_tok": 2},
         mixtral=hf.MixtralForCausalLM,
+        mixtral_one=(hf.MixtralForCausalLM, {"num_experts_per_tok": 1}),
     ),
     **_family(
         hf.Qwen3MoeConfig,

@@ -349,6 +349,12 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         refused("width-72", Refused, "72 is not a multiple of 48", width=72),
     ),
     "mixtral": (*EXPERTS, *VOCABULARY, *HEAD_DIM, exact("experts-8", fields=TWICE)),
+    "mixtral-one": (
+        # Each token to one expert: a new one, scored by the mean of all scores, is never above the best.
+        exact("experts-7", fields={"num_local_experts": 7}),
+        exact("all-72", width=72, depth=3, fields={"num_local_experts": 6}),
+        refused("chosen-2", Refused, "1 of 4 experts are chosen.*try 2 of 8", fields={"num_experts_per_tok": 2}),
+    ),
     "qwen3-moe": (*EXPERTS, *VOCABULARY, *HEAD_DIM, exact("experts-8", fields=TWICE)),
     "qwen3-moe-normed": (*VARIANT, exact("experts-8", fields=TWICE)),
     "olmoe": (
@@ -359,7 +365,15 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         refused("experts-6", Refused, "2 of 4 experts are chosen.*try 4 of 8", fields={"num_experts": 6}),
     ),
     "olmoe-clipped": VARIANT,
-    "gpt-oss": (*EXPERTS, *VOCABULARY, *HEAD_DIM, exact("experts-8", fields=TWICE)),
+    "gpt-oss": (
+        *EXPERTS,
+        *VOCABULARY,
+        *HEAD_DIM,
+        exact("experts-8", fields=TWICE),
+        # Kept out by their bias.
+        exact("experts-6-of-which-2", fields={"num_local_experts": 6}),
+        exact("experts-7-and-all", width=72, depth=3, fields={"num_local_experts": 7}),
+    ),
     "smollm3": (*DECODER, *VOCABULARY, *HEAD_DIM),
     "llama-untied": VARIANT,
     "llama-biases": (*VARIANT, *DEPTH),

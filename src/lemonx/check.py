@@ -17,10 +17,10 @@ from lemonx.spec import Spec
 from lemonx.vectors import (
     RAND,
     Expansion,
-    Space,
     attention_expansion,
     concat,
     expansion,
+    experts_expansion,
     grouped_expansion,
     identity,
     multiples_near,
@@ -151,6 +151,8 @@ def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = No
         try:
             if space.under:
                 grown = grouped_expansion(space.size, size, result[space.under], kind)
+            elif space.chosen:
+                grown = experts_expansion(name, space, target.spaces[name])
             elif space.linear and not space.like:
                 grown = attention_expansion(space, target.spaces[name])
             else:
@@ -158,18 +160,7 @@ def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = No
         except Refused as refusal:
             raise Refused(f"{name}: {refusal}") from None
         result[name] = grown.with_gain(_rescale(name, source, target))
-        _check_chosen(name, space, target.spaces[name])
     return result
-
-
-def _check_chosen(name: str, source: Space, target: Space) -> None:
-    """The best k of n are the best m k of n times m copies, and of nothing else that is known beforehand."""
-    times, rest = divmod(target.size, source.size)
-    if source.chosen and (rest or target.chosen != times * source.chosen):
-        raise Refused(
-            f"{source.chosen} of {source.size} {name} are chosen for a token, and {target.chosen} of {target.size} "
-            f"would be others: try {2 * source.chosen} of {2 * source.size}"
-        )
 
 
 def _with_gains(
@@ -220,7 +211,8 @@ def _check_units(source: Spec, rows: Collection[str], types: Types) -> None:
     used = {axis for row in present for axis in row.touches}
     for name in sorted(used & set(types.spaces)):
         units = types.spaces[name]
-        passes = (name not in normed and not source.spaces[name].linear) or name in source.acts
+        linear = source.spaces[name].linear or source.spaces[name].chosen  # a router picks units, by their scores
+        passes = (name not in normed and not linear) or name in source.acts
         if passes and not (units.is_plain and ((units.source >= 0) | (units.source == RAND)).all()):
             raise Refused(
                 f"{name} passes a nonlinearity, so every new unit must be a copy, and at {units.size} -> "

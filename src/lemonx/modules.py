@@ -17,19 +17,22 @@ import numpy as np
 from lemonx.errors import Refused
 from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
 from lemonx.signature import Side, parse, side
-from lemonx.vectors import AVG, PART, ZERO, Expansion, identity, multiples_near, product
+from lemonx.vectors import AVG, PART, RAND, ZERO, Expansion, identity, multiples_near, product
 
 # What becomes of a norm inside an added Post-LN block: its affine part is the identity.
 IDENTITY = "identity"
 # A module that is given zeros and must write zeros: its weights are kept, its biases are zero.
 UNBIASED = "unbiased"
+# The bias of an expert that must not be picked: scores of one token differ by less, in any model that trains.
+UNPICKED = -1e4
 
 
 @dataclass(frozen=True)
 class Vector:
     """Norm parameters: v*[t] = factor[t] v[source[t]], elsewhere uniform in (-fill, fill).
 
-    `constant` stands in for v where the parameters are replaced: 1 or 0. `offset`: the file keeps v - offset.
+    `constant` stands in for v where the parameters are replaced: 1 or 0. `offset`: the file keeps v - offset. `rest`
+    is added to every entry: where the factor is 0, that is what it holds.
     """
 
     expansion: Expansion
@@ -38,6 +41,7 @@ class Vector:
     constant: float | None = None
     rule: str = "copied"
     offset: float = 0.0
+    rest: np.ndarray | float = 0.0
 
 
 Recipe = Matrix | Vector
@@ -141,6 +145,18 @@ class Linear(Row):
     @property
     def touches(self) -> frozenset[str]:
         return super().touches | frozenset(self.each.axes if self.each else ())
+
+
+@dataclass(frozen=True)
+class Router(Linear):
+    """A linear map to the scores of experts; those that are new and must not be picked get a bias far below."""
+
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+        experts = typed.writes
+        if suffix == "bias" and experts.has(RAND):
+            known = experts.source >= 0
+            return Vector(experts, known.astype(float), rule="unpicked", rest=np.where(known, 0.0, UNPICKED))
+        return super().recipe(suffix, typed, mode)
 
 
 @dataclass(frozen=True)
@@ -301,6 +317,11 @@ def linear(
     optional = optional or tied is not None
     axis = side(each) if each else None
     return Linear(*parse(signature), optional=optional, tied=tied, transposed=transposed, each=axis)
+
+
+def router(signature: str, *, optional: bool = False) -> Router:
+    """The linear map that scores experts; `optional` where there is but one, and so nothing to choose."""
+    return Router(*parse(signature), optional=optional)
 
 
 def conv(signature: str) -> Linear:

@@ -38,11 +38,30 @@ SCALED = 1 << 16
 
 
 @dataclass(frozen=True)
+class Copied:
+    """Matrices that follow one another in a tensor, or are tensors of their own, as copies of others: experts.
+
+    For each of them the number of this copy among those of its origin, how many these are, and whether nobody uses it
+    yet. Copies in use are used together with equal weights, so noise that sums to zero over them keeps their sum.
+    """
+
+    number: tuple[int, ...]
+    copies: tuple[int, ...]
+    unused: tuple[bool, ...]
+
+    def at(self, run: Run, rows: int) -> tuple[int, int, bool]:
+        """Of the matrix in which these rows of a tensor with so many rows lie; a run is in matrices of one number."""
+        which = run.target * len(self.number) // rows
+        return self.number[which], self.copies[which], self.unused[which]
+
+
+@dataclass(frozen=True)
 class Matrix:
     """How a weight with two axes expands: rows are produced, columns are consumed, or else produced too.
 
     `transposed`: the file keeps it the other way round, as (columns, rows). `jitter`: copies of a unit
     from this number on (0: none) get noise on their fan-in, because their fan-out is silent and tells nothing apart.
+    `copied`: it is a copy of another, or holds several, told apart by noise.
     """
 
     rows: Expansion
@@ -51,6 +70,7 @@ class Matrix:
     mode: str = KEEP
     transposed: bool = False
     jitter: int = 0
+    copied: Copied | None = None
 
     @property
     def rule(self) -> str:
@@ -76,12 +96,17 @@ def column_rule(columns: Expansion) -> str:
     return "col-rand" if columns.has(ZERO) else "col-circ"
 
 
+def _no_noise(copy: int, start: int, stop: int) -> torch.Tensor:
+    raise ValueError("these rows come without the noise of copies")
+
+
 @dataclass(frozen=True)
 class Reader:
-    """Access to the rows of the source weight: a slice, and their mean."""
+    """Access to the rows of the source weight: a slice, their mean, and the noise of a slice's copy with a number."""
 
     rows: Callable[[int, int], torch.Tensor]
     mean: Callable[[], torch.Tensor]
+    apart: Callable[[int, int, int], torch.Tensor] = _no_noise
 
 
 def blocks(rows: Expansion, limit: int) -> Iterator[Run]:
@@ -116,7 +141,9 @@ def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.rand
 
     if run.source >= 0:
         base = read.rows(run.source, run.source + run.length)
-        if 0 < how.jitter <= run.copy:
+        if how.copied and free.phi:
+            base = _told_apart(base, run, how, read, free, rng)
+        elif 0 < how.jitter <= run.copy:
             base = noise.normal(base.new_empty(base.shape), free.phi, rng).add_(base)
     elif run.source == AVG:
         base = read.mean().expand(run.length, -1)
@@ -128,6 +155,27 @@ def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.rand
         return base
     amp = how.rows.amp[run.target : run.target + run.length] * how.rows.gain
     return _scaled(base, amp[:, None], base.new_empty(base.shape))
+
+
+def _told_apart(
+    base: torch.Tensor, run: Run, how: Matrix, read: Reader, free: Free, rng: np.random.Generator
+) -> torch.Tensor:
+    """Rows of a copy among copies that are used together: W + Phi_c, and W less all of these in the first."""
+    from lemonx import noise, split
+
+    assert how.copied
+    number, copies, unused = how.copied.at(run, how.rows.target_size)
+    if unused:
+        return noise.normal(base.new_empty(base.shape), free.phi, rng).add_(base)
+    if copies == 1:
+        return base
+    base = base.clone()  # what was read is valid until the next is
+    which = [number] if number else range(1, copies)
+    for other in which:
+        phi = read.apart(other, run.source, run.source + run.length)
+        phi = split.within(phi, read.rows(run.source, run.source + run.length), copies)
+        base = base.add_(phi) if number else base.sub_(phi)
+    return base
 
 
 def _produce_columns(

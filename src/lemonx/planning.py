@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from lemonx import architectures, depth
+from lemonx import depth, upcycling
 from lemonx.check import Types, check, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.coverage import UNIT, Matched, list_problems, match, tensor_problems, tied_copies
 from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
 from lemonx.free import Free, preset
-from lemonx.modules import Dropped, Linear, Recipe, Row, Typed, Vector
-from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
+from lemonx.modules import Axis, Dropped, Linear, Recipe, Row, Typed, Vector
+from lemonx.operators import CANCEL, KEEP, SILENT, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Change, Reading, lemon
 from lemonx.spec import Architecture, Spec
 from lemonx.target import NotWhole, Target, target_config
-from lemonx.vectors import AVG
+from lemonx.vectors import AVG, Expansion
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
 # A tensor that a method makes anew: nothing of the source is kept entry by entry.
@@ -57,6 +57,8 @@ class Step:
     appended: str | None = None
     # How the method makes this tensor, if it does not read it from `source`.
     made: str | None = None
+    # Which unit's own tensor it is, where units are modules: experts.
+    unit: int | None = None
 
     @property
     def origin(self) -> str:
@@ -73,6 +75,9 @@ class Step:
             words.append("next block's")
         elif isinstance(self.recipe, Matrix) and self.recipe.jitter:
             words.append("jitter")
+        if isinstance(self.recipe, Matrix) and (copied := self.recipe.copied):
+            words += ["±Φ over copies"] if max(copied.copies) > 1 else []
+            words += ["unused"] if any(copied.unused) else []
         return " + ".join(words)
 
 
@@ -123,7 +128,8 @@ def make_plan(
     read: Callable[[Change, Free], Reading] = lemon,
 ) -> Plan:
     """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy."""
-    family = architectures.find(checkpoint.config)
+    origin, wanted = upcycling.origin(checkpoint, wanted)
+    family, config = origin.family, origin.config
     if checkpoint.config.get("quantization_config"):
         raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
     chosen = free if isinstance(free, Free) else preset(free or family.free)
@@ -131,19 +137,24 @@ def make_plan(
         if depth_type not in (1, 2):
             raise BadTarget(f"--depth-type is 1 or 2, not {depth_type}")
         chosen = replace(chosen, depth_type=depth_type)
-    source = family.spec(checkpoint.config)
-    found = match(source, checkpoint.tensors)
-    present = with_tied(source, {hit.row for hit in found})
-    new, types, reading = _typed_target(
-        family, checkpoint.config, wanted, source, present, lambda change: read(change, chosen)
-    )
+    source = family.spec(config)
+    found = match(source, origin.tensors)
+    anew = upcycling.routers(source, found)
+    present = with_tied(source, {hit.row for hit in found} | anew.keys())
+    new, types, reading = _typed_target(family, config, wanted, source, present, lambda change: read(change, chosen))
     target = family.spec(new)
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
     blocks = {name: reading.arrange(name, stack, target.stacks[name].size) for name, stack in source.stacks.items()}
-    builder = _Builder(source, target, types, blocks, reading, checkpoint.tensors, _dtype(dtype))
+    scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
+    builder = _Builder(source, target, types, blocks, reading, origin.tensors, _dtype(dtype), scored)
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
+    steps += [step for name, beside in anew.items() for hit in beside for step in builder.routers(name, hit)]
+    steps = [
+        replace(step, source=origin.files[step.source], appended=origin.files.get(step.appended or ""))
+        for step in steps
+    ]
     return Plan(
         source=checkpoint.origin,
         family=family,
@@ -156,8 +167,8 @@ def make_plan(
         types=types,
         blocks=blocks,
         steps=tuple(sorted(steps, key=lambda step: _natural(step.name))),
-        dropped=dropped,
-        tied=tied,
+        dropped={origin.files[name]: why for name, why in dropped.items()},
+        tied={origin.files[name]: row for name, row in tied.items()},
         reading=reading,
         seed=seed,
     )
@@ -234,6 +245,8 @@ class _Builder:
     reading: Reading
     tensors: Mapping[str, TensorInfo]
     dtype: str | None
+    # Spaces of experts whose router is new.
+    scored_anew: frozenset[str] = frozenset()
 
     def steps(self, hit: Matched) -> list[Step]:
         """The target tensors that come from this one: one a block of the target."""
@@ -247,16 +260,33 @@ class _Builder:
             if block.source == hit.index:
                 mode = self.reading.mode(row, last_norm, stream, block)
                 for unit in self._units(hit):
-                    step = self._step(hit, index, mode, unit)
+                    step = self._step(hit, index, mode, unit, block.added)
                     result.append(self._with_further_units(step, hit, self.reading.further(block, mode)))
+        return result
+
+    def routers(self, name: str, beside: Matched) -> list[Step]:
+        """The weights of a router that the source lacks, in the target's blocks that come from this one."""
+        row, info = self.source.rows[name], self.tensors[beside.name]
+        rows = upcycling.scores(info, self.types.of(row.writes))
+        recipe = Matrix(rows, self.types.of(row.reads), consumes=True)
+        shape, dtype = (rows.target_size, recipe.columns.target_size), self.dtype or info.dtype
+        result = []
+        for index, block in enumerate(self.blocks[beside.stack or ""]):
+            if block.source == beside.index:
+                stack = (beside.stack or "")[beside.bare :]
+                named = f"{name[beside.bare :].replace('*', str(index), 1)}.weight"
+                flops = row.flops_per_weight * math.prod(shape) * self._positions(row)
+                result.append(
+                    Step(named, beside.name, name, "weight", stack, index, shape, dtype, recipe, BIT_EXACT, flops)
+                )
         return result
 
     def _units(self, hit: Matched) -> list[int | None]:
         """The copies in the target of the unit whose own tensor this is: experts that are a module each."""
         if hit.unit is None:
             return [None]
-        source = self.types.spaces[UNIT.findall(hit.row)[0]].source
-        return [int(unit) for unit in np.flatnonzero(source == hit.unit)]
+        origin = self.types.spaces[UNIT.findall(hit.row)[0]].origin
+        return [int(unit) for unit in np.flatnonzero(origin == hit.unit)]
 
     def _with_further_units(self, step: Step, hit: Matched, choices: tuple[str, ...]) -> Step:
         """The step with its further heads and neurons from the first of these places that there is."""
@@ -270,13 +300,42 @@ class _Builder:
         recipe = replace(step.recipe, jitter=first if step.recipe.rows.copies.max() > first else 0)
         return replace(step, recipe=recipe, appended=following if choice == NEXT else None)
 
-    def _step(self, hit: Matched, block: int, mode: str, unit: int | None = None) -> Step:
+    def _of(self, row: Row, axis: Axis, size: int) -> Expansion:
+        """The expansion of an axis; one that says whose matrix it is (experts) has an origin for every target unit."""
+        found = self.types.of(axis.side, size)
+        if not isinstance(row, Linear) or axis.side != row.each:
+            return found
+        return Expansion(found.size, found.origin, np.ones(found.target_size))
+
+    def _told_apart(self, recipe: Recipe, hit: Matched, unit: int | None, added: bool) -> Recipe:
+        """The recipe of an expert's weight with the noise that tells its copies apart."""
+        row = self.source.rows[hit.row]
+        each = row.each.axes[0] if isinstance(row, Linear) and row.each else None
+        name = UNIT.findall(hit.row)[0] if hit.unit is not None else each
+        if name is None or not isinstance(recipe, Matrix) or hit.suffix not in ("weight", ""):
+            return recipe
+        experts, chosen = self.types.spaces[name], (self.source.spaces[name].chosen, self.target.spaces[name].chosen)
+        together = chosen[0] * experts.target_size == chosen[1] * experts.size and name not in self.scored_anew
+        stack = self.source.stacks[hit.stack] if hit.stack else None
+        writes = stack is not None and stack.stream in row.writes.axes
+        summed = writes and together and not recipe.rows.has(AVG) and not added
+        at = range(experts.target_size) if unit is None else [unit]
+        # Nobody is sent to an expert without a source; in an added block the copies write nothing yet.
+        silent = added and self.reading.free.depth_type == 1 and unit is not None and not writes
+        copied = Copied(
+            number=tuple(int(experts.copy_number[t]) for t in at),
+            copies=tuple(int(experts.copies[experts.origin[t]]) if summed else 1 for t in at),
+            unused=tuple(bool(experts.source[t] < 0 or (silent and experts.copy_number[t] > 0)) for t in at),
+        )
+        return replace(recipe, copied=copied) if max(copied.copies) > 1 or any(copied.unused) else recipe
+
+    def _step(self, hit: Matched, block: int, mode: str, unit: int | None = None, added: bool = False) -> Step:
         row, info = self.source.rows[hit.row], self.tensors[hit.name]
         axes = row.tensors()[hit.suffix]
         sizes = info.shape if axes else (1,)
-        expansions = tuple(self.types.of(axis.side, size) for axis, size in zip(axes, sizes, strict=False))
+        expansions = tuple(self._of(row, axis, size) for axis, size in zip(axes, sizes, strict=False))
         typed = Typed(self.types.of(row.reads), self.types.of(row.writes), expansions, self.types.exact)
-        recipe = row.recipe(hit.suffix, typed, mode)
+        recipe = self._told_apart(row.recipe(hit.suffix, typed, mode), hit, unit, added)
         shape = tuple(e.target_size for e in expansions)
         dtype = self.dtype if self.dtype and info.dtype in _BITS else info.dtype
         weight = hit.suffix in ("weight", "")
@@ -285,7 +344,9 @@ class _Builder:
         exact = MADE if made else exactness(recipe, info.dtype, dtype, self.reading.free)
         stack = None if hit.stack is None else hit.stack[hit.bare :]
         name = hit.named(block, unit)
-        return Step(name, hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops, made=made)
+        return Step(
+            name, hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops, made=made, unit=unit
+        )
 
     def _positions(self, row: Row) -> int:
         return max((self.target.spaces[a].positions for a in row.writes.axes if a in self.target.spaces), default=1)
@@ -305,11 +366,14 @@ def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
     if recipe.mode == CANCEL:
         # Pairs cancel exactly; a third copy takes a share of the second's, which rounds unless the split is exact.
         return EXACT_SUM if most <= 2 or target in ("BF16", "F16") else ROUNDED
+    apart = recipe.copied is not None and max(recipe.copied.copies) > 1 and free.phi > 0
+    if apart and target not in ("BF16", "F16"):
+        return ROUNDED
     scales = np.concatenate([rows.amp * rows.gain, columns.amp * columns.gain])
     if rows.has(AVG) or (columns.has(AVG) and not recipe.consumes) or not _powers_of_two(scales):
         return ROUNDED
     if most == 1 or not recipe.consumes:
-        return BIT_EXACT
+        return EXACT_SUM if apart else BIT_EXACT
     if target in ("BF16", "F16"):
         return EXACT_SUM
     exact_share = all(

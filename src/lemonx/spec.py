@@ -113,14 +113,35 @@ class Config(Mapping[str, Any]):
 
 
 @dataclass(frozen=True)
+class Dense:
+    """A family without experts, read as one with a single expert.
+
+    `config`: its config as the other family's. `names`: parts of its tensors' names, and what they are called there.
+    """
+
+    config: Callable[[Config], dict[str, Any]]
+    names: Mapping[str, str]
+
+    def renamed(self, name: str) -> str:
+        """A tensor's name in the family with experts."""
+        for old, new in self.names.items():
+            name = name.replace(old, new)
+        return name
+
+
+@dataclass(frozen=True)
 class Architecture:
-    """A family: its spec, the config fields behind each option, and the preset that fits it."""
+    """A family: its spec, the config fields behind each option, and the preset that fits it.
+
+    `dense`: model types that can become this one, experts of which are copies of their MLP.
+    """
 
     model_types: tuple[str, ...]
     build: Callable[[Config], Spec]
     sizes: Mapping[str, tuple[str, ...]]
     free: str
     defaults: Mapping[str, Any]
+    dense: Mapping[str, Dense] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -156,16 +177,21 @@ REGISTRY: dict[str, Architecture] = {}
 
 
 def architecture(
-    *model_types: str, free: str, defaults: Mapping[str, Any] | None = None, **sizes: str | tuple[str, ...]
+    *model_types: str,
+    free: str,
+    defaults: Mapping[str, Any] | None = None,
+    dense: Mapping[str, Dense] | None = None,
+    **sizes: str | tuple[str, ...],
 ) -> Callable[[Callable[[Config], Spec]], Callable[[Config], Spec]]:
     """Register a spec for these model types; `width=...`, `heads=...` name the config fields that are sizes.
 
-    `defaults` are the values of fields that config.json may leave out, as transformers has them.
+    `defaults` are the values of fields that config.json may leave out, as transformers has them. `dense`: families
+    without experts that can become this one.
     """
 
     def register(build: Callable[[Config], Spec]) -> Callable[[Config], Spec]:
         fields = {option: (names,) if isinstance(names, str) else names for option, names in sizes.items()}
-        family = Architecture(model_types, build, fields, free, defaults or {})
+        family = Architecture(model_types, build, fields, free, defaults or {}, dense or {})
         for model_type in model_types:
             REGISTRY[model_type] = family
         return build

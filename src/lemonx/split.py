@@ -74,6 +74,23 @@ def split_columns(
     return out
 
 
+def within(phi: torch.Tensor, weight: torch.Tensor, copies: int) -> torch.Tensor:
+    """Noise as it can be added to a weight, and so many copies' noise taken from it, without rounding in bf16 and fp16.
+
+    It is a multiple of the spacing of the weight's binade and the sum stays inside: such numbers are representable. In
+    float32 and float64 it is left as it is.
+    """
+    if weight.dtype not in noise.HALF:
+        return phi
+    kind = torch.finfo(weight.dtype)
+    magnitude, exponent = torch.frexp(weight.float())
+    top = torch.ldexp(torch.ones_like(magnitude), exponent)
+    spacing = (top * (kind.eps / 2)).clamp(min=kind.smallest_normal * kind.eps)
+    room = torch.floor((top - weight.float().abs()) / spacing / (copies - 1)) * spacing
+    wanted = torch.round(phi.float() / spacing) * spacing
+    return torch.minimum(torch.maximum(wanted, -room), room).to(weight.dtype)
+
+
 def _overlap(runs: Sequence[tuple[int, int, int]]) -> bool:
     spans = sorted((first, first + length) for _, first, length in runs)
     return any(left[1] > right[0] for left, right in pairwise(spans))

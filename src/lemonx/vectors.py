@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lemonx.errors import Refused
+from lemonx.errors import BadTarget, Refused
 
 # Flags stand where a target index has no source index: it holds zero, the mean, anything; or, in a fused axis, the
 # mean of a part of it, which nothing can produce or norm, but a linear map may ignore.
@@ -61,7 +61,9 @@ class Space:
     are read, by a rule of the model that a larger one computes anew (the square root of a width, say).
     `rotary`: so many first entries turn in pairs, each pair at a speed of its own; `adjacent` pairs are (0, 1),
     (2, 3), ..., others are half of the turning entries apart. `linear`: no nonlinearity sees single entries.
-    `still`: why it cannot grow, if it cannot. `chosen`: a router sends each token to so many of these units.
+    `still`: why it cannot grow, if it cannot. `chosen`: a router sends each token to so many of these units, which
+    share a weight of one if `renormalised`, and whose scores have a bias if `biased`. `within`: every unit of that
+    space has these units for itself.
     """
 
     size: int
@@ -75,6 +77,9 @@ class Space:
     linear: bool = False
     still: str = ""
     chosen: int = 0
+    renormalised: bool = False
+    biased: bool = False
+    within: str | None = None
 
 
 def avg(size: int, positions: int = 1) -> Space:
@@ -130,9 +135,13 @@ def key(size: int, *, normed: bool = False, **rotary: Any) -> Space:
     return Space(size, "zero" if normed else "fresh", linear=True, **rotary)
 
 
-def experts(size: int, chosen: int) -> Space:
-    """Experts of which a router picks `chosen`: all are copied equally often, and as many times more are picked."""
-    return Space(size, "circ", chosen=chosen)
+def experts(size: int, chosen: int, *, renormalised: bool = False, biased: bool = False) -> Space:
+    """Experts of which a router picks `chosen`: all are copied equally often, and as many times more are picked.
+
+    Where the weights of those picked sum to one (`renormalised`), experts that are never picked may be added, and a
+    single one may become any number. `biased`: the router's scores have a bias.
+    """
+    return Space(size, "circ", chosen=chosen, renormalised=renormalised, biased=biased)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +186,11 @@ class Expansion:
         """The sum of amp^2 over the copies of each unit: kappa in docs/errata.md."""
         index = self.source >= 0
         return np.bincount(self.source[index], weights=self.amp[index] ** 2, minlength=self.size).astype(np.float64)
+
+    @cached_property
+    def origin(self) -> NDArray[np.int64]:
+        """The unit that each target unit is made from: its source, or for one without a source the next in turn."""
+        return np.where(self.source >= 0, self.source, np.arange(self.target_size) % self.size)
 
     def has(self, flag: int) -> bool:
         return bool((self.source == flag).any())
@@ -316,6 +330,30 @@ def attention_expansion(source: Space, target: Space) -> Expansion:
     index = np.full(target.size, ZERO if source.kind == "zero" else RAND)
     index[where] = np.arange(source.size)
     return Expansion(source.size, index, np.ones(target.size))
+
+
+def experts_expansion(name: str, source: Space, target: Space) -> Expansion:
+    """Experts under a router that picks k of them: how more can be added without changing what is picked.
+
+    The best k of n are the best m k of n times m copies. If k = 1, a score that is the mean of all scores is never
+    above the best. If scores have a bias, one far below keeps an expert out. A single expert is picked whatever the
+    router says. The last three change the sum of all weights, so those picked must share a weight of one.
+    """
+    times, rest = divmod(target.size, source.size)
+    kept = target.chosen == source.chosen and source.renormalised
+    if target.chosen > target.size:
+        raise BadTarget(f"{target.chosen} of {target.size} {name} cannot be chosen: choose at most {target.size}")
+    if (not rest and target.chosen == times * source.chosen) or (source.size == 1 and source.renormalised):
+        return expansion("circ", source.size, target.size)
+    if kept and source.biased:
+        return expansion("fresh", source.size, target.size)
+    if kept and source.chosen == 1:
+        means = np.full(target.size - source.size, AVG)
+        return Expansion(source.size, np.append(np.arange(source.size), means), np.ones(target.size))
+    raise Refused(
+        f"{source.chosen} of {source.size} {name} are chosen for a token, and {target.chosen} of {target.size} "
+        f"would be others: try {2 * source.chosen} of {2 * source.size}"
+    )
 
 
 def alibi_slopes(heads: int) -> NDArray[np.float64]:

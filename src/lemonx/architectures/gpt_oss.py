@@ -1,13 +1,13 @@
 """gpt-oss."""
 
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, decoder
-from lemonx.modules import Row, linear, parameter
+from lemonx.modules import Row, linear, parameter, router
 from lemonx.spec import Config, Spec, architecture
 from lemonx.vectors import circ, experts
 
 MLP: dict[str, Row] = {
     f"{LAYER}.self_attn.sinks": parameter("heads"),
-    f"{LAYER}.mlp.router": linear("normed -> experts"),
+    f"{LAYER}.mlp.router": router("normed -> experts"),
     f"{LAYER}.mlp.experts.gate_up_proj": linear("normed -> (hidden 2)", each="experts", transposed=True),
     f"{LAYER}.mlp.experts.down_proj": linear("hidden -> residual", each="experts", transposed=True),
 }
@@ -22,6 +22,6 @@ MLP: dict[str, Row] = {
 )
 def gpt_oss(c: Config) -> Spec:
     """gpt-oss: attention sinks, alternating windows, experts in one tensor with gate and up in turn."""
-    spaces = {"experts": experts(c["num_local_experts"], c["num_experts_per_tok"]),
-              "hidden": circ(c["intermediate_size"])}  # fmt: skip
+    picked = {"chosen": c["num_experts_per_tok"], "renormalised": True, "biased": True}
+    spaces = {"experts": experts(c["num_local_experts"], **picked), "hidden": circ(c["intermediate_size"])}
     return decoder(c, mlp=MLP, spaces=spaces)

@@ -33,7 +33,9 @@ def olmoe(c: Config) -> Spec:
             "kv_heads": circ(kv_heads or heads),
             "heads": grouped(heads, under="kv_heads"),
             **head(head_dim, turns, normed=True),
-            "experts": experts(c["num_experts"], c["num_experts_per_tok"]),
+            "experts": experts(
+                c["num_experts"], c["num_experts_per_tok"], renormalised=bool(c.maybe("norm_topk_prob"))
+            ),
             "hidden": circ(c["intermediate_size"]),
             "vocab": fresh(c["vocab_size"]),
         },

@@ -110,6 +110,8 @@ def _field(text: str) -> tuple[str, Any]:
     try:
         return name, json.loads(value if equals else "")
     except ValueError:
+        if name == "model_type" and value:
+            return name, value
         raise BadTarget(
             f"--set {text}: want FIELD=VALUE with a number or a list, such as hidden_sizes=[64,128]"
         ) from None

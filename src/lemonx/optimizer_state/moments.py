@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lemonx import depth
+from lemonx.errors import Refused
 from lemonx.modules import Norm, Row, Vector
 from lemonx.operators import KEEP
 from lemonx.optimizer_state.along import Along, reads
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 # does not know, or not at all, so that it starts at zero.
 EXACT, EXPECTED, FRESH = "exact", "expected", "fresh"
 ADDED = "an added block: what it reads and writes the source never saw"
+ANOTHER = "a model that becomes one of another family has weights that its optimizer knows nothing of"
 REPLACED = "the parameters are replaced, not expanded"
 
 
@@ -91,6 +93,8 @@ class Moments:
 
 def moments(plan: Plan) -> dict[str, Moments]:
     """How the moments of every tensor of the target follow, by its name on disk."""
+    if plan.source_config["model_type"] not in plan.family.model_types:
+        raise Refused(f"{ANOTHER}: expand without --with-optimizer")
     found = duals(plan)
     return {step.name: _moments(plan, found, step) for step in plan.steps}
 

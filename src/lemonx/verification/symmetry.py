@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.coverage import UNIT
 from lemonx.modules import Axis, BatchNorm, Norm
 from lemonx.planning import Plan, Step
 
@@ -30,6 +31,7 @@ class Symmetry:
 def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
     """Compare every further copy of every unit with the earlier ones, over all tensors that touch it."""
     equal: dict[_Scope, np.ndarray] = {}
+    _compare_modules(plan, target, equal)
     for step in plan.steps:
         axes = list(_unit_axes(step, plan))
         if not axes:
@@ -42,6 +44,24 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
     twins = {scope: int(same.sum()) for scope, same in equal.items() if same.any()}
     where = tuple(f"{space} in {block}" if block else space for space, block, _ in twins)
     return Symmetry(sum(len(same) for (*_, base), same in equal.items() if base == 0), sum(twins.values()), where)
+
+
+def _compare_modules(plan: Plan, target: Checkpoint, equal: dict[_Scope, np.ndarray]) -> None:
+    """Units that are modules with tensors of their own (experts): every tensor with that of each earlier copy."""
+    named = {(step.source, step.block, step.unit): step.name for step in plan.steps if step.unit is not None}
+    for step in plan.steps:
+        if step.unit is None:
+            continue
+        space = UNIT.findall(step.row)[0]
+        units = plan.types.spaces[space]
+        for base in range(int(units.copies.max()) - 1):
+            pairs = [(p.base + i, p.target + i) for p in units.further_copies(base) for i in range(p.length)]
+            scope = (*_scope(step, plan, space), base)
+            same = equal.setdefault(scope, np.ones(len(pairs), bool))
+            for place, (first, further) in enumerate(pairs):
+                if further == step.unit and same[place]:
+                    other = target.read(named[step.source, step.block, first])
+                    same[place] = bool((target.read(step.name) == other).all())
 
 
 # The units, the block they are in, and the number of the earlier copy that further ones are compared with.
