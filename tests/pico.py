@@ -320,6 +320,12 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
             {"block": "basic", "stem": "cifar", "shortcut": "A", "classifier": "linear"},
         ),
     ),
+    **_family(
+        hf.Dinov2Config,
+        {**{k: v for k, v in _VIT.items() if k != "intermediate_size"}, "mlp_ratio": 2},
+        dinov2_cls=hf.Dinov2ForImageClassification,
+        dinov2_gated=(hf.Dinov2Model, {"use_swiglu_ffn": True}),
+    ),
 }
 
 

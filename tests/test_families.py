@@ -385,6 +385,12 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     ),
     "cifar-basic": CIFAR,
 }
+# An FFN that config.json gives in widths.
+RATIO = exact("ffn-ratio-3", fields={"mlp_ratio": 3})
+GROWTH |= {
+    "dinov2-cls": (*(case for case in PRE_LN if "ffn" not in case.options), RATIO),
+    "dinov2-gated": (*VARIANT, RATIO),
+}
 # Ids and (model type, option) pairs that no case covers, each with its reason. None is left.
 UNCOVERED: dict[Any, str] = {}
 
