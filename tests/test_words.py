@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 import lemonx
 import pico
-from lemonx.check import check
 from lemonx.errors import Refused
-from lemonx.modules import Typed, Vector, depthwise, layer_norm, linear, parameter, scale, unit_length
-from lemonx.operators import KEEP, SILENT, Matrix
-from lemonx.spec import Config, Spec, Stack, with_fields
-from lemonx.vectors import AVG, WEIGHED, ZERO, Space, avg, circ, expansion, grouped_expansion, identity, zero
+from lemonx.modules import Typed, Vector, scale
+from lemonx.operators import KEEP, SILENT
+from lemonx.vectors import AVG, WEIGHED, expansion, identity
 
 
 def typed(row: Any, suffix: str, *expansions: Any) -> Typed:
