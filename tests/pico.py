@@ -321,6 +321,51 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
             {"block": "basic", "stem": "cifar", "shortcut": "A", "classifier": "linear"},
         ),
     ),
+    **_family(
+        hf.Dinov2Config,
+        {**{k: v for k, v in _VIT.items() if k != "intermediate_size"}, "mlp_ratio": 2},
+        dinov2_cls=hf.Dinov2ForImageClassification,
+        dinov2_gated=(hf.Dinov2Model, {"use_swiglu_ffn": True}),
+    ),
+}
+
+
+_TEXT = {**_WIDTH, **_TOKENS, "intermediate_size": 100, "max_position_embeddings": 20, "layer_norm_eps": _EPS}
+_PATCHES = {**_WIDTH, "intermediate_size": 100, "image_size": 16, "patch_size": 4, "layer_norm_eps": _EPS}
+
+
+def _towers(text: dict[str, Any], vision: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The config of a model of text and images; an id that says where the text ends is asked for here alone."""
+    return {"text_config": {**_TEXT, **text}, "vision_config": {**_PATCHES, **vision}, **more}
+
+
+PICO |= {
+    **_family(
+        hf.CLIPConfig,
+        _towers({}, {"hidden_size": 36, "num_attention_heads": 3}, projection_dim=24, num_labels=7),
+        clip=hf.CLIPModel,
+        clip_cls=hf.CLIPForImageClassification,
+    ),
+    **_family(
+        hf.CLIPTextConfig,
+        {**_TEXT, "projection_dim": 24},
+        clip_text=hf.CLIPTextModel,
+        clip_text_projected=hf.CLIPTextModelWithProjection,
+    ),
+    **_family(
+        hf.CLIPVisionConfig,
+        {**_PATCHES, "projection_dim": 24},
+        clip_vision=hf.CLIPVisionModel,
+        clip_vision_projected=hf.CLIPVisionModelWithProjection,
+    ),
+    **_family(
+        hf.SiglipConfig,
+        _towers({"projection_size": 36}, {"hidden_size": 36, "num_attention_heads": 3}, num_labels=7),
+        siglip=hf.SiglipModel,
+        siglip_cls=hf.SiglipForImageClassification,
+    ),
+    **_family(hf.SiglipTextConfig, {**_TEXT, "projection_size": 24}, siglip_text=hf.SiglipTextModel),
+    **_family(hf.SiglipVisionConfig, _PATCHES, siglip_vision=hf.SiglipVisionModel),
 }
 
 
@@ -386,6 +431,8 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int 
     """
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
+    if hasattr(config, "vision_config"):
+        return _of_both(model, generator, padded, tokens)
     if model.main_input_name == "pixel_values":
         size = getattr(config, "image_size", 32)  # a ResNet takes any size and has no such field
         shape = (2, config.num_channels, size, size)
@@ -404,8 +451,26 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int 
     return batch
 
 
+def _of_both(model: PreTrainedModel, generator: torch.Generator, padded: bool, tokens: int | None) -> dict[str, Tensor]:
+    """Images, and texts with their padding on the right unless the model looks at images only."""
+    text, vision = (getattr(model.config, name) for name in ("text_config", "vision_config"))
+    pixels = torch.randn(2, vision.num_channels, vision.image_size, vision.image_size, generator=generator)
+    ids = torch.randint(3, tokens or text.vocab_size, (2, 11), generator=generator)
+    mask = torch.ones_like(ids)
+    if padded:
+        ids[1, -4:], mask[1, -4:] = text.pad_token_id, 0
+    texts = {"input_ids": ids, "attention_mask": mask} if model.main_input_name == "input_ids" else {}
+    return {**texts, "pixel_values": pixels.to(model.dtype)}
+
+
+def vocabulary(model: PreTrainedModel) -> int | None:
+    """The number of tokens that a model knows, if it reads any."""
+    return getattr(model.config.get_text_config(), "vocab_size", None)
+
+
 # What the outputs of these models are called, heads first.
 _OUTPUTS = ("logits", "prediction_logits", "seq_relationship_logits", "last_hidden_state", "pooler_output")
+_OUTPUTS += ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")
 
 
 @torch.no_grad()
@@ -425,7 +490,7 @@ def named_outputs(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str,
 def outputs(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     """Returns the logits, or a base model's last hidden state; several heads are flattened into one."""
     found = named_outputs(model, batch)
-    logits = [value for name, value in found.items() if name.endswith("logits")]
+    logits = [value for name, value in found.items() if "logits" in name]
     if not logits:
         return found["last_hidden_state"]
     return logits[0] if len(logits) == 1 else torch.cat([value.flatten() for value in logits])

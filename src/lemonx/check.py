@@ -16,6 +16,7 @@ from lemonx.signature import Side
 from lemonx.spec import Spec
 from lemonx.vectors import (
     RAND,
+    ZERO,
     Expansion,
     attention_expansion,
     concat,
@@ -204,16 +205,18 @@ def _with_gains(
 def _check_units(source: Spec, rows: Collection[str], types: Types) -> None:
     """A nonlinearity maps copies to copies and nothing else: no means, no amplitudes, no gains.
 
-    Nobody reads a fresh unit, so it may be anything.
+    Nobody reads a fresh unit, so it may be anything; zero may stay zero.
     """
     present = [source.rows[name] for name in rows]
-    normed = {axis for row in present if isinstance(row, Norm) for axis in row.touches}
+    normed = {axis for row in present if row.is_strict for axis in row.touches}
     used = {axis for row in present for axis in row.touches}
     for name in sorted(used & set(types.spaces)):
         units = types.spaces[name]
         linear = source.spaces[name].linear or source.spaces[name].chosen  # a router picks units, by their scores
         passes = (name not in normed and not linear) or name in source.acts
-        if passes and not (units.is_plain and ((units.source >= 0) | (units.source == RAND)).all()):
+        copied = (units.source >= 0) | (units.source == RAND)
+        copied |= source.spaces[name].calm & (units.source == ZERO)
+        if passes and not (units.is_plain and copied.all()):
             raise Refused(
                 f"{name} passes a nonlinearity, so every new unit must be a copy, and at {units.size} -> "
                 f"{units.target_size} some are not: try {multiples_near(units.size, units.target_size)}"

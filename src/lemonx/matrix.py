@@ -70,6 +70,8 @@ def _eps_note(spec: Spec, config: Mapping[str, Any]) -> str:
 
 def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Iterator[tuple[Target, str]]:
     """Targets that grow this size: alone, or with what it is coupled to, as the note says."""
+    if column == "ffn" and column not in family.sizes:
+        column = "ffn_ratio"  # it is given in widths
     if column == "width x2":
         yield Target(width_factor=Fraction(2)), ""
     elif column == "width x1.5":

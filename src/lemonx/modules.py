@@ -17,7 +17,7 @@ import numpy as np
 from lemonx.errors import Refused
 from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
 from lemonx.signature import Side, parse, side
-from lemonx.vectors import AVG, PART, RAND, ZERO, Expansion, identity, multiples_near, product
+from lemonx.vectors import AVG, PART, RAND, WEIGHED, ZERO, Expansion, identity, multiples_near, product
 
 # What becomes of a norm inside an added Post-LN block: its affine part is the identity.
 IDENTITY = "identity"
@@ -32,7 +32,8 @@ class Vector:
     """Norm parameters: v*[t] = factor[t] v[source[t]], elsewhere uniform in (-fill, fill).
 
     `constant` stands in for v where the parameters are replaced: 1 or 0. `offset`: the file keeps v - offset. `rest`
-    is added to every entry: where the factor is 0, that is what it holds.
+    is added to every entry: where the factor is 0, that is what it holds. `levelled`: elsewhere the root of the mean
+    square of v instead, times factor[t].
     """
 
     expansion: Expansion
@@ -42,6 +43,7 @@ class Vector:
     rule: str = "copied"
     offset: float = 0.0
     rest: np.ndarray | float = 0.0
+    levelled: bool = False
 
 
 Recipe = Matrix | Vector
@@ -117,19 +119,25 @@ class Row(ABC):
 
     flops_per_weight = 0
     is_norm = False
+    # It keeps units in place: what it reads and what it writes are the same units.
+    in_place = False
+    # Its `require` says all about what it touches, which is then not taken to be under a nonlinearity.
+    is_strict = False
 
 
 @dataclass(frozen=True)
 class Linear(Row):
     """A matrix and a bias. `tied` names the embedding row whose weight this is; then nothing is on disk.
 
-    `each`: a matrix for every unit of this axis, in one tensor that has the row's name itself.
+    `each`: a matrix for every unit of this axis, in one tensor that has the row's name itself. `joint`: the tensors are
+    called `name_weight` and `name_bias`.
     """
 
     tied: str | None = None
     transposed: bool = False
     kernel: int = 0
     each: Side | None = None
+    joint: bool = False
     flops_per_weight = 2
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
@@ -140,7 +148,8 @@ class Linear(Row):
             each = Axis(self.each, ".")
             return {"": (each, *axes), "_bias": (each, Axis(self.writes, "w"))}
         kernel = (Axis(side("_"), "."),) * self.kernel
-        return {"weight": axes + kernel, "bias": (Axis(self.writes, "w"),)}
+        under = "_" if self.joint else ""
+        return {f"{under}weight": axes + kernel, f"{under}bias": (Axis(self.writes, "w"),)}
 
     @property
     def touches(self) -> frozenset[str]:
@@ -169,12 +178,18 @@ class Embedding(Row):
 
 @dataclass(frozen=True)
 class Parameter(Row):
-    """A bare tensor, named in full by its row: tokens, position tables, one value per head."""
+    """A bare tensor, named in full by its row: tokens, position tables, one value per head, or for all."""
 
     axes: tuple[Side, ...] = ()
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         return {"": tuple(Axis(axis, "w" if axis == self.writes else ".") for axis in self.axes)}
+
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+        if self.writes not in self.axes:  # no axis grows
+            size = math.prod(axis.size for axis in typed.axes)
+            return Vector(identity(size), np.ones(size))
+        return super().recipe(suffix, typed, mode)
 
 
 @dataclass(frozen=True)
@@ -189,7 +204,7 @@ class Norm(Row):
     offset: float = 0.0
     each: Side | None = None
     affine: bool = True
-    is_norm = True
+    is_norm = in_place = is_strict = True
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         if not self.affine:
@@ -277,6 +292,8 @@ class RMSNorm(Norm):
 class BatchNorm(Row):
     """Statistics per channel: any copies, the same on both sides."""
 
+    in_place = True
+
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         names = ("weight", "bias", "running_mean", "running_var")
         return {name: (Axis(self.writes, "w"),) for name in names} | {"num_batches_tracked": ()}
@@ -298,6 +315,73 @@ class BatchNorm(Row):
 
 
 @dataclass(frozen=True)
+class Scale(Row):
+    """A factor for every channel of what a branch adds to the stream: (scaled, avg), (circ, circ).
+
+    Where the stream holds the mean, so must the scaled branch: what writes the branch takes the mean of its rows
+    weighted by the factors, over their root mean square, which the new factor is. `suffix` ends the tensor's name.
+    """
+
+    suffix: str = ""
+    in_place = is_strict = True
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        return {self.suffix: (Axis(self.writes, "w"),)}
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:
+        if not np.array_equal(np.where(reads.source == WEIGHED, AVG, reads.source), writes.source):
+            raise Refused(
+                f"a scale for every channel turns {self.reads} into {self.writes}, which expand differently at "
+                f"{reads.size} -> {reads.target_size}: try {multiples_near(reads.size, reads.target_size)}"
+            )
+
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+        reads, writes = typed.reads, typed.writes
+        factor = writes.amp * writes.gain / (reads.amp * reads.gain) if typed.exact else np.ones(writes.target_size)
+        silenced = mode in (SILENT, CANCEL)
+        return Vector(writes, factor, constant=0.0 if silenced else None, rule="scale", levelled=True)
+
+
+@dataclass(frozen=True)
+class Depthwise(Row):
+    """A convolution of every channel with a kernel of its own: any copies, the same on both sides."""
+
+    kernel: int = 1
+    in_place = True
+    flops_per_weight = 2
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        kernel = (Axis(side("_"), "."),) * self.kernel
+        return {"weight": (Axis(self.writes, "w"), Axis(side("1"), "."), *kernel), "bias": (Axis(self.writes, "w"),)}
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:
+        legal = (reads.source >= 0) | (reads.source == ZERO) | (reads.source == RAND)
+        plain = reads.is_plain and writes.is_plain
+        if not (legal.all() and plain and np.array_equal(reads.source, writes.source)):
+            raise Refused(
+                f"a depthwise convolution reads {self.reads}, so every new channel must be a copy, and at "
+                f"{reads.size} -> {reads.target_size} some are not: try {multiples_near(reads.size, reads.target_size)}"
+            )
+
+
+@dataclass(frozen=True)
+class UnitLength(Row):
+    """Division by the length, without parameters: copies of equal energy, and zeros, keep every angle."""
+
+    is_strict = True
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        return {}
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:
+        if np.ptp(reads.energy) > 1e-12 * reads.energy[0] or (reads.source[reads.source < 0] != ZERO).any():
+            raise Refused(
+                f"{self.reads} is divided by its length, so it must be copies of equal energy and zeros, and at "
+                f"{reads.size} -> {reads.target_size} it is not: try {multiples_near(reads.size, reads.target_size)}"
+            )
+
+
+@dataclass(frozen=True)
 class Dropped(Row):
     """A buffer that the model computes by itself: it is not written."""
 
@@ -312,11 +396,15 @@ def linear(
     optional: bool = False,
     transposed: bool = False,
     each: str | None = None,
+    joint: bool = False,
 ) -> Linear:
-    """A fully connected layer; `transposed` where the file keeps it as (in, out); `each`: one for every expert."""
+    """A fully connected layer; `transposed` where the file keeps it as (in, out); `each`: one for every expert.
+
+    `joint`: the file has `name_weight` and `name_bias`.
+    """
     optional = optional or tied is not None
     axis = side(each) if each else None
-    return Linear(*parse(signature), optional=optional, tied=tied, transposed=transposed, each=axis)
+    return Linear(*parse(signature), optional=optional, tied=tied, transposed=transposed, each=axis, joint=joint)
 
 
 def router(signature: str, *, optional: bool = False) -> Router:
@@ -334,10 +422,10 @@ def embedding(signature: str, *, optional: bool = False) -> Embedding:
 
 
 def parameter(axes: str, *, optional: bool = False) -> Parameter:
-    """A bare tensor with these axes, one of which is a space: `parameter("1 _ residual")`."""
+    """A bare tensor with these axes: `parameter("1 _ residual")`; with no space among them it stays as it is."""
     sides = tuple(side(axis) for axis in axes.split())
-    space = next(s for s in sides if not s.axes[0].isdigit() and s.axes[0] != "_")
-    return Parameter(side("_"), space, optional=optional, axes=sides)
+    space = next((s for s in sides if not s.axes[0].isdigit() and s.axes[0] != "_"), None)
+    return Parameter(side("_"), space or side("_"), optional=optional, axes=sides)
 
 
 def layer_norm(
@@ -360,6 +448,20 @@ def rms_norm(signature: str, *, eps: str | float | None = None, optional: bool =
 
 def batch_norm(signature: str) -> BatchNorm:
     return BatchNorm(*parse(signature))
+
+
+def scale(signature: str, suffix: str = "", *, optional: bool = False) -> Scale:
+    """A factor for every channel (LayerScale); `suffix`: what the tensor's name has behind the row's."""
+    return Scale(*parse(signature), optional=optional, suffix=suffix)
+
+
+def depthwise(signature: str, kernel: int) -> Depthwise:
+    """A depthwise convolution over so many axes."""
+    return Depthwise(*parse(signature), kernel=kernel)
+
+
+def unit_length(signature: str) -> UnitLength:
+    return UnitLength(*parse(signature))
 
 
 def dropped() -> Dropped:

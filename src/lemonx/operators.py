@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lemonx.free import Free
-from lemonx.vectors import AVG, RAND, ZERO, Expansion, Run
+from lemonx.vectors import AVG, RAND, WEIGHED, ZERO, Expansion, Run
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ class Matrix:
 
 
 def row_rule(rows: Expansion) -> str:
-    for flag, name in ((AVG, "row-avg"), (ZERO, "row-zero"), (RAND, "row-rand")):
+    for flag, name in ((AVG, "row-avg"), (WEIGHED, "row-avg, scaled"), (ZERO, "row-zero"), (RAND, "row-rand")):
         if rows.has(flag):
             return name
     return "row-circ"
@@ -102,7 +102,10 @@ def _no_noise(copy: int, start: int, stop: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Reader:
-    """Access to the rows of the source weight: a slice, their mean, and the noise of a slice's copy with a number."""
+    """Access to the rows of the source weight: a slice, their mean, and the noise of a slice's copy with a number.
+
+    The mean is weighted if a scale for every row follows.
+    """
 
     rows: Callable[[int, int], torch.Tensor]
     mean: Callable[[], torch.Tensor]
@@ -145,7 +148,7 @@ def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.rand
             base = _told_apart(base, run, how, read, free, rng)
         elif 0 < how.jitter <= run.copy:
             base = noise.normal(base.new_empty(base.shape), free.phi, rng).add_(base)
-    elif run.source == AVG:
+    elif run.source in (AVG, WEIGHED):
         base = read.mean().expand(run.length, -1)
     elif run.source == RAND:
         base = noise.normal(read.rows(0, 0).new_empty(run.length, how.columns.size), free.zeta, rng)

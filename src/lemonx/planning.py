@@ -21,12 +21,12 @@ from lemonx.coverage import UNIT, Matched, list_problems, match, tensor_problems
 from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
 from lemonx.free import Free, preset
-from lemonx.modules import Axis, Dropped, Linear, Recipe, Row, Typed, Vector
+from lemonx.modules import Axis, Dropped, Linear, Recipe, Row, Scale, Typed, Vector
 from lemonx.operators import CANCEL, KEEP, SILENT, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Change, Reading, lemon
-from lemonx.spec import Architecture, Spec
+from lemonx.spec import Architecture, Spec, with_fields
 from lemonx.target import NotWhole, Target, target_config
-from lemonx.vectors import AVG, Expansion
+from lemonx.vectors import AVG, WEIGHED, Expansion
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
 # A tensor that a method makes anew: nothing of the source is kept entry by entry.
@@ -59,6 +59,8 @@ class Step:
     made: str | None = None
     # Which unit's own tensor it is, where units are modules: experts.
     unit: int | None = None
+    # The scale for every channel behind it, which weights the mean of its rows.
+    scaled_by: str | None = None
 
     @property
     def origin(self) -> str:
@@ -219,7 +221,7 @@ def _finished(
     dtype: str | None,
 ) -> dict[str, Any]:
     """The target's config with what follows from the types: eps, lists with an entry a block, dtype."""
-    config = {**config, **types.eps}
+    config = with_fields(config, types.eps)
     raise_first(list_problems(source, config))
     for name, stack in source.stacks.items():
         for field in stack.lists:
@@ -338,15 +340,29 @@ class _Builder:
         recipe = self._told_apart(row.recipe(hit.suffix, typed, mode), hit, unit, added)
         shape = tuple(e.target_size for e in expansions)
         dtype = self.dtype if self.dtype and info.dtype in _BITS else info.dtype
-        weight = hit.suffix in ("weight", "")
+        weight = hit.suffix in ("weight", "_weight", "")
         flops = row.flops_per_weight * math.prod(shape) * self._positions(row) if weight else 0
         made = self.reading.made
         exact = MADE if made else exactness(recipe, info.dtype, dtype, self.reading.free)
         stack = None if hit.stack is None else hit.stack[hit.bare :]
-        name = hit.named(block, unit)
+        name, scaled_by = hit.named(block, unit), self._scale_behind(hit, recipe)
         return Step(
-            name, hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops, made=made, unit=unit
+            name, hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops,
+            made=made, unit=unit, scaled_by=scaled_by,
+        )  # fmt: skip
+
+    def _scale_behind(self, hit: Matched, recipe: Recipe) -> str | None:
+        """The tensor of the scale that reads what this one writes, in the same block, if it weights a mean."""
+        if not isinstance(recipe, Matrix) or not recipe.rows.has(WEIGHED):
+            return None
+        written = self.source.rows[hit.row].writes
+        name, suffix = next(
+            (name, row.suffix)
+            for name, row in self.source.rows.items()
+            if isinstance(row, Scale) and row.reads == written
         )
+        full = f"{name}.{suffix}" if suffix else name
+        return full.replace("*", str(hit.index))[hit.bare :]
 
     def _positions(self, row: Row) -> int:
         return max((self.target.spaces[a].positions for a in row.writes.axes if a in self.target.spaces), default=1)
@@ -370,7 +386,7 @@ def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
     if apart and target not in ("BF16", "F16"):
         return ROUNDED
     scales = np.concatenate([rows.amp * rows.gain, columns.amp * columns.gain])
-    if rows.has(AVG) or (columns.has(AVG) and not recipe.consumes) or not _powers_of_two(scales):
+    if rows.has(AVG) or rows.has(WEIGHED) or (columns.has(AVG) and not recipe.consumes) or not _powers_of_two(scales):
         return ROUNDED
     if most == 1 or not recipe.consumes:
         return EXACT_SUM if apart else BIT_EXACT

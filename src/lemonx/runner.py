@@ -190,7 +190,11 @@ class _Task:
             if recipe.constant is not None:
                 values = np.full_like(values, recipe.constant)
                 values -= recipe.offset
-            values = values[np.maximum(recipe.expansion.source, 0)] * recipe.factor + recipe.rest
+            level = _level(values) if recipe.constant is None else recipe.constant
+            values = values[np.maximum(recipe.expansion.source, 0)]
+            if recipe.levelled:
+                values[recipe.expansion.source < 0] = level
+            values = values * recipe.factor + recipe.rest
             # The gain v + offset takes the factor: what stays has no rounding.
             values = torch.from_numpy(values + recipe.offset * (recipe.factor - 1.0))
             free = torch.from_numpy(recipe.expansion.source < 0)
@@ -304,10 +308,24 @@ class _Source:
         with self._lock:
             if self._mean is None:
                 total = torch.zeros(width, dtype=torch.float64)
+                weights = self._weights()
                 for start in range(0, count, limit := _rows_per_block(width, torch.float64)):
-                    total += self._rows(self._step.source, start, min(start + limit, count)).double().sum(0)
+                    rows = self._rows(self._step.source, start, min(start + limit, count)).double()
+                    total += weights[start : start + len(rows)] @ rows if weights is not None else rows.sum(0)
                 self._mean = (total / count).to(self.dtype)
         return self._mean
+
+    def _weights(self) -> torch.Tensor | None:
+        """The factors that a scale behind this weight has for its rows, relative to the factor of new ones."""
+        if self._step.scaled_by is None:
+            return None
+        values = self._checkpoint.read(self._step.scaled_by).double()
+        return values / _level(values.numpy())
+
+
+def _level(values: np.ndarray) -> float:
+    """The root of the mean square, or 1 where that is 0."""
+    return float(np.sqrt(np.mean(np.square(values)))) or 1.0
 
 
 class _Whole(_Source):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from lemonx.modules import Vector
 from lemonx.operators import SILENT
 from lemonx.planning import Plan, Step
 from lemonx.runner import everything, is_whole, run_plan, source_rows, wanted_blocks
-from lemonx.vectors import AVG
+from lemonx.spec import flat_fields
+from lemonx.vectors import AVG, WEIGHED
 
 if TYPE_CHECKING:
     import torch
@@ -52,9 +54,10 @@ def load_expanded(
 
 def _check_config(model: PreTrainedModel, made: Plan) -> None:
     """The model has the sizes and the eps that the plan gives the target: tensors alone do not show the eps."""
-    for field, value in made.target_config.items():
-        mine = getattr(model.config, field, None)
-        if value != made.source_config.get(field) and field not in ("dtype", "torch_dtype") and mine != value:
+    old = flat_fields(made.source_config)
+    for field, value in flat_fields(made.target_config).items():
+        mine = reduce(lambda config, part: getattr(config, part, None), field.split("."), model.config)
+        if value != old.get(field) and field not in ("dtype", "torch_dtype") and mine != value:
             raise BadTarget(f"the model has {field} = {mine}, the expansion {value}: build it from the target's config")
 
 
@@ -205,5 +208,5 @@ def bytes_read(made: Plan, step: Step, rows: range) -> int:
         return 0
     blocks = [run for _, run in wanted_blocks(step, rows)]
     copied = sum(run.length for run in blocks if run.source >= 0)
-    mean = count if any(run.source == AVG for run in blocks) else 0
+    mean = count if any(run.source in (AVG, WEIGHED) for run in blocks) else 0
     return (copied + mean) * row_bytes

@@ -78,22 +78,35 @@ class Spec:
 
 
 class Config(Mapping[str, Any]):
-    """config.json with the defaults of its class; it remembers which fields were asked for."""
+    """config.json with the defaults of its class; it remembers which fields were asked for.
+
+    A dot leads into a part of it: `vision_config.hidden_size`.
+    """
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.values_on_disk, self.defaults, self.asked = values, defaults, set[str]()
 
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
-        if name in self.values_on_disk:
-            return self.values_on_disk[name]
+        where, last = self._part(name)
+        if last in where:
+            return where[last]
         if name in self.defaults:
             return self.defaults[name]
         raise BadCheckpoint(f"config.json has no field {name!r}, which this architecture needs")
 
     def maybe(self, name: str) -> Any:
         """A field that is no size and that config.json may lack: None then."""
-        return self.values_on_disk.get(name)
+        where, last = self._part(name)
+        return where.get(last)
+
+    def _part(self, name: str) -> tuple[Mapping[str, Any], str]:
+        """The part of config.json that a field is in, and its name there."""
+        *parts, last = name.split(".")
+        where = self.values_on_disk
+        for part in parts:
+            where = where.get(part) or {}
+        return where, last
 
     def either(self, old: str, new: str) -> Any:
         """A field that has been renamed, under the name that config.json has."""
@@ -105,11 +118,47 @@ class Config(Mapping[str, Any]):
         names = self.values_on_disk.get("architectures") or [""]
         return all(name.endswith("Model") and "Head" not in name for name in names)
 
+    def is_a(self, ending: str) -> bool:
+        """The class that config.json names ends so: `ForImageClassification`."""
+        return any(name.endswith(ending) for name in self.values_on_disk.get("architectures") or [])
+
     def __iter__(self) -> Iterator[str]:
         return iter({**self.defaults, **self.values_on_disk})
 
     def __len__(self) -> int:
         return len({**self.defaults, **self.values_on_disk})
+
+
+def with_fields(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with other values for these fields, of which a dot leads into a part.
+
+    >>> with_fields({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 4, "b.c": 5})
+    {'a': 4, 'b': {'c': 5, 'd': 3}}
+    """
+    new = dict(values)
+    for name, value in fields.items():
+        *parts, last = name.split(".")
+        where = new
+        for part in parts:
+            where[part] = dict(where.get(part) or {})
+            where = where[part]
+        where[last] = value
+    return new
+
+
+def flat_fields(values: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Every field of config.json by its name, those of a tower (`vision_config`) behind the tower's and a dot.
+
+    >>> flat_fields({"a": 1, "text_config": {"c": 2}})
+    {'a': 1, 'text_config.c': 2}
+    """
+    result = {}
+    for name, value in values.items():
+        if name.endswith("_config") and isinstance(value, Mapping):
+            result |= flat_fields(value, f"{within}{name}.")
+        else:
+            result[within + name] = value
+    return result
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from lemonx.checkpoints.safetensors_file import item_size
 from lemonx.planning import Plan, Step
+from lemonx.spec import flat_fields
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ def size_table(plan: Plan) -> Iterator[tuple[str, int, int]]:
 
 def changed_fields(plan: Plan) -> Iterator[tuple[str, Any, Any]]:
     """(field, source, target) of every field of config.json that changes."""
-    for name, value in plan.target_config.items():
-        before = plan.source_config.get(name)
+    old = flat_fields(plan.source_config)
+    for name, value in flat_fields(plan.target_config).items():
+        before = old.get(name)
         if before != value:
             yield name, before, value
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, BadTarget
-from lemonx.spec import Architecture, Config, Spec
+from lemonx.spec import Architecture, Config, Spec, with_fields
 
 # The options whose sizes grow with the width.
 FOLLOWERS = ("heads", "kv_heads", "ffn")
@@ -36,7 +36,7 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
     """The target's config.json as far as sizes go; the source's other fields stay."""
     config = family.config(values)
     spec = family.build(config)
-    new = {**values, **spec.config}
+    new = dict(spec.config)
     if wanted.like is not None:
         new |= _sizes_of(family, spec, wanted.like)
     ratio = _ratio(family, config, wanted)
@@ -49,10 +49,10 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
     for name, value in wanted.fields.items():
         new[name] = _checked(config, name, value)
     try:
-        target = family.spec(new)
+        target = family.spec(with_fields(values, new))
     except BadCheckpoint as error:
         raise BadTarget(f"the target's {error}") from None
-    return {**new, **target.config}
+    return with_fields(values, {**new, **target.config})
 
 
 def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> dict[str, Any]:

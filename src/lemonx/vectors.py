@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from lemonx.errors import BadTarget, Refused
 
 # Flags stand where a target index has no source index: it holds zero, the mean, anything; or, in a fused axis, the
-# mean of a part of it, which nothing can produce or norm, but a linear map may ignore.
-ZERO, AVG, RAND, PART = -1, -2, -3, -4
+# mean of a part of it, which nothing can produce or norm, but a linear map may ignore. WEIGHED, in front of a scale for
+# every channel, is what that scale turns into the mean.
+ZERO, AVG, RAND, PART, WEIGHED = -1, -2, -3, -4, -5
 
 
 class Run(NamedTuple):
@@ -63,7 +64,7 @@ class Space:
     (2, 3), ..., others are half of the turning entries apart. `linear`: no nonlinearity sees single entries.
     `still`: why it cannot grow, if it cannot. `chosen`: a router sends each token to so many of these units, which
     share a weight of one if `renormalised`, and whose scores have a bias if `biased`. `within`: every unit of that
-    space has these units for itself.
+    space has these units for itself. `calm`: the nonlinearities that see single entries take zero to zero.
     """
 
     size: int
@@ -80,6 +81,7 @@ class Space:
     renormalised: bool = False
     biased: bool = False
     within: str | None = None
+    calm: bool = False
 
 
 def avg(size: int, positions: int = 1) -> Space:
@@ -90,6 +92,11 @@ def avg(size: int, positions: int = 1) -> Space:
 def zero(size: int, positions: int = 1, *, scale: float = 1.0, linear: bool = False) -> Space:
     """A stream that an RMSNorm reads, or what a norm writes: the remainder holds zeros."""
     return Space(size, "zero", positions, scale=scale, linear=linear)
+
+
+def unscaled(size: int, positions: int = 1) -> Space:
+    """What a scale for every channel turns into a stream that a LayerNorm reads: the remainder then holds the mean."""
+    return Space(size, "scaled", positions)
 
 
 def circ(size: int, positions: int = 1) -> Space:
@@ -226,8 +233,8 @@ class Expansion:
 
     def expand(self, x: NDArray, fill: NDArray | None = None) -> NDArray:
         """E x along the last axis; `fill` gives the arbitrary entries (flag RAND), 0 without it."""
-        if self.has(PART):
-            raise ValueError("an axis fused from means is not an expansion of one vector")
+        if self.has(PART) or self.has(WEIGHED):
+            raise ValueError("an axis fused from means, or in front of a scale, is not an expansion of one vector")
         y = x[..., np.maximum(self.source, 0)] * self.amp
         y[..., self.source == ZERO] = 0
         y[..., self.source == AVG] = x.mean(-1, keepdims=True)
@@ -274,7 +281,7 @@ def expansion(kind: str, size: int, target: int) -> Expansion:
         return Expansion(size, np.append(np.arange(size), np.full(target - size, RAND)), np.ones(target))
     if kind == "alibi":
         return alibi_expansion(size, target)
-    flag = {"avg": AVG, "zero": ZERO, "rand": RAND}.get(kind)
+    flag = {"avg": AVG, "zero": ZERO, "rand": RAND, "scaled": WEIGHED}.get(kind)
     remainder = np.arange(rest) if flag is None else np.full(rest, flag)
     source = np.concatenate([np.tile(np.arange(size), copies), remainder]).astype(np.int64)
     plain = Expansion(size, source, np.ones(target))
@@ -384,7 +391,7 @@ def concat(*parts: Expansion, by: Expansion | None = None) -> Expansion:
     source, amp = [], []
     for part, width, start in zip(parts, widths, starts[:-1], strict=True):
         # A mean over one part is not the mean over the whole axis.
-        flags = np.where(part.source == AVG, PART, part.source)
+        flags = np.where(np.isin(part.source, (AVG, WEIGHED)), PART, part.source)
         slice_, within = np.divmod(part.source, width)
         placed = np.where(part.source < 0, flags, slice_ * starts[-1] + start + within)
         source.append(placed.reshape(over_target, -1))
@@ -403,8 +410,9 @@ def product(*factors: Expansion) -> Expansion:
         flagged = np.minimum(result.source[:, None], factor.source[None, :])
         index = result.source[:, None] * factor.size + factor.source[None, :]
         source = np.where(flagged < 0, flagged, index).reshape(-1)
-        if (factor.has(AVG) and result.size > 1) or (result.has(AVG) and factor.size > 1):
-            source[source == AVG] = PART
+        for flag in (AVG, WEIGHED):
+            if (factor.has(flag) and result.size > 1) or (result.has(flag) and factor.size > 1):
+                source[source == flag] = PART
         amp = (result.amp[:, None] * factor.amp[None, :]).reshape(-1)
         result = Expansion(result.size * factor.size, source, amp, result.gain * factor.gain)
     return result

@@ -5,7 +5,7 @@ from lemonx.methods import method
 from lemonx.reading import Change, Reading, copies, silenced
 
 # A LayerNorm cannot follow copies of unequal number: that is where the method stops being lossless.
-CIRCULAR = (("avg", "circ"), ("zero", "circ"))
+CIRCULAR = (("avg", "circ"), ("zero", "circ"), ("scaled", "circ"))
 
 
 @method(

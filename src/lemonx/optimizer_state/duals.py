@@ -9,7 +9,7 @@ copies of a unit is up to what reads them:
     norm       its Jacobian mixes units; d* = D d only where every copy has its part of the unit's energy, which
                an even split gives; a LayerNorm that reads means also spreads the mean of its own signal, which d
                does not hold
-    BatchNorm  per channel: whatever its output has
+    BatchNorm  per channel, as scales and depthwise convolutions: whatever its output has
     attention  a key-value head gets the sum of its query heads
 
 So d* = D d with D[t] = share[t] / (amp[t] gain), where noise, uneven splits in front of a norm, and means allow.
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lemonx.free import Free
-from lemonx.modules import BatchNorm, LayerNorm, Linear, Norm, Row
+from lemonx.modules import LayerNorm, Linear, Norm, Row
 from lemonx.optimizer_state.along import Along, reads
 from lemonx.planning import Plan
 from lemonx.vectors import AVG, ZERO, Expansion
@@ -76,7 +76,7 @@ def _share(plan: Plan, space: str, asked: frozenset[str]) -> tuple[NDArray[np.fl
         return _even(units), plan.types.spaces[embedding]
     # A norm keeps units in place, so its input has the shares of its output. Where several norms read a stream and
     # disagree (the last one in front of a tied decoder), none is right for all of it: their mean errs least.
-    norms = [row for row in readers if isinstance(row, Norm | BatchNorm)]
+    norms = [row for row in readers if row.in_place]
     others = sorted({_counterpart(row, space) for row in norms} & plan.types.spaces.keys() - asked)
     if others:
         return np.mean([_share(plan, other, asked | {other})[0] for other in others], axis=0), None
@@ -108,7 +108,7 @@ def _with_reasons(plan: Plan, space: str, found: dict[str, Dual]) -> Dual:
         if isinstance(row, Linear) and row.tied is None:
             on_units |= {NOISE} if plan.free.phi and units.copies.max() > 1 else set()
             on_rest |= {ZETA} if plan.free.zeta and units.has(ZERO) else set()
-        elif isinstance(row, Norm | BatchNorm) and (written := found.get(_counterpart(row, space))):
+        elif row.in_place and (written := found.get(_counterpart(row, space))):
             on_units |= written.units | _mixed(row, units, written)
             on_rest |= written.rest | ({MEAN} if isinstance(row, LayerNorm) else set())
     if not readers and (queries := _queries(plan, space)) is not None:

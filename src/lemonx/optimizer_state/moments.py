@@ -19,7 +19,7 @@ import numpy as np
 
 from lemonx import depth
 from lemonx.errors import Refused
-from lemonx.modules import Norm, Row, Vector
+from lemonx.modules import Norm, Row, Scale, Vector
 from lemonx.operators import KEEP
 from lemonx.optimizer_state.along import Along, reads
 from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals
@@ -152,6 +152,8 @@ def _written(
     if isinstance(row, Norm) and step.suffix == "weight" and isinstance(step.recipe, Vector):
         # What is not a copy is at the mean, or zero: normed it is zero, so the gain there has no gradient.
         return (_gain(plan, found, side, step.recipe),), _union(dual.units for dual in known)
+    if isinstance(row, Scale) and isinstance(step.recipe, Vector):
+        return (_gain(plan, found, side, step.recipe),), _union(dual.units | dual.rest for dual in known)
     if (decoder := _tied_to(plan, step.row)) is not None:
         return _tied(plan, known[0], decoder)
     maps = (found[name].along if name in found else reads(_expansion(plan, name, size)) for name in side.axes)

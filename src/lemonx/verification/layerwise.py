@@ -200,10 +200,32 @@ def _observe(
         # It would warn that parameters are on the disk, which is the point.
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
         model, odd = load(checkpoint.path, getattr(torch, dtype), **options)
+        _give_parts(model)
         batch = sample(model, seed, batch)
         with _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen), _metered(model) as meter:
             found = floating_outputs(model, batch)
     return whole.Outputs(found, None, odd, batch, meter.peak)
+
+
+def _give_parts(model: Any) -> None:
+    """torch's own attention takes the weights of its parts without calling these: they get them when it is called."""
+    import torch
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    class Parts(ModelHook):
+        def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            for part in module.children():
+                part._hf_hook.pre_forward(part)
+            return args, kwargs
+
+        def post_forward(self, module: Any, output: Any) -> Any:
+            for part in module.children():
+                part._hf_hook.post_forward(part, None)
+            return output
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.MultiheadAttention):
+            add_hook_to_module(module, Parts(), append=True)
 
 
 def _blocks(checkpoint: Checkpoint) -> dict[tuple[str, int], list[str]]:

@@ -77,18 +77,32 @@ def model_class(config: Any) -> Any:
 def sample(
     model: PreTrainedModel, seed: int = 0, other: dict[str, torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
-    """A random batch: token ids, every second text padded, or pixels; the other model's, if this one can take it."""
+    """A random batch: token ids, every second text padded, or pixels, or both; the other model's, if it can take it."""
     import torch
 
     if other is not None and model.main_input_name in other:
         return other
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
+    vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
     if model.main_input_name == "pixel_values":
-        size = getattr(config, "image_size", 64)
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        shape = (SAMPLE, config.num_channels, height, width)
-        return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
+        return _pixels(vision, generator)
+    texts = _texts(model, text, generator)
+    return texts if vision is config else {**texts, **_pixels(vision, generator)}
+
+
+def _pixels(config: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    import torch
+
+    size = getattr(config, "image_size", 64)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    shape = (SAMPLE, config.num_channels, height, width)
+    return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
+
+
+def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    import torch
+
     longest = getattr(config, "max_position_embeddings", None) or LENGTH
     shape = (SAMPLE, min(LENGTH, longest))
     ids = torch.randint(0, config.vocab_size, shape, generator=generator)

@@ -92,7 +92,7 @@ def compared(
     for name in shared:
         reference = before.outputs[name]
         # A base model's output is wider: the inverse of every expansion here reads the first entries.
-        other = after.outputs[name][..., : reference.shape[-1]]
+        other = _first_entries(reference, after.outputs[name])
         if other.shape != reference.shape:
             shapes = f"{list(reference.shape)} in the source and {list(other.shape)} in the target"
             raise NotVerified(f"{name} has shape {shapes}: they are different models")
@@ -108,6 +108,15 @@ def compared(
     odd = tuple(sorted(after.odd_keys - before.odd_keys))
     kl = _divergence(before.outputs, after.outputs)
     return Comparison(worst, tolerance, noise, largest, tuple(shared), tokens, kl, odd, before.inputs)
+
+
+def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    """As many entries as the source has; of a wider vector of length one, the direction of these entries."""
+    first = wide[..., : reference.shape[-1]]
+    if wide.shape == reference.shape:
+        return first
+    of_length_one = all(bool(((x.norm(dim=-1) - 1).abs() < 1e-9).all()) for x in (reference, wide))
+    return first / first.norm(dim=-1, keepdim=True) if of_length_one else first
 
 
 def _divergence(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float | None:

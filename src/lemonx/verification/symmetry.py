@@ -155,7 +155,7 @@ def _joined_by_norms(plan: Plan, space: str) -> set[str]:
     while len(joined) > size:
         size = len(joined)
         for row in plan.source_spec.rows.values():
-            if isinstance(row, (Norm, BatchNorm)):
+            if row.in_place:
                 for pair in zip(row.reads.axes, row.writes.axes, strict=True):
                     joined |= set(pair) if joined & set(pair) else set()
     return joined
