@@ -50,6 +50,21 @@ _BERT = dict(
     num_labels=5,
 )
 _MEGATRON = {**_BERT, "layer_norm_eps": _EPS}
+# Neither counts padding: special tokens are where the family has them, positions two more than the texts need.
+_ROBERTA = {**_BERT, "max_position_embeddings": 66}
+_DISTILBERT = dict(
+    **_TOKENS,
+    dim=48,
+    n_heads=4,
+    n_layers=2,
+    hidden_dim=100,
+    max_position_embeddings=64,
+    dropout=0.0,
+    attention_dropout=0.0,
+    seq_classif_dropout=0.0,
+    qa_dropout=0.0,
+    num_labels=5,
+)
 _VIT = dict(
     **_WIDTH,
     **_NO_DROPOUT,
@@ -131,6 +146,8 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         bert_pretraining=hf.BertForPreTraining,
         bert_cls=hf.BertForSequenceClassification,
         bert_base=hf.BertModel,
+        bert_tokens=hf.BertForTokenClassification,
+        bert_answers=(hf.BertForQuestionAnswering, {"num_labels": 2}),
     ),
     **_family(
         hf.MegatronBertConfig,
@@ -138,6 +155,74 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         megatron_mlm=hf.MegatronBertForMaskedLM,
         megatron_cls=hf.MegatronBertForSequenceClassification,
         megatron_base=hf.MegatronBertModel,
+        megatron_tokens=hf.MegatronBertForTokenClassification,
+    ),
+    **_family(
+        hf.RobertaConfig,
+        _ROBERTA,
+        roberta_mlm=hf.RobertaForMaskedLM,
+        roberta_mlm_untied=(hf.RobertaForMaskedLM, {"tie_word_embeddings": False}),
+        roberta_cls=hf.RobertaForSequenceClassification,
+        roberta_tokens=hf.RobertaForTokenClassification,
+        roberta_answers=(hf.RobertaForQuestionAnswering, {"num_labels": 2}),
+        roberta_base=hf.RobertaModel,
+    ),
+    **_family(
+        hf.XLMRobertaConfig,
+        _ROBERTA,
+        xlm_roberta_mlm=hf.XLMRobertaForMaskedLM,
+        xlm_roberta_cls=hf.XLMRobertaForSequenceClassification,
+    ),
+    **_family(
+        hf.RobertaPreLayerNormConfig,
+        {**_ROBERTA, "layer_norm_eps": _EPS},
+        roberta_pre_ln_cls=hf.RobertaPreLayerNormForSequenceClassification,
+        roberta_pre_ln_mlm=hf.RobertaPreLayerNormForMaskedLM,
+        roberta_pre_ln_base=hf.RobertaPreLayerNormModel,
+    ),
+    **_family(
+        hf.DistilBertConfig,
+        _DISTILBERT,
+        distilbert_mlm=hf.DistilBertForMaskedLM,
+        distilbert_cls=hf.DistilBertForSequenceClassification,
+        distilbert_tokens=hf.DistilBertForTokenClassification,
+        distilbert_answers=(hf.DistilBertForQuestionAnswering, {"num_labels": 2}),
+        distilbert_base=hf.DistilBertModel,
+    ),
+    **_family(
+        hf.ElectraConfig,
+        {**_BERT, "embedding_size": 24},
+        electra_discriminator=hf.ElectraForPreTraining,
+        electra_generator=hf.ElectraForMaskedLM,
+        # As wide as the stream: no projection.
+        electra_wide=(hf.ElectraForMaskedLM, {"embedding_size": 48}),
+        electra_cls=hf.ElectraForSequenceClassification,
+        electra_tokens=hf.ElectraForTokenClassification,
+    ),
+    **_family(
+        hf.AlbertConfig,
+        {**_BERT, "embedding_size": 24, "num_hidden_layers": 4, "classifier_dropout_prob": 0.0},
+        albert_mlm=hf.AlbertForMaskedLM,
+        albert_pretraining=hf.AlbertForPreTraining,
+        albert_cls=(hf.AlbertForSequenceClassification, {"num_hidden_groups": 2, "inner_group_num": 2}),
+        albert_tokens=hf.AlbertForTokenClassification,
+    ),
+    **_family(
+        hf.ModernBertConfig,
+        # Three layers, of which one is local; and a window that a text of 11 tokens overruns.
+        {**_BERT, "num_hidden_layers": 3, "norm_eps": _EPS, "local_attention": 6, "cls_token_id": 1, "sep_token_id": 2},
+        modernbert_mlm=(hf.ModernBertForMaskedLM, {"global_attn_every_n_layers": 2}),
+        modernbert_cls=(hf.ModernBertForSequenceClassification, {"norm_bias": True, "attention_bias": True}),
+        modernbert_tokens=(hf.ModernBertForTokenClassification, {"mlp_bias": True}),
+        modernbert_answers=(hf.ModernBertForQuestionAnswering, {"num_labels": 2}),
+        modernbert_base=hf.ModernBertModel,
+    ),
+    **_family(
+        hf.MPNetConfig,
+        _ROBERTA,
+        mpnet_mlm=hf.MPNetForMaskedLM,
+        mpnet_cls=hf.MPNetForSequenceClassification,
+        mpnet_base=hf.MPNetModel,
     ),
     **_family(
         pre_ln_bert.PreLnBertConfig,
@@ -424,6 +509,11 @@ def save(model: PreTrainedModel, directory: str | Path, dtype: torch.dtype = tor
     return Path(directory)
 
 
+# Those that read a text from both sides: it is padded on the right.
+_ENCODERS = ("albert", "bert", "distilbert", "electra", "megatron-bert", "modernbert", "mpnet", "pre-ln-bert")
+_ENCODERS += ("roberta", "roberta-prelayernorm", "xlm-roberta")
+
+
 def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int | None = None) -> dict[str, Tensor]:
     """Returns a random batch of two; `padded` pads the second text, an encoder's right, a decoder's left.
 
@@ -440,9 +530,9 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int 
         return {"pixel_values": pixels.to(model.dtype)}
     # The first ids are special: a classifier reads the last token that is not padding.
     ids = torch.randint(3, tokens or config.vocab_size, (2, 11), generator=generator)
-    encoder = config.model_type in ("bert", "megatron-bert", "pre-ln-bert")
+    encoder = config.model_type in _ENCODERS
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if encoder:
+    if encoder and getattr(config, "type_vocab_size", 0) > 1:
         batch["token_type_ids"] = torch.randint(0, 2, ids.shape, generator=generator)
     if padded:
         padding = slice(-4, None) if encoder else slice(None, 4)
@@ -469,8 +559,10 @@ def vocabulary(model: PreTrainedModel) -> int | None:
 
 
 # What the outputs of these models are called, heads first.
-_OUTPUTS = ("logits", "prediction_logits", "seq_relationship_logits", "last_hidden_state", "pooler_output")
-_OUTPUTS += ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")
+_OUTPUTS = (
+    *("logits", "prediction_logits", "seq_relationship_logits", "sop_logits", "start_logits", "end_logits"),
+    *("last_hidden_state", "pooler_output", "logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+)
 
 
 @torch.no_grad()

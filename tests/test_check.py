@@ -218,6 +218,8 @@ def test_fixed_sizes_stay() -> None:
     sizes: Sizes = {**pre_ln("avg", 6), "heads": ("circ", 2, 3)}
     typed(rows, sizes, fixed={"head_dim": (2, 2)})
     assert_refused(rows, sizes, "head_dim", "from 2 to 3", "keep it at 2", fixed={"head_dim": (2, 3)})
+    why = {"still": {"head_dim": "it is shared"}, "fixed": {"head_dim": (2, 3)}}
+    assert_refused(rows, sizes, "to 3, and it is shared: choose", **why)
 
 
 def test_nothing_shrinks() -> None:

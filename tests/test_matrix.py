@@ -24,16 +24,11 @@ def test_every_family_has_every_column(cells: dict[str, dict[str, str]]) -> None
 def test_what_is_refused(cells: dict[str, dict[str, str]]) -> None:
     """What stops an indivisible width: a LayerNorm that feeds the stream, or a final norm after Res-Post-Norm."""
     refused = {(name, column) for name, row in cells.items() for column in row if row[column].startswith(REFUSED)}
-    assert {(name, column) for name, column in refused if "width" in column} == {
-        ("bert", "width x1.5"),
-        ("bloom", "width x1.5"),
-        ("swinv2", "width x1.5"),
-        ("clip", "width x1.5"),
-        ("clip_vision_model", "width x1.5"),
-        ("siglip", "width x1.5"),
-    }
-    # Queries and keys of Swin V2 have length one, and an eps of their own.
-    assert {pair for pair in refused if "width" not in pair[1]} == {("swinv2", "head_dim")}
+    fed = {"albert", "bert", "bloom", "distilbert", "electra", "modernbert", "mpnet", "swinv2"}
+    fed |= {"roberta", "roberta-prelayernorm", "xlm-roberta", "clip", "clip_vision_model", "siglip"}
+    assert {pair for pair in refused if "width" in pair[1]} == {(name, "width x1.5") for name in fed}
+    # Queries and keys of Swin V2 have length one, and an eps of their own; an ALBERT's layers are one layer.
+    assert {pair for pair in refused if "width" not in pair[1]} == {("swinv2", "head_dim"), ("albert", "depth")}
     assert "LayerNorm" in cells["bert"]["width x1.5"] and "try" in cells["bert"]["width x1.5"]
     assert "swinv2.layernorm" in cells["swinv2"]["width x1.5"]
 

@@ -24,8 +24,8 @@ from lemonx.spec import Architecture, Config, Spec, Stack, flat_fields, with_fie
 models.register()
 FAMILIES = sorted(architectures.families())
 LONGEST = 45
-# Spaces that no row uses. BERT shares its table with MegatronBert, and a Post-LN model has but one stream.
-UNUSED: dict[str, set[str]] = {"bert": {"normed", "final"}}
+# Spaces that no row uses. None is left.
+UNUSED: dict[str, set[str]] = {}
 # Defaults that are None here, for `derived`, where the config class puts the derived number in.
 DERIVED = {("llama", "num_key_value_heads"), ("llama", "head_dim"), ("mistral", "head_dim")}
 DERIVED |= {
@@ -154,10 +154,10 @@ def test_tied_rows_name_an_embedding_of_the_same_shape(model_type: str) -> None:
 
 @every_family
 def test_fixed_sizes_are_used_or_guard_a_coupling(model_type: str) -> None:
-    """What must not change is an axis of some row, or else (a patch) the size of a kernel."""
+    """What must not change is an axis of some row, or the size of a kernel (a patch), or how often a layer runs."""
     used = {axis for spec in specs(model_type) for row in spec.rows.values() for axis in axes(row)}
     fixed = {name for spec in specs(model_type) for name in spec.fixed}
-    assert fixed - used <= {"patch"}
+    assert fixed - used <= {"patch", "layers", "groups"}
 
 
 @every_family
@@ -305,6 +305,14 @@ def test_config_remembers_and_fills_in() -> None:
 def test_headless(names: list[str], headless: bool) -> None:
     """A bare model's last stream is its output, which a tied decoder would rescale."""
     assert Config({"architectures": names}, {}).headless == headless
+
+
+def test_is_a() -> None:
+    """Which head a class has decides what its last layer reads."""
+    tagger = Config({"architectures": ["BertForTokenClassification"]}, {})
+    assert tagger.is_a("ForTokenClassification") and tagger.is_a("ForMaskedLM", "Classification")
+    assert not tagger.is_a("ForSequenceClassification")
+    assert not Config({}, {}).is_a("ForTokenClassification")
 
 
 def test_unnamed_class_has_a_head() -> None:

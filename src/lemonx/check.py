@@ -127,8 +127,9 @@ def _check_sizes(source: Spec, target: Spec) -> None:
         )
     for name, size in source.fixed.items():
         if target.fixed[name] != size:
+            why = source.still.get(name, "it cannot grow losslessly here")
             raise Refused(
-                f"{name} would change from {size} to {target.fixed[name]}, and it cannot grow losslessly here: "
+                f"{name} would change from {size} to {target.fixed[name]}, and {why}: "
                 f"choose sizes that keep it at {size}"
             )
     for name, space in source.spaces.items():

@@ -43,7 +43,7 @@ class Spec:
     `eps` is the config field that norms read unless their row says otherwise. `prefix` may be absent from
     every name in a file (a base model's). `acts` names spaces under a nonlinearity although a norm reads
     them; spaces that no norm touches are taken to be under one. `config` is what config.json must say
-    besides the sizes.
+    besides the sizes. `follows`: config fields that stay equal to another one. `still`: why a fixed size cannot grow.
     """
 
     rows: Mapping[str, Row]
@@ -54,6 +54,8 @@ class Spec:
     prefix: str = ""
     acts: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    follows: Mapping[str, str] = field(default_factory=dict)
+    still: Mapping[str, str] = field(default_factory=dict)
 
     def axis_size(self, name: str) -> int | None:
         """The size of one axis, or None for `_`."""
@@ -118,9 +120,9 @@ class Config(Mapping[str, Any]):
         names = self.values_on_disk.get("architectures") or [""]
         return all(name.endswith("Model") and "Head" not in name for name in names)
 
-    def is_a(self, ending: str) -> bool:
-        """The class that config.json names ends so: `ForImageClassification`."""
-        return any(name.endswith(ending) for name in self.values_on_disk.get("architectures") or [])
+    def is_a(self, *ends: str) -> bool:
+        """The class that config.json names ends in one of these: `ForImageClassification`."""
+        return any(name.endswith(ends) for name in self.values_on_disk.get("architectures") or [])
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self.defaults, **self.values_on_disk})

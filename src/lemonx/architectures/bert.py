@@ -1,10 +1,13 @@
-"""BERT (Post-LN) and MegatronBert (the same with Pre-LN)."""
+"""BERT (Post-LN) and MegatronBert (the same with Pre-LN), and the table that other encoders share with them."""
+
+from collections.abc import Mapping
 
 from lemonx.architectures.rotary import head
 from lemonx.modules import Row, dropped, embedding, layer_norm, linear, parameter
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, zero
 
+Rows = Mapping[str, Row]
 SIZES = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -19,52 +22,87 @@ DEFAULTS = {"layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_si
 @architecture("bert", **SIZES, free="language", defaults=DEFAULTS)
 def bert(c: Config) -> Spec:
     """BERT: Post-LN, masked-LM and classification heads."""
-    return _bert(c, final="residual", norms={
+    return encoder(c, "bert", _heads(c, "residual"), post_ln("bert.encoder.layer.*") | {
         "bert.embeddings.LayerNorm": layer_norm("residual -> residual"),
-        "bert.encoder.layer.*.attention.output.LayerNorm": layer_norm("residual -> residual"),
-        "bert.encoder.layer.*.output.LayerNorm": layer_norm("residual -> residual"),
     })  # fmt: skip
 
 
 @architecture("megatron-bert", **SIZES, free="language", defaults=DEFAULTS)
 def megatron_bert(c: Config) -> Spec:
     """MegatronBert: BERT with Pre-LN and a final LayerNorm."""
-    return _bert(c, final="final", norms={
+    return encoder(c, "bert", _heads(c, "final"), {
         "bert.encoder.layer.*.attention.ln": layer_norm("residual -> normed"),
         "bert.encoder.layer.*.ln": layer_norm("residual -> normed"),
         "bert.encoder.ln": layer_norm("residual -> final"),
-    })  # fmt: skip
+    }, normed="normed")  # fmt: skip
 
 
-def _bert(c: Config, final: str, norms: dict[str, Row]) -> Spec:
-    width, heads, layer = c["hidden_size"], c["num_attention_heads"], "bert.encoder.layer.*"
-    normed = "residual" if final == "residual" else "normed"
-    embedded = "bert.embeddings.word_embeddings"
-    tied = embedded if c["tie_word_embeddings"] else None
+def _heads(c: Config, final: str) -> dict[str, Row]:
+    # A classifier of tokens reads them all, one of texts what the pooler made of the first.
+    reads = final if c.is_a("ForTokenClassification") else "pooled"
+    return {
+        "bert.pooler.dense": linear(f"{final} -> pooled", optional=True),
+        "classifier": linear(f"{reads} -> _", optional=True),
+        "qa_outputs": linear(f"{final} -> _", optional=True),
+        "cls.seq_relationship": linear("pooled -> 2", optional=True),
+        **masked_lm(
+            c,
+            final,
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.decoder",
+            tied="bert.embeddings.word_embeddings",
+        ),
+        "cls.predictions.bias": parameter("vocab", optional=True),
+    }
+
+
+def masked_lm(c: Config, final: str, dense: str, norm: str, decoder: str, *, tied: str) -> dict[str, Row]:
+    """The head of a masked LM: a layer with an activation, a LayerNorm, and a decoder that may be the embedding."""
+    return {
+        dense: linear(f"{final} -> transform", optional=True),
+        norm: layer_norm("transform -> decoded", optional=True),
+        decoder: linear("decoded -> vocab", tied=tied if c["tie_word_embeddings"] else None, optional=True),
+    }
+
+
+def post_ln(layer: str) -> dict[str, Row]:
+    """The norms of a Post-LN block, under BERT's names."""
+    return {
+        f"{layer}.attention.output.LayerNorm": layer_norm("residual -> residual"),
+        f"{layer}.output.LayerNorm": layer_norm("residual -> residual"),
+    }
+
+
+def encoder(
+    c: Config, root: str, heads: Rows, norms: Rows, normed: str = "residual", embedded: str = "residual"
+) -> Spec:
+    """BERT's table under the name `root`: blocks read `normed`, and embeddings write `embedded`."""
+    width, layer, table = c["hidden_size"], f"{root}.encoder.layer.*", f"{root}.embeddings"
     return Spec(
-        stacks={"bert.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
+        stacks={f"{root}.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_eps",
-        prefix="bert.",
+        prefix=f"{root}.",
         acts=("transform",),
         spaces={
             "residual": avg(width),
-            "normed": zero(width),
-            "final": zero(width),
-            "heads": circ(heads),
-            **head(width // heads, {}),
+            **({} if normed == "residual" else {"normed": zero(width), "final": zero(width)}),
+            "heads": circ(c["num_attention_heads"]),
+            **head(width // c["num_attention_heads"], {}),
             "hidden": circ(c["intermediate_size"]),
             "pooled": circ(width),
             "transform": avg(width),
             "decoded": zero(width),
             "vocab": fresh(c["vocab_size"]),
             "positions": fresh(c["max_position_embeddings"]),
+            **({} if embedded == "residual" else {"embedded": avg(width)}),
         },
         fixed={"types": c["type_vocab_size"]},
         rows={
-            embedded: embedding("vocab -> residual"),
-            "bert.embeddings.position_embeddings": embedding("positions -> residual"),
-            "bert.embeddings.token_type_embeddings": embedding("types -> residual"),
-            "bert.embeddings.position_ids": dropped(),
+            f"{table}.word_embeddings": embedding(f"vocab -> {embedded}"),
+            f"{table}.position_embeddings": embedding(f"positions -> {embedded}"),
+            f"{table}.token_type_embeddings": embedding(f"types -> {embedded}"),
+            **{f"{table}.{name}": dropped() for name in ("position_ids", "token_type_ids")},
             f"{layer}.attention.self.query": linear(f"{normed} -> (heads query)"),
             f"{layer}.attention.self.key": linear(f"{normed} -> (heads key)"),
             f"{layer}.attention.self.value": linear(f"{normed} -> (heads value)"),
@@ -72,12 +110,6 @@ def _bert(c: Config, final: str, norms: dict[str, Row]) -> Spec:
             f"{layer}.intermediate.dense": linear(f"{normed} -> hidden"),
             f"{layer}.output.dense": linear("hidden -> residual"),
             **norms,
-            "bert.pooler.dense": linear(f"{final} -> pooled", optional=True),
-            "classifier": linear("pooled -> _", optional=True),
-            "cls.seq_relationship": linear("pooled -> 2", optional=True),
-            "cls.predictions.transform.dense": linear(f"{final} -> transform", optional=True),
-            "cls.predictions.transform.LayerNorm": layer_norm("transform -> decoded", optional=True),
-            "cls.predictions.decoder": linear("decoded -> vocab", tied=tied, optional=True),
-            "cls.predictions.bias": parameter("vocab", optional=True),
+            **heads,
         },
-    )  # fmt: skip
+    )

@@ -15,7 +15,7 @@ import numpy as np
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.coverage import UNIT
-from lemonx.modules import Axis, BatchNorm, Norm
+from lemonx.modules import Axis
 from lemonx.planning import Plan, Step
 
 

@@ -1,0 +1,62 @@
+"""DistilBERT."""
+
+from lemonx.architectures.bert import masked_lm
+from lemonx.architectures.rotary import head
+from lemonx.modules import dropped, embedding, layer_norm, linear
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, fresh, zero
+
+LAYER = "distilbert.transformer.layer.*"
+EPS = 1e-12  # of every LayerNorm, in code
+
+
+@architecture(
+    "distilbert",
+    width="dim",
+    depth="n_layers",
+    heads="n_heads",
+    ffn="hidden_dim",
+    vocab="vocab_size",
+    positions="max_position_embeddings",
+    free="language",
+    defaults={"tie_word_embeddings": True},
+)
+def distilbert(c: Config) -> Spec:
+    """DistilBERT: BERT without types of tokens, every eps fixed."""
+    width, embedded = c["dim"], "distilbert.embeddings.word_embeddings"
+    tokens = c.is_a("ForTokenClassification")
+    head_rows = masked_lm(c, "residual", "vocab_transform", "vocab_layer_norm", "vocab_projector", tied=embedded)
+    return Spec(
+        stacks={"distilbert.transformer.layer": Stack(c["n_layers"], "residual")},
+        prefix="distilbert.",
+        acts=("transform",),
+        spaces={
+            "residual": avg(width),
+            "heads": circ(c["n_heads"]),
+            **head(width // c["n_heads"], {}),
+            "hidden": circ(c["hidden_dim"]),
+            "pooled": circ(width),
+            "transform": avg(width),
+            "decoded": zero(width),
+            "vocab": fresh(c["vocab_size"]),
+            "positions": fresh(c["max_position_embeddings"]),
+        },
+        rows={
+            embedded: embedding("vocab -> residual"),
+            "distilbert.embeddings.position_embeddings": embedding("positions -> residual"),
+            "distilbert.embeddings.position_ids": dropped(),
+            "distilbert.embeddings.LayerNorm": layer_norm("residual -> residual", eps=EPS),
+            f"{LAYER}.attention.q_lin": linear("residual -> (heads query)"),
+            f"{LAYER}.attention.k_lin": linear("residual -> (heads key)"),
+            f"{LAYER}.attention.v_lin": linear("residual -> (heads value)"),
+            f"{LAYER}.attention.out_lin": linear("(heads value) -> residual"),
+            f"{LAYER}.sa_layer_norm": layer_norm("residual -> residual", eps=EPS),
+            f"{LAYER}.ffn.lin1": linear("residual -> hidden"),
+            f"{LAYER}.ffn.lin2": linear("hidden -> residual"),
+            f"{LAYER}.output_layer_norm": layer_norm("residual -> residual", eps=EPS),
+            "pre_classifier": linear("residual -> pooled", optional=True),
+            "classifier": linear(f"{'residual' if tokens else 'pooled'} -> _", optional=True),
+            "qa_outputs": linear("residual -> _", optional=True),
+            **head_rows,
+        },
+    )

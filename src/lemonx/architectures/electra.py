@@ -1,0 +1,46 @@
+"""ELECTRA, generator and discriminator."""
+
+from dataclasses import replace
+
+from lemonx.architectures.bert import DEFAULTS, SIZES, encoder, masked_lm, post_ln
+from lemonx.modules import Row, layer_norm, linear
+from lemonx.spec import Config, Spec, architecture
+from lemonx.vectors import avg, zero
+
+
+@architecture("electra", **SIZES, free="language", defaults=DEFAULTS | {"embedding_size": 128})
+def electra(c: Config) -> Spec:
+    """ELECTRA: BERT with embeddings of another width, heads of a generator and of a discriminator."""
+    word, width = c["embedding_size"], c["hidden_size"]
+    narrow = word != width
+    embedded, normed = ("embedded", "projected") if narrow else ("residual", "residual")
+    rows: dict[str, Row] = post_ln("electra.encoder.layer.*")
+    rows["electra.embeddings.LayerNorm"] = layer_norm(f"{embedded} -> {normed}")
+    if narrow:
+        rows["electra.embeddings_project"] = linear("projected -> residual")
+    spec = encoder(c, "electra", _heads(c), rows, embedded=embedded)
+    spaces = {"transform": avg(word), "decoded": zero(word)}
+    spaces |= {"embedded": avg(word), "projected": zero(word)} if narrow else {}
+    # Embeddings as wide as the stream stay so: there is then no projection.
+    follows = {} if narrow else {"embedding_size": "hidden_size"}
+    return replace(spec, spaces={**spec.spaces, **spaces}, follows=follows)
+
+
+def _heads(c: Config) -> dict[str, Row]:
+    return {
+        "discriminator_predictions.dense": linear("residual -> pooled", optional=True),
+        "discriminator_predictions.dense_prediction": linear("pooled -> 1", optional=True),
+        "classifier": linear(f"{'pooled' if c.is_a('ForMultipleChoice') else 'residual'} -> _", optional=True),
+        "classifier.dense": linear("residual -> pooled", optional=True),
+        "classifier.out_proj": linear("pooled -> _", optional=True),
+        "sequence_summary.summary": linear("residual -> pooled", optional=True),
+        "qa_outputs": linear("residual -> _", optional=True),
+        **masked_lm(
+            c,
+            "residual",
+            "generator_predictions.dense",
+            "generator_predictions.LayerNorm",
+            "generator_lm_head",
+            tied="electra.embeddings.word_embeddings",
+        ),
+    }

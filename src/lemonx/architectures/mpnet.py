@@ -1,0 +1,52 @@
+"""MPNet."""
+
+from lemonx.architectures.bert import DEFAULTS, SIZES
+from lemonx.architectures.roberta import heads
+from lemonx.architectures.rotary import head
+from lemonx.modules import dropped, embedding, layer_norm, linear
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, fresh, zero
+
+LAYER = "mpnet.encoder.layer.*"
+
+
+@architecture("mpnet", **SIZES, free="language",
+              defaults={n: DEFAULTS[n] for n in ("layer_norm_eps", "tie_word_embeddings")}
+              | {"relative_attention_num_buckets": 32})  # fmt: skip
+def mpnet(c: Config) -> Spec:
+    """MPNet: RoBERTa without types of tokens, with a bias per head for every distance, the same in all blocks."""
+    width = c["hidden_size"]
+    return Spec(
+        stacks={"mpnet.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
+        eps="layer_norm_eps",
+        prefix="mpnet.",
+        acts=("transform",),
+        spaces={
+            "residual": avg(width),
+            "heads": circ(c["num_attention_heads"]),
+            **head(width // c["num_attention_heads"], {}),
+            "hidden": circ(c["intermediate_size"]),
+            "pooled": circ(width),
+            "transform": avg(width),
+            "decoded": zero(width),
+            "vocab": fresh(c["vocab_size"]),
+            "positions": fresh(c["max_position_embeddings"]),
+        },
+        fixed={"distances": c["relative_attention_num_buckets"]},
+        rows={
+            "mpnet.embeddings.word_embeddings": embedding("vocab -> residual"),
+            "mpnet.embeddings.position_embeddings": embedding("positions -> residual"),
+            "mpnet.embeddings.position_ids": dropped(),
+            "mpnet.embeddings.LayerNorm": layer_norm("residual -> residual"),
+            "mpnet.encoder.relative_attention_bias": embedding("distances -> heads"),
+            f"{LAYER}.attention.attn.q": linear("residual -> (heads query)"),
+            f"{LAYER}.attention.attn.k": linear("residual -> (heads key)"),
+            f"{LAYER}.attention.attn.v": linear("residual -> (heads value)"),
+            f"{LAYER}.attention.attn.o": linear("(heads value) -> residual"),
+            f"{LAYER}.attention.LayerNorm": layer_norm("residual -> residual"),
+            f"{LAYER}.intermediate.dense": linear("residual -> hidden"),
+            f"{LAYER}.output.dense": linear("hidden -> residual"),
+            f"{LAYER}.output.LayerNorm": layer_norm("residual -> residual"),
+            **heads(c, "mpnet", "residual"),
+        },
+    )
