@@ -59,7 +59,7 @@ check: setup ## lint, format, types, direction of imports
 bench: setup ## measure the speed and memory of an expansion
 	$(BIN)/python benchmarks/expand.py
 
-table: setup ## measure the exactness of every family and write the README's table
+table: setup ## write the README's matrix, and measure docs/exactness.md
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py --write
 
 fuzz: setup ## damage headers, indices and configs 100000 times: RUNS=... for another number

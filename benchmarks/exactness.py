@@ -1,11 +1,12 @@
-"""Measures how exact every family is, on tiny real models with all parameters random, and writes the README's table.
+"""The README's matrix of what can grow, and docs/exactness.md: how exact families of every kind are, measured.
 
-Each cell: the model is saved in float64, expanded, loaded again with from_pretrained, and both are run in float64
-on the same inputs (texts padded, generation with KV cache compared too). Printed: the largest difference of an
-output relative to the largest output, over all heads of the family.
+Tiny real models with all parameters random: each is saved in float64, expanded, loaded again with from_pretrained, and
+both are run in float64 on the same inputs (texts padded, generation with KV cache compared too). Printed: the largest
+difference of an output relative to the largest output, over all heads of the family.
 
-    python benchmarks/exactness.py            print the table
-    python benchmarks/exactness.py --write    put it into README.md, between its markers
+    python benchmarks/exactness.py              print both tables
+    python benchmarks/exactness.py --write      put them between their markers
+    python benchmarks/exactness.py --matrix     the matrix alone, which needs no models
 """
 
 from __future__ import annotations
@@ -105,18 +106,27 @@ def table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
-    text = table() if not parser.parse_args().write else _written(ROOT / "README.md", table())
-    print(text)
+    parser.add_argument("--write", action="store_true", help="put the tables into README.md and docs/exactness.md")
+    parser.add_argument("--matrix", action="store_true", help="only the matrix")
+    options = parser.parse_args()
+    from lemonx.matrix import matrix
+    from lemonx.show.catalogue import architectures_markdown
+
+    tables = {("README.md", "matrix"): architectures_markdown(matrix())}
+    if not options.matrix:
+        tables["docs/exactness.md", "exactness"] = table()
+    for (path, name), text in tables.items():
+        print(text)
+        if options.write:
+            write(ROOT / path, name, text)
 
 
-def _written(path: Path, content: str) -> str:
-    pattern = re.compile(r"(<!-- exactness -->\n).*?(\n<!-- /exactness -->)", re.S)
+def write(path: Path, name: str, content: str) -> None:
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.S)
     text, count = pattern.subn(lambda match: match[1] + content + match[2], path.read_text())
     if count != 1:
-        raise SystemExit(f"{path} has no markers <!-- exactness --> ... <!-- /exactness -->")
+        raise SystemExit(f"{path} has no markers <!-- {name} --> ... <!-- /{name} -->")
     path.write_text(text)
-    return content
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lemonx import architectures
@@ -46,3 +48,8 @@ def test_it_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert all(entry["model_type"] in printed for entry in content)
     assert "[1]" in printed
+
+
+def test_the_readme_carries_it(cells: dict[str, dict[str, str]]) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert f"<!-- matrix -->\n{show.architectures_markdown(cells)}\n<!-- /matrix -->" in readme, "run `make table`"

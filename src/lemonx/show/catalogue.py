@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,26 @@ def print_why(found: dict[str, Any]) -> None:
         out.print("docs/add-an-architecture.md shows how to write a spec: one file, one row a module")
 
 
-def _cell(text: str, notes: list[str]) -> str:
+def architectures_markdown(cells: Mapping[str, Mapping[str, str]]) -> str:
+    """The matrix for a page, with its notes below."""
+    known, notes = architectures.families(), list[str]()
+    lines = [f"| family | {' | '.join(matrix.COLUMNS)} |", "|---" * (len(matrix.COLUMNS) + 1) + "|"]
+    for name, row in cells.items():
+        words = [_noted(cell, notes) for cell in row.values()]
+        marked = [f"{word} ({number})" if number else word for word, number in words]
+        lines.append(f"| {known[name].title.partition(':')[0]} (`{name}`) | {' | '.join(marked)} |")
+    return "\n".join([*lines, "", *(f"{number}. {note}" for number, note in enumerate(notes, start=1))])
+
+
+def _noted(text: str, notes: list[str]) -> tuple[str, int]:
+    """The first word of a cell, and the number of its note among all notes (0: none)."""
     word, _, note = text.partition(", " if text.startswith(matrix.EXACT) else ": ")
-    style = "green" if word == matrix.EXACT else "dim" if word == matrix.NONE else "red"
     if note and note not in notes:
         notes.append(note)
-    mark = rf" \[{notes.index(note) + 1}]" if note else ""
-    return f"[{style}]{word}[/]{mark}"
+    return word, notes.index(note) + 1 if note else 0
+
+
+def _cell(text: str, notes: list[str]) -> str:
+    word, number = _noted(text, notes)
+    style = "green" if word == matrix.EXACT else "dim" if word == matrix.NONE else "red"
+    return f"[{style}]{word}[/]" + (rf" \[{number}]" if number else "")
