@@ -120,6 +120,10 @@ class Config(Mapping[str, Any]):
         names = self.values_on_disk.get("architectures") or [""]
         return all(name.endswith("Model") and "Head" not in name for name in names)
 
+    def tied(self, embedding: str) -> str | None:
+        """The embedding that the head of this model shares its weight with, if it has a head and shares one."""
+        return embedding if self["tie_word_embeddings"] and not self.headless else None
+
     def is_a(self, *ends: str) -> bool:
         """The class that config.json names ends in one of these: `ForImageClassification`."""
         return any(name.endswith(ends) for name in self.values_on_disk.get("architectures") or [])

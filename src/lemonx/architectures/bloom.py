@@ -27,7 +27,7 @@ def bloom(c: Config) -> Spec:
     if c["apply_residual_connection_post_layernorm"]:
         raise Refused("apply_residual_connection_post_layernorm puts norms into the stream: no spec covers that yet")
     width, heads = c["hidden_size"], c["n_head"]
-    tied = "transformer.word_embeddings" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("transformer.word_embeddings")
     return Spec(
         stacks={"transformer.h": Stack(c["n_layer"], "residual")},
         eps="layer_norm_epsilon",

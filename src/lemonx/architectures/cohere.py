@@ -1,6 +1,6 @@
 """Cohere Command R, R+ and R7B."""
 
-from lemonx.architectures.llama import LAYER, MLP, SIZES
+from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -28,7 +28,7 @@ def _cohere(c: Config, head_dim: int, normed: bool) -> Spec:
         f"{LAYER}.self_attn.q_norm": layer_norm("raw_query -> query", each="heads"),
         f"{LAYER}.self_attn.k_norm": layer_norm("raw_key -> key", each="kv_heads"),
     }
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",))},
         eps="layer_norm_eps",
@@ -47,11 +47,8 @@ def _cohere(c: Config, head_dim: int, normed: bool) -> Spec:
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
             f"{LAYER}.input_layernorm": layer_norm("residual -> normed"),
-            f"{LAYER}.self_attn.q_proj": linear(f"normed -> (heads {raw}query)"),
-            f"{LAYER}.self_attn.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
-            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
+            **attention(raw),
             **(norms if normed else {}),
-            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
             **MLP,
             "model.norm": layer_norm("residual -> final"),
             "lm_head": linear("final -> vocab", tied=tied, optional=True),

@@ -28,7 +28,7 @@ def falcon(c: Config) -> Spec:
     # ALiBi is added before the scores are scaled.
     turns = {"still": "ALiBi is divided by the root of a head's width"} if c["alibi"] else rotary(c, head_dim)
     layout, heads = _heads(c)
-    tied = "transformer.word_embeddings" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("transformer.word_embeddings")
     return Spec(
         stacks={"transformer.h": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_epsilon",

@@ -1,6 +1,6 @@
 """Gemma, Gemma 2, Gemma 3 (text)."""
 
-from lemonx.architectures.llama import LAYER, MLP, SIZES
+from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import Row, embedding, linear, rms_norm
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -44,7 +44,7 @@ def _sandwich() -> dict[str, Row]:
 
 def _gemma(c: Config, branch: str, norms: dict[str, Row], raw: str = "", scale: float | None = 1.0) -> Spec:
     width, heads, head_dim = c["hidden_size"], c["num_attention_heads"], c["head_dim"]
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",))},
         eps="rms_norm_eps",
@@ -60,10 +60,7 @@ def _gemma(c: Config, branch: str, norms: dict[str, Row], raw: str = "", scale: 
         },
         rows={
             "model.embed_tokens": embedding("vocab -> embedded"),
-            f"{LAYER}.self_attn.q_proj": linear(f"normed -> (heads {raw}query)"),
-            f"{LAYER}.self_attn.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
-            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
-            f"{LAYER}.self_attn.o_proj": linear(f"(heads value) -> {branch}"),
+            **attention(raw, writes=branch),
             **norms,
             **MLP,
             f"{LAYER}.mlp.down_proj": linear(f"hidden -> {branch}"),

@@ -29,7 +29,7 @@ def gpt2(c: Config) -> Spec:
     if c["scale_attn_by_inverse_layer_idx"]:
         raise Refused("scale_attn_by_inverse_layer_idx ties a block's function to its index: no lossless depth")
     width, layer = c["n_embd"], "transformer.h.*"
-    tied = "transformer.wte" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("transformer.wte")
     return Spec(
         stacks={"transformer.h": Stack(c["n_layer"], "residual")},
         eps="layer_norm_epsilon",

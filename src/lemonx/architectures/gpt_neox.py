@@ -22,7 +22,7 @@ def gpt_neox(c: Config) -> Spec:
     """GPT-NeoX, Pythia: attention and MLP side by side, query, key and value of a head in turn."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     part = c.maybe("rotary_pct") or 0.25
-    tied = "gpt_neox.embed_in" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("gpt_neox.embed_in")
     return Spec(
         stacks={"gpt_neox.layers": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_eps",

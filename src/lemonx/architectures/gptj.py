@@ -21,7 +21,7 @@ LAYER = "transformer.h.*"
 def gptj(c: Config) -> Spec:
     """GPT-J: one LayerNorm for attention and MLP side by side, the first neighbouring entries of a head turn."""
     width, head_dim = c["n_embd"], c["n_embd"] // c["n_head"]
-    tied = "transformer.wte" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("transformer.wte")
     turns = {"rotary": c["rotary_dim"] or head_dim, "adjacent": True}
     return Spec(
         stacks={"transformer.h": Stack(c["n_layer"], "residual")},

@@ -30,6 +30,17 @@ QK_NORMS: Mapping[str, Row] = {
 }
 
 
+def attention(raw: str = "", *, writes: str = "residual", out: str = "o_proj") -> dict[str, Row]:
+    """Grouped-query attention; `raw`: queries and keys are normed before they meet; `out`: the last map's name."""
+    here = f"{LAYER}.self_attn"
+    return {
+        f"{here}.q_proj": linear(f"normed -> (heads {raw}query)"),
+        f"{here}.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
+        f"{here}.v_proj": linear("normed -> (kv_heads value)"),
+        f"{here}.{out}": linear(f"(heads value) -> {writes}"),
+    }
+
+
 @architecture("llama", **SIZES, free="language", defaults=DEFAULTS)
 @architecture("mistral", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 8})
 @architecture("qwen2", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 32})
@@ -74,7 +85,7 @@ def decoder(
     """The table of a Llama, with other rows for its MLP; `qk_norms`: norms between projections and attention."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     head_dim, raw = c["head_dim"] or width // heads, "raw_" if qk_norms else ""
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=lists)},
         eps="rms_norm_eps",
@@ -91,10 +102,7 @@ def decoder(
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
             f"{LAYER}.input_layernorm": rms_norm("residual -> normed"),
-            f"{LAYER}.self_attn.q_proj": linear(f"normed -> (heads {raw}query)"),
-            f"{LAYER}.self_attn.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
-            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
-            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            **attention(raw),
             f"{LAYER}.self_attn.rotary_emb.inv_freq": dropped(),
             **(qk_norms or {}),
             f"{LAYER}.post_attention_layernorm": rms_norm("residual -> normed"),

@@ -1,6 +1,6 @@
 """OLMo (the first)."""
 
-from lemonx.architectures.llama import LAYER, MLP, SIZES
+from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -21,7 +21,7 @@ def olmo(c: Config) -> Spec:
     width, heads = c["hidden_size"], c["num_attention_heads"]
     head_dim = c["head_dim"] or width // heads
     turns = rotary(c, head_dim) | (CLIPPED if c["clip_qkv"] else {})
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
         prefix="model.",
@@ -39,10 +39,7 @@ def olmo(c: Config) -> Spec:
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
             f"{LAYER}.input_layernorm": layer_norm("residual -> normed", eps=1e-5, affine=False),
-            f"{LAYER}.self_attn.q_proj": linear("normed -> (heads query)"),
-            f"{LAYER}.self_attn.k_proj": linear("normed -> (kv_heads key)"),
-            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
-            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            **attention(),
             f"{LAYER}.post_attention_layernorm": layer_norm("residual -> normed", eps=1e-5, affine=False),
             **MLP,
             "model.norm": layer_norm("residual -> final", eps=1e-5, affine=False),

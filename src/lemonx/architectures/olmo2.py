@@ -27,7 +27,7 @@ def olmo2(c: Config) -> Spec:
     """OLMo 2: Res-Post-Norm with RMSNorm, queries and keys normed over all heads."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     head_dim, layer = c["head_dim"] or width // heads, "model.layers.*"
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
         eps="rms_norm_eps",

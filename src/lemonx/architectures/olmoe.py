@@ -21,7 +21,7 @@ def olmoe(c: Config) -> Spec:
     width, heads, kv_heads = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"]
     head_dim = width // heads
     turns = rotary(c, head_dim) | (CLIPPED if c["clip_qkv"] else {})
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
         eps="rms_norm_eps",

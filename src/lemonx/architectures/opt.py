@@ -29,7 +29,7 @@ def opt(c: Config) -> Spec:
     normed, last = ("normed", "final") if pre else ("residual", "residual")
     ends = pre and not c["_remove_final_layer_norm"]
     rows, last = _ends(narrow, last if ends else "residual", affine if ends else None)
-    tied = "model.decoder.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.decoder.embed_tokens")
     return Spec(
         stacks={"model.decoder.layers": Stack(c["num_hidden_layers"], "residual")},
         prefix="model.",

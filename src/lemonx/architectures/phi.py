@@ -1,6 +1,6 @@
 """Phi-1, Phi-1.5, Phi-2."""
 
-from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
+from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.errors import BadTarget
 from lemonx.modules import embedding, layer_norm, linear
@@ -23,7 +23,7 @@ def phi(c: Config) -> Spec:
         f"{LAYER}.self_attn.q_layernorm": layer_norm("raw_query -> query"),
         f"{LAYER}.self_attn.k_layernorm": layer_norm("raw_key -> key"),
     }
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_eps",
@@ -42,11 +42,8 @@ def phi(c: Config) -> Spec:
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
             f"{LAYER}.input_layernorm": layer_norm("residual -> normed"),
-            f"{LAYER}.self_attn.q_proj": linear(f"normed -> (heads {raw}query)"),
-            f"{LAYER}.self_attn.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
-            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
+            **attention(raw, out="dense"),
             **(norms if normed else {}),
-            f"{LAYER}.self_attn.dense": linear("(heads value) -> residual"),
             f"{LAYER}.mlp.fc1": linear("normed -> hidden"),
             f"{LAYER}.mlp.fc2": linear("hidden -> residual"),
             "model.final_layernorm": layer_norm("residual -> final"),

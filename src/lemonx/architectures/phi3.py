@@ -12,7 +12,7 @@ def phi3(c: Config) -> Spec:
     """Phi-3: Llama with query, key and value in one weight, and both halves of the gated MLP in another."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     head_dim = c["head_dim"] or width // heads
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
         eps="rms_norm_eps",

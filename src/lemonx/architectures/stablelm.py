@@ -1,6 +1,6 @@
 """StableLM."""
 
-from lemonx.architectures.llama import LAYER, MLP
+from lemonx.architectures.llama import LAYER, MLP, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -29,7 +29,7 @@ def stablelm(c: Config) -> Spec:
         f"{LAYER}.self_attn.q_layernorm.norms.{{heads}}": layer_norm("raw_query -> query"),
         f"{LAYER}.self_attn.k_layernorm.norms.{{kv_heads}}": layer_norm("raw_key -> key"),
     }
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_eps",
@@ -47,11 +47,8 @@ def stablelm(c: Config) -> Spec:
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
             f"{LAYER}.input_layernorm": layer_norm("residual -> normed"),
-            f"{LAYER}.self_attn.q_proj": linear(f"normed -> (heads {raw}query)"),
-            f"{LAYER}.self_attn.k_proj": linear(f"normed -> (kv_heads {raw}key)"),
-            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
+            **attention(raw),
             **(norms if normed else {}),
-            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
             f"{LAYER}.self_attn.rotary_emb.inv_freq": dropped(),
             f"{LAYER}.post_attention_layernorm": layer_norm("residual -> normed", optional=c["use_parallel_residual"]),
             **MLP,

@@ -1,6 +1,6 @@
 """StarCoder 2."""
 
-from lemonx.architectures.llama import LAYER, SIZES
+from lemonx.architectures.llama import LAYER, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -17,7 +17,7 @@ def starcoder2(c: Config) -> Spec:
     """StarCoder 2: LayerNorm, grouped-query attention, a plain MLP, biases."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     head_dim = c["head_dim"] or width // heads
-    tied = "model.embed_tokens" if c["tie_word_embeddings"] and not c.headless else None
+    tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",))},
         eps="norm_epsilon",
@@ -36,10 +36,7 @@ def starcoder2(c: Config) -> Spec:
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
             f"{LAYER}.input_layernorm": layer_norm("residual -> normed"),
-            f"{LAYER}.self_attn.q_proj": linear("normed -> (heads query)"),
-            f"{LAYER}.self_attn.k_proj": linear("normed -> (kv_heads key)"),
-            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
-            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            **attention(),
             f"{LAYER}.post_attention_layernorm": layer_norm("residual -> normed"),
             f"{LAYER}.mlp.c_fc": linear("normed -> hidden"),
             f"{LAYER}.mlp.c_proj": linear("hidden -> residual"),
