@@ -7,6 +7,7 @@ user's checkpoint; `outputs(model, inputs(model, seed=1))` is what it computes.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -74,6 +75,34 @@ _VIT = dict(
     layer_norm_eps=_EPS,
     num_labels=7,
 )
+_T5 = dict(
+    vocab_size=61,
+    d_model=48,
+    num_heads=4,
+    d_kv=12,
+    d_ff=100,
+    num_layers=2,
+    num_decoder_layers=2,
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=16,
+    layer_norm_epsilon=_EPS,
+    dropout_rate=0.0,
+    decoder_start_token_id=0,
+    num_labels=5,
+)
+_BART = dict(
+    **_TOKENS,
+    d_model=48,
+    **{f"{part}_{name}": value for part in ("encoder", "decoder")
+       for name, value in {"layers": 2, "attention_heads": 4, "ffn_dim": 100}.items()},
+    max_position_embeddings=64,
+    dropout=0.0,
+    decoder_start_token_id=1,
+    forced_eos_token_id=None,
+    num_labels=5,
+)  # fmt: skip
+# A second of sound, in short steps.
+_WHISPER = {**_BART, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 40}
 # Stage 0 has a resolution of 8, and so shifted windows of 4; stage 1 is a single window.
 _SWINV2 = dict(
     **_NO_DROPOUT,
@@ -126,6 +155,13 @@ def _family(
         model_class, more = entry if isinstance(entry, tuple) else (entry, {})
         builders[name.replace("_", "-")] = partial(_build, model_class, config_class, sizes, **more)
     return builders
+
+
+def _untied_t5() -> PreTrainedModel:
+    """A T5 v1.1 as it was trained: its decoder is no embedding, which transformers finds out from the file."""
+    model = _build(hf.T5ForConditionalGeneration, hf.T5Config, _T5, tie_word_embeddings=False)
+    model.lm_head.weight = nn.Parameter(model.shared.weight.detach().flip(0) / 2)
+    return model
 
 
 PICO: dict[str, Callable[[], PreTrainedModel]] = {
@@ -386,6 +422,42 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     **_family(hf.SmolLM3Config, _LLAMA, smollm3=(hf.SmolLM3ForCausalLM, {"no_rope_layers": [1, 0]})),
     **_family(
+        hf.T5Config,
+        _T5,
+        t5=hf.T5ForConditionalGeneration,
+        t5_gated=(hf.T5ForConditionalGeneration, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+        t5_base=(hf.T5Model, {"num_layers": 3}),
+        t5_encoder=hf.T5EncoderModel,
+        t5_cls=hf.T5ForSequenceClassification,
+        t5_tokens=hf.T5ForTokenClassification,
+        t5_answers=(hf.T5ForQuestionAnswering, {"num_labels": 2}),
+    ),
+    "t5-untied": _untied_t5,
+    **_family(hf.MT5Config, _T5, mt5=hf.MT5ForConditionalGeneration),
+    **_family(
+        hf.BartConfig,
+        _BART,
+        bart=hf.BartForConditionalGeneration,
+        bart_scaled=(hf.BartForConditionalGeneration, {"scale_embedding": True, "decoder_attention_heads": 6}),
+        bart_untied=(hf.BartForConditionalGeneration, {"tie_word_embeddings": False}),
+        bart_cls=hf.BartForSequenceClassification,
+        bart_answers=(hf.BartForQuestionAnswering, {"num_labels": 2}),
+        bart_base=hf.BartModel,
+    ),
+    **_family(
+        hf.MarianConfig,
+        {**_BART, "scale_embedding": True},
+        marian=hf.MarianMTModel,
+        marian_apart=(hf.MarianMTModel, {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 67}),
+    ),
+    **_family(
+        hf.WhisperConfig,
+        _WHISPER,
+        whisper=hf.WhisperForConditionalGeneration,
+        whisper_base=(hf.WhisperModel, {"scale_embedding": True}),
+        whisper_cls=(hf.WhisperForAudioClassification, {"classifier_proj_size": 20}),
+    ),
+    **_family(
         hf.ResNetConfig,
         _RESNET,
         resnet_bottleneck=hf.ResNetForImageClassification,
@@ -528,9 +600,13 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int 
         shape = (2, config.num_channels, size, size)
         pixels = torch.randn(shape, generator=generator, dtype=torch.float64)
         return {"pixel_values": pixels.to(model.dtype)}
+    if model.main_input_name == "input_features":
+        shape = (2, config.num_mel_bins, 2 * config.max_source_positions)
+        sound = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return {"input_features": sound.to(model.dtype), **_begun(model, generator, tokens)}
     # The first ids are special: a classifier reads the last token that is not padding.
     ids = torch.randint(3, tokens or config.vocab_size, (2, 11), generator=generator)
-    encoder = config.model_type in _ENCODERS
+    encoder = config.model_type in _ENCODERS or config.is_encoder_decoder
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if encoder and getattr(config, "type_vocab_size", 0) > 1:
         batch["token_type_ids"] = torch.randint(0, 2, ids.shape, generator=generator)
@@ -538,7 +614,18 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int 
         padding = slice(-4, None) if encoder else slice(None, 4)
         ids[1, padding] = config.pad_token_id
         batch["attention_mask"][1, padding] = 0
-    return batch
+    if config.is_encoder_decoder and type(model).__name__.endswith("ForSequenceClassification"):
+        ids[:, 5] = config.eos_token_id  # which is where they read
+        return batch
+    return batch | _begun(model, generator, tokens)
+
+
+def _begun(model: PreTrainedModel, generator: torch.Generator, tokens: int | None) -> dict[str, Tensor]:
+    """Returns what an encoder-decoder has written so far: fewer tokens than it reads."""
+    config: Any = model.config
+    if not config.is_encoder_decoder or "decoder_input_ids" not in inspect.signature(model.forward).parameters:
+        return {}
+    return {"decoder_input_ids": torch.randint(3, tokens or config.vocab_size, (2, 7), generator=generator)}
 
 
 def _of_both(model: PreTrainedModel, generator: torch.Generator, padded: bool, tokens: int | None) -> dict[str, Tensor]:
@@ -561,7 +648,8 @@ def vocabulary(model: PreTrainedModel) -> int | None:
 # What the outputs of these models are called, heads first.
 _OUTPUTS = (
     *("logits", "prediction_logits", "seq_relationship_logits", "sop_logits", "start_logits", "end_logits"),
-    *("last_hidden_state", "pooler_output", "logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+    *("last_hidden_state", "encoder_last_hidden_state", "pooler_output"),
+    *("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
 )
 
 

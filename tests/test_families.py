@@ -19,12 +19,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
 import lemonx
 import pico
 from lemonx import architectures, matrix
+from lemonx.api import eps_slack
 from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.verification.float64 import Float64
+from lemonx.verification.loading import new_cache
 
 EXACT = 1e-10
 NEW_TOKENS = 10
@@ -32,15 +35,23 @@ NEW_TOKENS = 10
 
 @dataclass(frozen=True)
 class Case:
-    """Options of `lemonx.expand`, and either None (exact) or the error and what it says."""
+    """Options of `lemonx.expand`, and either None (exact) or the error and what it says.
+
+    `to_eps`: Post-LN blocks are added, and the eps of their norms is no tiny one: that much may be lost.
+    """
 
     name: str
     options: Mapping[str, Any]
     refusal: tuple[type[LemonxError], str] | None = None
+    to_eps: bool = False
 
 
 def exact(name: str, **options: Any) -> Case:
     return Case(name, options)
+
+
+def exact_to_eps(name: str, **options: Any) -> Case:
+    return Case(name, options, to_eps=True)
 
 
 def refused(name: str, kind: type[LemonxError], says: str, **options: Any) -> Case:
@@ -223,6 +234,40 @@ SWINV2 = (
     refused("shallower", BadTarget, "would lose blocks", fields={"depths": [1, 2]}),
     exact("all-48", width=48, fields={"depths": [3, 3]}),
     exact("all-72-type-1", width=72, fields={"depths": [4, 4]}, depth_type=1),
+)
+T5_DEEP = {"num_layers": 3, "num_decoder_layers": 5}
+T5_VARIANT = (
+    exact("width-72", width=72),
+    exact("all-120-type-2", width=120, fields=T5_DEEP, depth_type=2),
+)
+T5 = (
+    *T5_VARIANT,
+    exact("width-96-alone", width=96, heads=4, ffn=100),
+    exact("heads-6", heads=6),
+    exact("head-dim-16", fields={"d_kv": 16}),
+    exact("ffn-150", ffn=150),
+    # The table of distances is in the first block, which is copied: its copies have none.
+    exact("depths-5-4", fields={"num_layers": 5, "num_decoder_layers": 4}, depth_type=1),
+    exact("encoder-only", fields={"num_layers": 4}),
+    exact("all-72-language", width=72, free="language", fields={**T5_DEEP, "d_kv": 20, "vocab_size": 80}),
+    refused("one-depth", BadTarget, "several sizes behind --depth: use --set num_layers=2", depth=4),
+    refused("shallower", BadTarget, "would lose blocks", fields={"num_decoder_layers": 1}),
+)
+DEEPER = {"encoder_layers": 3, "decoder_layers": 5}
+WIDER = {"encoder_ffn_dim": 150, "decoder_ffn_dim": 130}
+BART_VARIANT = (
+    refused("width-72", Refused, r"(not a multiple of 48|copy).*: try 96\b", width=72),
+    exact("width-96", width=96),
+    exact_to_eps("all-144-type-2", width=144, fields=DEEPER, depth_type=2),
+)
+BART = (
+    *BART_VARIANT,
+    exact("wide-heads", width=96, fields={"encoder_attention_heads": 4, "decoder_attention_heads": 8}),
+    exact("ffn", fields=WIDER),
+    exact_to_eps("depths-5-4", fields={"encoder_layers": 5, "decoder_layers": 4}, depth_type=1),
+    exact("all-96", width=96, fields={**WIDER, "vocab_size": 80}),
+    refused("one-depth", BadTarget, "several sizes behind --depth: use --set encoder_layers=2", depth=4),
+    refused("shallower", BadTarget, "would lose blocks", fields={"encoder_layers": 1}),
 )
 # The widths decide whether a first block has a shortcut with parameters of its own.
 REWIRED = "at these sizes the model would (gain|lose)"
@@ -458,6 +503,37 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "qwen2-tied": VARIANT,
     "qwen2-untied": VARIANT,
     "olmo2": (*GROUPED, ODD_WIDTH, *VOCABULARY, *HEAD_DIM),
+    "t5": T5,
+    "t5-gated": T5_VARIANT,
+    "t5-untied": (*T5_VARIANT, exact("vocab-80", fields={"vocab_size": 80})),
+    "t5-base": T5_VARIANT,
+    "t5-encoder": (T5_VARIANT[0], exact("deeper", fields={"num_layers": 5})),
+    "t5-cls": T5_VARIANT,
+    "t5-tokens": (T5_VARIANT[0], exact("deeper", fields={"num_layers": 5})),
+    "t5-answers": T5_VARIANT,
+    "mt5": T5,
+    "bart": (*BART, exact("positions-80", fields={"max_position_embeddings": 80})),
+    "bart-scaled": BART_VARIANT,
+    "bart-untied": BART_VARIANT,
+    "bart-cls": BART_VARIANT,
+    "bart-answers": BART_VARIANT,
+    "bart-base": BART_VARIANT,
+    "marian": (
+        refused("width-96", Refused, "sinusoidal positions are computed.*keep it at 48", width=96),
+        exact("ffn-vocab", fields={**WIDER, "vocab_size": 80}),
+        exact_to_eps("deeper-type-2", fields={**WIDER, **DEEPER}, depth_type=2),
+        refused("more-heads", BadTarget, "would shrink", fields={"encoder_attention_heads": 8}),
+        refused("one-depth", BadTarget, "several sizes behind --depth: use --set encoder_layers=2", depth=4),
+    ),
+    "marian-apart": (exact("vocabularies", fields={"vocab_size": 70, "decoder_vocab_size": 80}),),
+    "whisper": (
+        *(case for case in BART if not case.to_eps),
+        exact("deeper-type-1", fields=DEEPER, depth_type=1),
+        exact("all-144-type-2", width=144, fields={**DEEPER, "max_target_positions": 50}, depth_type=2),
+        refused("longer-sound", Refused, "frames would change from 10 to 20", fields={"max_source_positions": 20}),
+    ),
+    "whisper-base": (exact("width-96", width=96), exact("all-144", width=144, fields=DEEPER)),
+    "whisper-cls": (exact("width-96", width=96), exact("deeper", fields={"encoder_layers": 5})),
     "resnet-bottleneck": HF_BOTTLENECK,
     "resnet-bottleneck-early": HF_BOTTLENECK[:6],
     "resnet-basic": HF_BASIC,
@@ -582,15 +658,18 @@ def behaviour(model_class: Any, folder: Path, vocabulary: int | None = None) -> 
             batch = pico.inputs(model, seed=1, padded=padded, tokens=vocabulary)
             for name, value in pico.named_outputs(model, batch).items():
                 found[f"{name}, padded" if padded else name] = value
-            if model.main_input_name == "pixel_values":
+            if model.main_input_name != "input_ids":
                 break
         if model.can_generate():
-            made = model.generate(
+            # Whisper's own `generate` cuts speech into segments; what is below it is everyone's.
+            made = GenerationMixin.generate(
+                model,
                 **batch,
                 max_new_tokens=NEW_TOKENS,
                 min_new_tokens=NEW_TOKENS,
                 do_sample=False,
                 use_cache=True,
+                **new_cache(model),
                 return_dict_in_generate=True,
                 output_logits=True,
             )
@@ -604,7 +683,7 @@ def behaviour(model_class: Any, folder: Path, vocabulary: int | None = None) -> 
     return Behaviour(found, tokens)
 
 
-def assert_same(before: Behaviour, after: Behaviour) -> None:
+def assert_same(before: Behaviour, after: Behaviour, tolerance: float = EXACT) -> None:
     assert before.outputs.keys() == after.outputs.keys()
     for name, reference in before.outputs.items():
         # A base model's last hidden state is wider: its first entries are the source's.
@@ -613,7 +692,7 @@ def assert_same(before: Behaviour, after: Behaviour) -> None:
             other = other * (reference.norm() / other.norm())
         assert other.dtype == reference.dtype == torch.float64
         difference = float((reference - other).abs().max() / reference.abs().max())
-        assert difference <= EXACT, f"{name} differs by {difference:.1e} of its largest"
+        assert difference <= tolerance, f"{name} differs by {difference:.1e} of its largest"
     if before.tokens is not None:
         assert after.tokens is not None and before.tokens.equal(after.tokens)
 
@@ -624,7 +703,8 @@ def test_the_function_is_kept(name: str, case: Case, source: Any, tmp_path: Path
     output = lemonx.expand(folder, tmp_path / "target", verify=False, **case.options)
     model = pico.PICO[name]()
     after = behaviour(type(model), output, pico.vocabulary(model))
-    assert_same(before, after)
+    slack = eps_slack(lemonx.plan(folder, **case.options)) if case.to_eps else 0.0
+    assert_same(before, after, max(EXACT, slack))
 
 
 @pytest.mark.parametrize(("name", "case"), REFUSALS)
@@ -677,7 +757,10 @@ def test_every_cell_of_the_matrix_is_so(model_type: str, column: str, source: An
         return
     model = pico.PICO[MODELS[model_type]]()
     target = lemonx.expand(folder, tmp_path / "target", **options)
-    assert_same(before, behaviour(type(model), target, pico.vocabulary(model)))
+    del options["verify"]
+    slack = eps_slack(lemonx.plan(folder, **options)) if "up to eps" in text else 0.0
+    after = behaviour(type(model), target, pico.vocabulary(model))
+    assert_same(before, after, max(EXACT, slack))
 
 
 def test_every_family_and_every_pico_model_occurs() -> None:

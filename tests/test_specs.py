@@ -36,7 +36,7 @@ DERIVED |= {
 }
 DERIVED |= {(name, "num_key_value_heads") for name in ("cohere", "cohere2", "olmo", "olmoe", "phi", "phi3")}
 DERIVED |= {("falcon", "num_kv_heads"), ("falcon", "ffn_hidden_size"), ("opt", "word_embed_proj_dim")}
-DERIVED |= {("siglip_text_model", "projection_size")}
+DERIVED |= {("siglip_text_model", "projection_size"), ("t5", "num_decoder_layers"), ("mt5", "num_decoder_layers")}
 # Variants whose specs have other rows than the default config's.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "resnet": [{"layer_type": "basic"}, {"downsample_in_first_stage": True}],
@@ -54,6 +54,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "phi": [{"qk_layernorm": True}],
     "stablelm": [{"qk_layernorm": True, "use_parallel_residual": True}],
     "olmo": [{"clip_qkv": 8.0}],
+    "electra": [{"embedding_size": 256}],
+    "t5": [{"tie_word_embeddings": False}, {"architectures": ["T5EncoderModel"]}, {"architectures": ["T5Model"]}],
+    "bart": [{"architectures": ["BartForSequenceClassification"]}, {"tie_word_embeddings": False}],
+    "marian": [{"share_encoder_decoder_embeddings": False}, {"architectures": ["MarianModel"]}],
+    "whisper": [{"architectures": ["WhisperForAudioClassification"]}, {"architectures": ["WhisperModel"]}],
 }
 VARIANTS |= {
     "dinov2": [{"use_swiglu_ffn": True}],
@@ -154,10 +159,10 @@ def test_tied_rows_name_an_embedding_of_the_same_shape(model_type: str) -> None:
 
 @every_family
 def test_fixed_sizes_are_used_or_guard_a_coupling(model_type: str) -> None:
-    """What must not change is an axis of some row, or the size of a kernel (a patch), or how often a layer runs."""
+    """What must not change is an axis of some row, the size of a kernel, or what a model computes something from."""
     used = {axis for spec in specs(model_type) for row in spec.rows.values() for axis in axes(row)}
     fixed = {name for spec in specs(model_type) for name in spec.fixed}
-    assert fixed - used <= {"patch", "layers", "groups"}
+    assert fixed - used <= {"patch", "layers", "groups", "width"}
 
 
 @every_family

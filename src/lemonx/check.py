@@ -13,7 +13,7 @@ from typing import Any
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.modules import Linear, Norm
 from lemonx.signature import Side
-from lemonx.spec import Spec
+from lemonx.spec import LAST, Spec
 from lemonx.vectors import (
     RAND,
     ZERO,
@@ -113,9 +113,11 @@ def _rescale(name: str, source: Spec, target: Spec) -> float:
 
 def _kinds(spec: Spec) -> set[str]:
     """Names of rows, whether or not a block has a row of its own."""
-    return {
-        name.replace(f"{stack}.0.", f"{stack}.*.") if (stack := spec.stack_of(name)) else name for name in spec.rows
-    }
+    kinds = set(spec.rows)
+    for stack in spec.stacks:
+        for own in ("0", LAST):
+            kinds = {name.replace(f"{stack}.{own}.", f"{stack}.*.") for name in kinds}
+    return kinds
 
 
 def _check_sizes(source: Spec, target: Spec) -> None:

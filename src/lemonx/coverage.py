@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lemonx.checkpoints import TensorInfo
 from lemonx.errors import BadCheckpoint, raise_first
-from lemonx.modules import Dropped, Linear, Norm
-from lemonx.spec import Spec
+from lemonx.modules import Dropped, Embedding, Linear, Norm
+from lemonx.spec import LAST, Spec
 
 LOST = "this spec would lose it; remove it from the file if the model does not need it"
 # Names that older files use for a norm's parameters.
@@ -101,9 +101,13 @@ def unmatched(spec: Spec, names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def _find(spec: Spec, patterns: Mapping[str, tuple[str, str]], name: str, full: str) -> Matched | None:
     stack, index = _place(spec, full)
-    starred = full if stack is None else f"{stack}.*.{full.removeprefix(f'{stack}.{index}.')}"
+    inside = full if stack is None else full.removeprefix(f"{stack}.{index}.")
+    starred = full if stack is None else f"{stack}.*.{inside}"
     # A block's own row (`layers.0.conv`) goes before the general one (`layers.*.conv`).
-    row, unit = patterns.get(full) or patterns.get(starred), None
+    row, unit = patterns.get(full), None
+    if not row and stack is not None and index == spec.stacks[stack].size - 1:
+        row = patterns.get(f"{stack}.{LAST}.{inside}")
+    row = row or patterns.get(starred)
     if not row and (number := re.search(r"\.(\d+)\.", starred)):
         row, unit = patterns.get(starred.replace(number[0], ".{}.", 1)), int(number[1])
     return row and Matched(name, *row, stack, index, len(full) - len(name), unit if row else None)
@@ -144,7 +148,10 @@ def _empty_rows(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
 
 def _users(spec: Spec, stack: str, row: str) -> set[int]:
     """The blocks that use a general row: those without a row of their own under its name (a strided first block)."""
-    return {i for i in range(spec.stacks[stack].size) if row.replace(f"{stack}.*.", f"{stack}.{i}.") not in spec.rows}
+    own = {i for i in range(spec.stacks[stack].size) if row.replace(f"{stack}.*.", f"{stack}.{i}.") in spec.rows}
+    if row.replace(f"{stack}.*.", f"{stack}.{LAST}.") in spec.rows:
+        own.add(spec.stacks[stack].size - 1)
+    return set(range(spec.stacks[stack].size)) - own
 
 
 def _odd_blocks(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
@@ -181,8 +188,16 @@ def tied_copies(spec: Spec, found: Iterable[Matched]) -> list[tuple[Matched, str
     return [
         (hit, row.tied)
         for hit in found
-        if isinstance(row := spec.rows[hit.row], Linear) and row.tied and hit.suffix == "weight"
+        if isinstance(row := spec.rows[hit.row], Linear | Embedding) and row.tied and hit.suffix == "weight"
     ]
+
+
+def settled(spec: Spec, found: Iterable[Matched]) -> Spec:
+    """The spec of this very file: decoders that it has a weight for are not tied, if they need not be."""
+    stored = {hit.row for hit in found if hit.suffix == "weight"}
+    free = {name: replace(row, tied=None) for name, row in spec.rows.items()
+            if name in stored and isinstance(row, Linear) and row.own}  # fmt: skip
+    return replace(spec, rows={**spec.rows, **free}) if free else spec
 
 
 def tensor_problems(spec: Spec, hit: Matched, info: TensorInfo, floats: Iterable[str]) -> Iterator[BadCheckpoint]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lemonx import architectures
 from lemonx.check import check, with_tied
 from lemonx.checkpoints import Checkpoint
-from lemonx.coverage import match, unmatched
+from lemonx.coverage import match, settled, unmatched
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.matrix import default_config
 from lemonx.spec import Spec
@@ -63,7 +63,9 @@ def _compared(checkpoint: Checkpoint, family: str, spec: Spec, known: bool) -> D
     reason = None if known else f"no spec for model_type {checkpoint.config['model_type']!r}"
     if known:
         try:
-            rows = with_tied(spec, {hit.row for hit in match(spec, checkpoint.tensors)})
+            found = match(spec, checkpoint.tensors)
+            spec = settled(spec, found)
+            rows = with_tied(spec, {hit.row for hit in found})
             check(spec, spec, rows, architectures.families()[family].config(checkpoint.config))
         except LemonxError as error:
             reason = str(error)

@@ -37,7 +37,7 @@ from lemonx.checkpoints.pickles import has_pickles
 from lemonx.checkpoints.reader import index_problems, repeated_tensors
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header
 from lemonx.checkpoints.values import all_finite, blocks
-from lemonx.coverage import LOST, gaps, list_problems, matched, tensor_problems, tied_copies
+from lemonx.coverage import LOST, gaps, list_problems, matched, settled, tensor_problems, tied_copies
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
 from lemonx.planning import FLOATS
 from lemonx.spec import Spec
@@ -265,7 +265,7 @@ class _Check:
             return  # a broken folder cannot be opened
         with Checkpoint.open(self.folder) as checkpoint:
             found, _ = matched(self.spec, tensors)
-            for hit, row in tied_copies(self.spec, found):
+            for hit, row in tied_copies(settled(self.spec, found), found):
                 original = next((other.name for other in found if (other.row, other.suffix) == (row, "weight")), None)
                 if original is not None and not checkpoint.same(hit.name, original):
                     self._say(

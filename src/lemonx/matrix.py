@@ -12,6 +12,7 @@ from typing import Any
 from lemonx import architectures, depth
 from lemonx.check import check, with_tied
 from lemonx.errors import LemonxError
+from lemonx.modules import Norm
 from lemonx.spec import Architecture, Spec
 from lemonx.target import Target, target_config
 
@@ -64,8 +65,10 @@ def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, not
 
 def _eps_note(spec: Spec, config: Mapping[str, Any]) -> str:
     """Post-LN depth is exact up to the eps of its norms."""
-    post_ln = any(depth.stream_norms(spec, name) for name in spec.stacks)
-    return f"up to eps = {config[spec.eps]:g}" if post_ln and spec.eps else ""
+    norms = [spec.rows[name] for stack in spec.stacks for name in depth.stream_norms(spec, stack)]
+    eps = {row.eps or spec.eps for row in norms if isinstance(row, Norm)}
+    values = [config[value] if isinstance(value, str) else value for value in eps if value is not None]
+    return f"up to eps = {max(values):g}" if values else ""
 
 
 def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Iterator[tuple[Target, str]]:

@@ -129,11 +129,12 @@ class Row(ABC):
 class Linear(Row):
     """A matrix and a bias. `tied` names the embedding row whose weight this is; then nothing is on disk.
 
-    `each`: a matrix for every unit of this axis, in one tensor that has the row's name itself. `joint`: the tensors are
-    called `name_weight` and `name_bias`.
+    `own`: it is tied unless the file has a weight for it. `each`: a matrix for every unit of this axis, in one tensor
+    that has the row's name itself. `joint`: the tensors are called `name_weight` and `name_bias`.
     """
 
     tied: str | None = None
+    own: bool = False
     transposed: bool = False
     kernel: int = 0
     each: Side | None = None
@@ -170,7 +171,9 @@ class Router(Linear):
 
 @dataclass(frozen=True)
 class Embedding(Row):
-    """A table of vectors: what it reads is an index, not an activation."""
+    """A table of vectors: what it reads is an index, not an activation. `tied`: it repeats this other table."""
+
+    tied: str | None = None
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         return {"weight": (Axis(self.reads, "."), Axis(self.writes, "w"))}
@@ -397,6 +400,7 @@ def linear(
     transposed: bool = False,
     each: str | None = None,
     joint: bool = False,
+    own: bool = False,
 ) -> Linear:
     """A fully connected layer; `transposed` where the file keeps it as (in, out); `each`: one for every expert.
 
@@ -404,7 +408,9 @@ def linear(
     """
     optional = optional or tied is not None
     axis = side(each) if each else None
-    return Linear(*parse(signature), optional=optional, tied=tied, transposed=transposed, each=axis, joint=joint)
+    return Linear(
+        *parse(signature), optional=optional, tied=tied, own=own, transposed=transposed, each=axis, joint=joint
+    )
 
 
 def router(signature: str, *, optional: bool = False) -> Router:
@@ -412,13 +418,14 @@ def router(signature: str, *, optional: bool = False) -> Router:
     return Router(*parse(signature), optional=optional)
 
 
-def conv(signature: str) -> Linear:
-    """A two-dimensional convolution: a linear map at every offset of its kernel."""
-    return Linear(*parse(signature), kernel=2)
+def conv(signature: str, *, kernel: int = 2) -> Linear:
+    """A convolution along `kernel` axes: a linear map at every offset of its kernel."""
+    return Linear(*parse(signature), kernel=kernel)
 
 
-def embedding(signature: str, *, optional: bool = False) -> Embedding:
-    return Embedding(*parse(signature), optional=optional)
+def embedding(signature: str, *, optional: bool = False, tied: str | None = None) -> Embedding:
+    """A table; `tied`: the row that it repeats, where a file has both."""
+    return Embedding(*parse(signature), optional=optional or tied is not None, tied=tied)
 
 
 def parameter(axes: str, *, optional: bool = False) -> Parameter:

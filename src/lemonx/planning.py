@@ -17,14 +17,14 @@ import numpy as np
 from lemonx import depth, upcycling
 from lemonx.check import Types, check, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
-from lemonx.coverage import UNIT, Matched, list_problems, match, tensor_problems, tied_copies
+from lemonx.coverage import UNIT, Matched, list_problems, match, settled, tensor_problems, tied_copies
 from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
 from lemonx.free import Free, preset
 from lemonx.modules import Axis, Dropped, Linear, Recipe, Row, Scale, Typed, Vector
 from lemonx.operators import CANCEL, KEEP, SILENT, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Change, Reading, lemon
-from lemonx.spec import Architecture, Spec, with_fields
+from lemonx.spec import LAST, Architecture, Spec, with_fields
 from lemonx.target import NotWhole, Target, target_config
 from lemonx.vectors import AVG, WEIGHED, Expansion
 
@@ -141,6 +141,7 @@ def make_plan(
         chosen = replace(chosen, depth_type=depth_type)
     source = family.spec(config)
     found = match(source, origin.tensors)
+    source = settled(source, found)
     anew = upcycling.routers(source, found)
     present = with_tied(source, {hit.row for hit in found} | anew.keys())
     new, types, reading = _typed_target(family, config, wanted, source, present, lambda change: read(change, chosen))
@@ -255,16 +256,24 @@ class _Builder:
         raise_first(tensor_problems(self.source, hit, self.tensors[hit.name], FLOATS))
         if hit.stack is None:
             return [self._step(hit, 0, KEEP, unit) for unit in self._units(hit)]
-        row, stream = self.source.rows[hit.row], self.source.stacks[hit.stack].stream
-        last_norm = hit.row in depth.stream_norms(self.source, hit.stack)[-1:]
+        stream, last_norms = self.source.stacks[hit.stack].stream, depth.stream_norms(self.source, hit.stack)[-1:]
         result = []
         for index, block in enumerate(self.blocks[hit.stack]):
-            if block.source == hit.index:
-                mode = self.reading.mode(row, last_norm, stream, block)
-                for unit in self._units(hit):
-                    step = self._step(hit, index, mode, unit, block.added)
-                    result.append(self._with_further_units(step, hit, self.reading.further(block, mode)))
+            if block.source == hit.index and (here := self._placed(hit, hit.stack, index)) is not None:
+                mode = self.reading.mode(self.source.rows[here.row], here.row in last_norms, stream, block)
+                for unit in self._units(here):
+                    step = self._step(here, index, mode, unit, block.added)
+                    result.append(self._with_further_units(step, here, self.reading.further(block, mode)))
         return result
+
+    def _placed(self, hit: Matched, stack: str, index: int) -> Matched | None:
+        """The tensor under the row it has in this block: a row of one block's own stays with the first or the last."""
+        own, _, inside = hit.row.removeprefix(f"{stack}.").partition(".")
+        place = len(self.blocks[stack]) - 1 if own == LAST else hit.index
+        if own == "*" or index == place:
+            return hit
+        general = f"{stack}.*.{inside}"
+        return replace(hit, row=general) if general in self.source.rows else None
 
     def routers(self, name: str, beside: Matched) -> list[Step]:
         """The weights of a router that the source lacks, in the target's blocks that come from this one."""

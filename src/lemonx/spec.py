@@ -1,8 +1,8 @@
 """Specs: an architecture as a table of rows, keyed by the module's name on disk.
 
-A name may hold `*` for the index of a block in a stack, and `{space}` for the index of a unit of a space
-(`experts.{experts}.up_proj`). Each fact is written once: what is silenced in an
-added block, the scale of a tied decoder, eta and eps are derived (check.py, depth.py).
+A name may hold `*` for the index of a block in a stack (a number where only that block has it, `-1` for the last),
+and `{space}` for the index of a unit of a space (`experts.{experts}.up_proj`). Each fact is written once: what is
+silenced in an added block, the scale of a tied decoder, eta and eps are derived (check.py, depth.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from lemonx.modules import Row
 from lemonx.signature import Side
 from lemonx.vectors import Space
 
+# The place of a block's index in the name of a row that belongs to the last block alone.
+LAST = "-1"
 # Larger than any axis of any model: a typing error is told before memory runs out.
 LARGEST = 2**24
 
@@ -68,6 +70,14 @@ class Spec:
     def stack_of(self, row: str) -> str | None:
         """The stack that a row's module is in."""
         return next((stack for stack in self.stacks if row.startswith(f"{stack}.")), None)
+
+    def behind(self, stack: str, index: int) -> str:
+        """The space of the stream behind a block; a norm of the last block's own may write another one."""
+        stream, own = self.stacks[stack].stream, f"{stack}.{LAST}."
+        if index + 1 < self.stacks[stack].size:
+            return stream
+        norms = [row for name, row in self.rows.items() if name.startswith(own) and row.is_norm]
+        return norms[-1].writes.axes[0] if norms else stream
 
     def side_size(self, side: Side) -> int | None:
         total = 0

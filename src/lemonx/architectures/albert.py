@@ -7,7 +7,7 @@ from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, zero
 
 GROUPS = "albert.encoder.albert_layer_groups"
-SHARED = "layers share their weights, and none of them can do nothing while the others do what they did"
+SHARED = "layers share their weights, so that an added one could not be silent alone"
 
 
 @architecture("albert", **SIZES, free="language",

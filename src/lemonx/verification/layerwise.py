@@ -121,7 +121,7 @@ class _Judge:
             return
         origin = next(b.source for b in reversed(blocks[: index + 1]) if not b.added)
         before = _stream(self.source, stack, origin)
-        expansion = self.plan.types.spaces.get(spec.stacks[stack].stream)
+        expansion = self.plan.types.spaces.get(spec.behind(stack, origin))
         difference = _difference(before, found, expansion)
         tolerance = self.least
         if self.noisy is not None:

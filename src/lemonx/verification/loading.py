@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,10 @@ def sample(
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
     if model.main_input_name == "pixel_values":
         return _pixels(vision, generator)
+    if model.main_input_name == "input_features":
+        shape = (SAMPLE, config.num_mel_bins, 2 * config.max_source_positions)
+        sound = {"input_features": torch.randn(shape, generator=generator, dtype=torch.float64)}
+        return sound | _begun(model, generator)
     texts = _texts(model, text, generator)
     return texts if vision is config else {**texts, **_pixels(vision, generator)}
 
@@ -107,12 +112,45 @@ def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> d
     shape = (SAMPLE, min(LENGTH, longest))
     ids = torch.randint(0, config.vocab_size, shape, generator=generator)
     mask = torch.ones_like(ids)
-    padding = slice(0, shape[1] // 4) if model.can_generate() else slice(-(shape[1] // 4) or None, None)
+    begins = model.can_generate() and not config.is_encoder_decoder
+    padding = slice(0, shape[1] // 4) if begins else slice(-(shape[1] // 4) or None, None)
     mask[1::2, padding] = 0
     if config.pad_token_id is None:
         config.pad_token_id = 0  # classifiers of decoders ask for one to find the last token
     ids[mask == 0] = config.pad_token_id
-    return {"input_ids": ids, "attention_mask": mask}
+    batch = {"input_ids": ids, "attention_mask": mask}
+    if config.is_encoder_decoder and type(model).__name__.endswith("ForSequenceClassification"):
+        # They repeat the text to their decoder, and read the end of it: one end each.
+        ids[ids == config.eos_token_id] = config.eos_token_id - 1
+        ids[:, shape[1] // 2] = config.eos_token_id
+        return batch
+    return batch | _begun(model, generator)
+
+
+def _begun(model: PreTrainedModel, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """The text that an encoder-decoder has begun to write; none for models that do not take one."""
+    import torch
+
+    config: Any = model.config
+    if not config.is_encoder_decoder or "decoder_input_ids" not in inspect.signature(model.forward).parameters:
+        return {}
+    # Another length than the encoder's, so that its mask cannot be taken for the decoder's.
+    longest = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
+    length = min(LENGTH, longest or LENGTH) // 2
+    vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    return {"decoder_input_ids": torch.randint(0, vocabulary, (SAMPLE, length), generator=generator)}
+
+
+def new_cache(model: PreTrainedModel) -> dict[str, Any]:
+    """The cache with which an encoder-decoder generates; other models make their own.
+
+    transformers makes one with as many layers as the encoder has, and a T5's decoder may have more.
+    """
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    if not model.config.is_encoder_decoder:
+        return {}
+    return {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
 
 def floating_outputs(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

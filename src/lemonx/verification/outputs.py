@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, NotVerified
-from lemonx.verification.loading import floating_outputs, load, sample
+from lemonx.verification.loading import floating_outputs, load, new_cache, sample
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +158,12 @@ def _run(path: Path, seed: int, batch: dict[str, torch.Tensor] | None = None) ->
         tokens = None
         if model.can_generate() and "input_ids" in batch:
             tokens = model.generate(  # pyright: ignore[reportCallIssue]
-                **batch, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, use_cache=True
+                **batch,
+                **new_cache(model),
+                max_new_tokens=NEW_TOKENS,
+                min_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                use_cache=True,
             )
     del model
     gc.collect()

@@ -1,0 +1,90 @@
+"""BART, and the blocks that other encoder-decoders share with it."""
+
+from lemonx.architectures.rotary import head
+from lemonx.modules import Row, embedding, layer_norm, linear, parameter
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import Space, avg, circ, fresh, scaled
+
+SIZES = {
+    "width": "d_model",
+    "depth": ("encoder_layers", "decoder_layers"),
+    "heads": ("encoder_attention_heads", "decoder_attention_heads"),
+    "ffn": ("encoder_ffn_dim", "decoder_ffn_dim"),
+    "vocab": "vocab_size",
+}
+DEFAULTS = {"scale_embedding": False, "tie_word_embeddings": True}
+EPS = 1e-5  # of every LayerNorm, in code
+PARTS = ("encoder", "decoder")
+
+
+@architecture("bart", **SIZES, positions="max_position_embeddings", free="language", defaults=DEFAULTS)
+def bart(c: Config) -> Spec:
+    """BART: Post-LN encoder and decoder, every eps fixed, a LayerNorm on the embeddings."""
+    width, tied = c["d_model"], "model.shared" if c["tie_word_embeddings"] else None
+    generates = not c.is_a("BartModel", "ForSequenceClassification", "ForQuestionAnswering")
+    return Spec(
+        stacks={f"model.{part}.layers": Stack(c[f"{part}_layers"], "residual") for part in PARTS},
+        prefix="model.",
+        spaces={
+            "words": scaled(avg(width), "embedded", by=width**0.5 if c["scale_embedding"] else 1.0),
+            "embedded": avg(width),
+            "residual": avg(width),
+            **({"final": avg(width)} if generates else {"pooled": circ(width)}),
+            **units(c, "encoder"),
+            **units(c, "decoder"),
+            "vocab": fresh(c["vocab_size"]),
+            "positions": fresh(c["max_position_embeddings"] + 2),
+        },
+        rows={
+            "model.shared": embedding("vocab -> words"),
+            **{f"model.{part}.embed_tokens": embedding("vocab -> words", tied=tied, optional=True) for part in PARTS},
+            **{f"model.{part}.embed_positions": embedding("positions -> embedded") for part in PARTS},
+            **{f"model.{part}.layernorm_embedding": layer_norm("embedded -> residual", eps=EPS) for part in PARTS},
+            **blocks("encoder", "residual", "residual"),
+            **blocks("decoder", "residual", "residual", "residual"),
+            **(decoded("final", tied) if generates else _classified()),
+        },
+    )
+
+
+def _classified() -> dict[str, Row]:
+    return {
+        "classification_head.dense": linear("residual -> pooled", optional=True),
+        "classification_head.out_proj": linear("pooled -> _", optional=True),
+        "qa_outputs": linear("residual -> _", optional=True),
+    }
+
+
+def decoded(final: str, tied: str | None, vocab: str = "vocab") -> dict[str, Row]:
+    """What makes tokens of a Post-LN decoder's last norm, which is written as a tied decoder reads it."""
+    return {
+        "model.decoder.layers.-1.final_layer_norm": layer_norm(f"residual -> {final}", eps=EPS),
+        "lm_head": linear(f"{final} -> {vocab}", tied=tied),
+        "final_logits_bias": parameter(f"1 {vocab}", optional=True),
+    }
+
+
+def units(c: Config, part: str) -> dict[str, Space]:
+    """Heads and neurons of an encoder's or decoder's blocks."""
+    heads = c[f"{part}_attention_heads"]
+    entries = {f"{part}_{name}": space for name, space in head(c["d_model"] // heads, {}).items()}
+    return {f"{part}_heads": circ(heads), **entries, f"{part}_hidden": circ(c[f"{part}_ffn_dim"])}
+
+
+def blocks(part: str, stream: str, normed: str, encoded: str | None = None) -> dict[str, Row]:
+    """The rows of one stack: what its modules read is `normed`, and `encoded` where a decoder asks the encoder."""
+    layer, rows = f"model.{part}.layers.*", dict[str, Row]()
+    heads = {name: f"({part}_heads {part}_{name})" for name in ("query", "key", "value")}
+    for attention, memory in {"self_attn": normed, **({"encoder_attn": encoded} if encoded else {})}.items():
+        rows |= {
+            f"{layer}.{attention}.q_proj": linear(f"{normed} -> {heads['query']}"),
+            f"{layer}.{attention}.k_proj": linear(f"{memory} -> {heads['key']}"),
+            f"{layer}.{attention}.v_proj": linear(f"{memory} -> {heads['value']}"),
+            f"{layer}.{attention}.out_proj": linear(f"{heads['value']} -> {stream}"),
+            f"{layer}.{attention}_layer_norm": layer_norm(f"{stream} -> {normed}", eps=EPS),
+        }
+    return rows | {
+        f"{layer}.fc1": linear(f"{normed} -> {part}_hidden"),
+        f"{layer}.fc2": linear(f"{part}_hidden -> {stream}"),
+        f"{layer}.final_layer_norm": layer_norm(f"{stream} -> {normed}", eps=EPS),
+    }

@@ -1,0 +1,71 @@
+"""Whisper."""
+
+from lemonx.architectures.bart import EPS, SIZES, blocks, units
+from lemonx.errors import Refused
+from lemonx.modules import Row, conv, embedding, layer_norm, linear
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, fresh, zero
+
+
+@architecture("whisper", **SIZES, positions="max_target_positions", free="language",
+              defaults={"tie_word_embeddings": True, "num_mel_bins": 80, "max_source_positions": 1500,
+                                   "max_target_positions": 448})  # fmt: skip
+def whisper(c: Config) -> Spec:
+    """Whisper: convolutions and GELU on sound, then Pre-LN encoder and decoder, every eps fixed."""
+    width, hears = c["d_model"], c.is_a("ForAudioClassification")
+    if hears and c.maybe("use_weighted_layer_sum"):
+        raise Refused("use_weighted_layer_sum mixes the streams behind all blocks: no spec covers that yet")
+    parts = ("encoder",) if hears else ("encoder", "decoder")
+    rows = _hearing() | (_classified() if hears else _speaking(c))
+    spaces = {
+        "stem": circ(width),
+        "heard": avg(width),
+        "normed": zero(width),
+        "encoded": zero(width),
+        **{name: space for part in parts for name, space in units(c, part).items()},
+    }
+    if not hears:
+        spaces |= {
+            "residual": avg(width),
+            "final": zero(width),
+            "vocab": fresh(c["vocab_size"]),
+            "positions": fresh(c["max_target_positions"]),
+        }
+    return Spec(
+        stacks={f"model.{part}.layers": Stack(c[f"{part}_layers"], {"encoder": "heard"}.get(part, "residual"))
+                for part in parts},
+        prefix="model.",
+        acts=("heard",),
+        spaces=spaces,
+        fixed={"mels": c["num_mel_bins"], "frames": c["max_source_positions"]},
+        rows=rows,
+    )  # fmt: skip
+
+
+def _hearing() -> dict[str, Row]:
+    return {
+        "model.encoder.conv1": conv("mels -> stem", kernel=1),
+        "model.encoder.conv2": conv("stem -> heard", kernel=1),
+        "model.encoder.embed_positions": embedding("frames -> heard"),
+        **blocks("encoder", "heard", "normed"),
+        "model.encoder.layer_norm": layer_norm("heard -> encoded", eps=EPS),
+    }
+
+
+def _speaking(c: Config) -> dict[str, Row]:
+    table = "model.decoder.embed_tokens"
+    tied = table if c["tie_word_embeddings"] and not c.headless else None
+    return {
+        table: embedding("vocab -> residual"),
+        "model.decoder.embed_positions": embedding("positions -> residual"),
+        **blocks("decoder", "residual", "normed", "encoded"),
+        "model.decoder.layer_norm": layer_norm("residual -> final", eps=EPS),
+        "proj_out": linear("final -> vocab", tied=tied, optional=True),
+    }
+
+
+def _classified() -> dict[str, Row]:
+    return {
+        "projector": linear("encoded -> _", optional=True),
+        "classifier": linear("_ -> _", optional=True),
+    }
