@@ -365,6 +365,21 @@ PICO |= {
     ),
     **_family(hf.SiglipTextConfig, {**_TEXT, "projection_size": 24}, siglip_text=hf.SiglipTextModel),
     **_family(hf.SiglipVisionConfig, _PATCHES, siglip_vision=hf.SiglipVisionModel),
+    **_family(
+        hf.MambaConfig,
+        {**_TOKENS, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4, "layer_norm_epsilon": _EPS},
+        mamba=hf.MambaForCausalLM,
+        mamba_untied=(hf.MambaForCausalLM, {"tie_word_embeddings": False, "use_bias": True, "use_conv_bias": False}),
+    ),
+    **_family(
+        hf.Mamba2Config,
+        {**_TOKENS, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4, "layer_norm_epsilon": 1e-3},
+        mamba2=(hf.Mamba2ForCausalLM, {"num_heads": 8, "head_dim": 12, "n_groups": 2, "chunk_size": 4}),
+        mamba2_tied=(
+            hf.Mamba2ForCausalLM,
+            {"num_heads": 8, "head_dim": 12, "n_groups": 1, "tie_word_embeddings": True, "use_bias": True},
+        ),
+    ),
 }
 
 
