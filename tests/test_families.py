@@ -462,6 +462,28 @@ GROWTH |= {
         exact("rank-8", fields={"time_step_rank": 8}),
         exact("all", width=72, depth=3, fields={"state_size": 8, "time_step_rank": 5, "vocab_size": 70}),
     ),
+    "convnext-cls": (
+        exact("factor-2", width_factor=2),
+        exact("factor-3-language", width_factor=3, free="language"),
+        exact("first-stage", fields={"hidden_sizes": [16, 16]}),
+        exact("depths-3-2-type-1", fields={"depths": [3, 2]}, depth_type=1),
+        exact("all", width_factor=2, fields={"depths": [3, 5]}),
+        refused("factor-1.5", Refused, "12 is not a multiple of 8.*try 16", width_factor=1.5),
+        refused("stage-1", Refused, "depthwise convolution.*16 -> 24.*try 32", fields={"hidden_sizes": [8, 24]}),
+        refused("shallower", BadTarget, "would lose blocks", fields={"depths": [1, 2]}),
+    ),
+    "convnext-unscaled": (exact("all", width_factor=2, fields={"depths": [3, 5]}),),
+    "swin-cls": (
+        *(case for case in SWINV2 if case.name not in ("width-36", "width-60", "heads-alone")),
+        refused("width-36", Refused, r"downsample.norm: a LayerNorm reads \(4 stage0\).*at 96 -> 144 it is not: try 192 \(x2\)", width=36),
+        exact("wide-heads", width=48, fields={"num_heads": [2, 4]}),
+        exact("ffn-ratio-6", fields={"mlp_ratio": 6}),
+    ),
+    "swin-base": (exact("all-48", width=48, fields={"depths": [3, 3]}),),
+    "beit-cls": PRE_LN,
+    "beit-token": VARIANT,
+    "beit-masked": VARIANT,
+    "data2vec-vision": VARIANT,
     "mamba-untied": (*VARIANT, exact("all-narrow", width=50, fields={"expand": 3, "state_size": 5})),
     "mamba2": (
         *WIDTH,
@@ -549,7 +571,7 @@ def assert_same(before: Behaviour, after: Behaviour) -> None:
     assert before.outputs.keys() == after.outputs.keys()
     for name, reference in before.outputs.items():
         # A base model's last hidden state is wider: its first entries are the source's.
-        other = after.outputs[name][..., : reference.shape[-1]]
+        other = after.outputs[name][tuple(slice(size) for size in reference.shape)]
         if name.startswith(("text_embeds", "image_embeds")):  # some are divided by their length
             other = other * (reference.norm() / other.norm())
         assert other.dtype == reference.dtype == torch.float64

@@ -31,6 +31,8 @@ def test_what_is_refused(cells: dict[str, dict[str, str]]) -> None:
         ("clip", "width x1.5"),
         ("clip_vision_model", "width x1.5"),
         ("siglip", "width x1.5"),
+        ("convnext", "width x1.5"),
+        ("swin", "width x1.5"),
     }
     # Queries and keys of Swin V2 have length one, and an eps of their own.
     assert {pair for pair in refused if "width" not in pair[1]} == {("swinv2", "head_dim")}

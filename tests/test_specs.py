@@ -59,6 +59,8 @@ VARIANTS |= {
     "dinov2": [{"use_swiglu_ffn": True}],
     "clip": [{"architectures": ["CLIPForImageClassification"]}],
     "siglip": [{"architectures": ["SiglipForImageClassification"]}],
+    "convnext": [{"layer_scale_init_value": 0.0}],
+    "beit": [{"layer_scale_init_value": 0.0}],
 }
 
 
