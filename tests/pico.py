@@ -523,6 +523,48 @@ PICO |= {
     ),
     **_family(hf.SiglipTextConfig, {**_TEXT, "projection_size": 24}, siglip_text=hf.SiglipTextModel),
     **_family(hf.SiglipVisionConfig, _PATCHES, siglip_vision=hf.SiglipVisionModel),
+    **_family(
+        hf.ConvNextConfig,
+        {"hidden_sizes": [8, 16], "depths": [2, 2], "num_stages": 2, "image_size": 32, "num_labels": 7},
+        convnext_cls=hf.ConvNextForImageClassification,
+        convnext_unscaled=(hf.ConvNextModel, {"layer_scale_init_value": 0.0}),
+    ),
+    **_family(
+        hf.SwinConfig,
+        {k: v for k, v in _SWINV2.items() if k != "pretrained_window_sizes"},
+        swin_cls=hf.SwinForImageClassification,
+        swin_base=(hf.SwinModel, {"use_absolute_embeddings": True, "qkv_bias": False}),
+    ),
+    **_family(
+        hf.BeitConfig,
+        _VIT,
+        beit_cls=(hf.BeitForImageClassification, {"use_relative_position_bias": True}),
+        beit_token=(hf.BeitForImageClassification, {"use_mean_pooling": False, "layer_scale_init_value": 0.0}),
+        beit_masked=(
+            hf.BeitForMaskedImageModeling,
+            {"use_shared_relative_position_bias": True, "use_absolute_position_embeddings": True, "vocab_size": 30},
+        ),
+    ),
+    **_family(
+        hf.Data2VecVisionConfig,
+        _VIT,
+        data2vec_vision=(hf.Data2VecVisionForImageClassification, {"use_relative_position_bias": True}),
+    ),
+    **_family(
+        hf.MambaConfig,
+        {**_TOKENS, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4, "layer_norm_epsilon": _EPS},
+        mamba=hf.MambaForCausalLM,
+        mamba_untied=(hf.MambaForCausalLM, {"tie_word_embeddings": False, "use_bias": True, "use_conv_bias": False}),
+    ),
+    **_family(
+        hf.Mamba2Config,
+        {**_TOKENS, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4, "layer_norm_epsilon": 1e-3},
+        mamba2=(hf.Mamba2ForCausalLM, {"num_heads": 8, "head_dim": 12, "n_groups": 2, "chunk_size": 4}),
+        mamba2_tied=(
+            hf.Mamba2ForCausalLM,
+            {"num_heads": 8, "head_dim": 12, "n_groups": 1, "tie_word_embeddings": True, "use_bias": True},
+        ),
+    ),
 }
 
 

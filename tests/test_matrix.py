@@ -26,8 +26,9 @@ def test_every_family_has_every_column(cells: dict[str, dict[str, str]]) -> None
 def test_what_is_refused(cells: dict[str, dict[str, str]]) -> None:
     """What stops an indivisible width: a LayerNorm that feeds the stream, or a final norm after Res-Post-Norm."""
     refused = {(name, column) for name, row in cells.items() for column in row if row[column].startswith(REFUSED)}
-    fed = {"albert", "bart", "bert", "bloom", "distilbert", "electra", "modernbert", "mpnet", "swinv2"}
+    fed = {"albert", "bart", "bert", "bloom", "distilbert", "electra", "modernbert", "mpnet", "swin", "swinv2"}
     fed |= {"roberta", "roberta-prelayernorm", "xlm-roberta", "clip", "clip_vision_model", "siglip", "whisper"}
+    fed |= {"convnext"}
     # The positions of a Marian are computed from its width.
     marian = {("marian", column) for column in ("width x2", "width x1.5", "heads", "head_dim")}
     assert {pair for pair in refused if "width" in pair[1]} - marian == {(name, "width x1.5") for name in fed}

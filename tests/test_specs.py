@@ -37,6 +37,7 @@ DERIVED |= {
 DERIVED |= {(name, "num_key_value_heads") for name in ("cohere", "cohere2", "olmo", "olmoe", "phi", "phi3")}
 DERIVED |= {("falcon", "num_kv_heads"), ("falcon", "ffn_hidden_size"), ("opt", "word_embed_proj_dim")}
 DERIVED |= {("siglip_text_model", "projection_size"), ("t5", "num_decoder_layers"), ("mt5", "num_decoder_layers")}
+DERIVED |= {("mamba", "time_step_rank")}
 # Variants whose specs have other rows than the default config's.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "resnet": [{"layer_type": "basic"}, {"downsample_in_first_stage": True}],
@@ -64,6 +65,8 @@ VARIANTS |= {
     "dinov2": [{"use_swiglu_ffn": True}],
     "clip": [{"architectures": ["CLIPForImageClassification"]}],
     "siglip": [{"architectures": ["SiglipForImageClassification"]}],
+    "convnext": [{"layer_scale_init_value": 0.0}],
+    "beit": [{"layer_scale_init_value": 0.0}],
 }
 
 

@@ -173,7 +173,8 @@ def _with_gains(
     """Keep (variance + eps) in proportion: eps* = (gain eta)^2 eps.
 
     Where all norms behind one config field shrink alike, the field takes eta^2 (the paper's way) and every
-    gain is 1. Where they differ, or a norm's eps is fixed in code, the space it reads takes gain 1/eta.
+    gain is 1. Where they differ, or a norm's eps is fixed in code, the space it reads takes gain 1/eta; but if one
+    of them reads what a nonlinearity wrote, which can take no gain, the field is its, and the others take what is left.
     """
     eta = {}
     for name, row in norms.items():
@@ -181,7 +182,8 @@ def _with_gains(
             eta[name] = row.eta(types.of(row.reads))
         except Refused as refusal:
             raise Refused(f"{name}: {refusal}") from None
-    spaces, eps = dict(types.spaces), dict[str, float]()
+    spaces, eps, shared = dict(types.spaces), dict[str, float](), dict[str, float]()
+    stiff = {name: eta[name] for name, row in norms.items() if not {*row.reads.axes}.isdisjoint(source.acts)}
     fields = {name: source.eps if row.eps is None else row.eps for name, row in norms.items()}
     fixed = {norms[name].reads for name, where in fields.items() if not isinstance(where, str)}
     known = sorted({f for f in fields.values() if isinstance(f, str)})
@@ -192,13 +194,20 @@ def _with_gains(
             raise BadCheckpoint(f"config.json: {where} is {config[where]!r}, not a number: save the model again")
         if len(values) == 1 and not any(norms[name].reads in fixed for name in behind):
             eps[where] = config[where] * values.pop() ** 2
+        elif len(own := {stiff[name] for name in behind if name in stiff}) == 1 and not any(
+            norms[name].reads in fixed for name in behind
+        ):
+            shared[where] = own.pop()
+            eps[where] = config[where] * shared[where] ** 2
         else:
             eps.pop(where, None)
+            shared.pop(where, None)
             fixed |= {norms[name].reads for name in behind}
     for name, row in norms.items():
-        if row.reads in fixed and eta[name] != 1.0:
+        level = 1.0 if row.reads in fixed else shared.get(str(fields[name]), eta[name])
+        if eta[name] != level:
             axis = next(axis for axis in row.reads.axes if axis in spaces)
-            spaces[axis] = types.spaces[axis].with_gain(1.0 / eta[name])
+            spaces[axis] = types.spaces[axis].with_gain(level / eta[name])
         if not row.affine:
             axis = row.writes.axes[0]
             spaces[axis] = types.spaces[axis].with_gain(1.0 / eta[name])

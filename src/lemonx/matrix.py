@@ -88,6 +88,9 @@ def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Itera
         yield Target(width_factor=Fraction(2), fields=kept), "together with the width"
     elif column in family.sizes and _is_asked(family, config, column):
         yield Target(fields=_grown(family, config, column)), ""
+        if column == "head_dim":
+            kept = _sizes(family, config, "heads") | _grown(family, config, column)
+            yield Target(width_factor=Fraction(2), fields=kept), "together with the width"
         if column == "kv_heads":
             together = _grown(family, config, "heads") | _grown(family, config, "kv_heads")
             yield Target(fields=together), "together with heads"

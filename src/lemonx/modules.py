@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -365,6 +365,12 @@ class Depthwise(Row):
                 f"a depthwise convolution reads {self.reads}, so every new channel must be a copy, and at "
                 f"{reads.size} -> {reads.target_size} some are not: try {multiples_near(reads.size, reads.target_size)}"
             )
+
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+        channels, *kernel = typed.axes
+        if suffix == "weight":  # what reads zeros is free
+            channels = replace(channels, source=np.where(channels.source == ZERO, RAND, channels.source))
+        return matrix(self.tensors()[suffix], (channels, *kernel), mode)
 
 
 @dataclass(frozen=True)

@@ -178,10 +178,12 @@ def _checked(config: Config, name: str, value: Any) -> Any:
         )
     if isinstance(before, list) and isinstance(value, list) and len(value) != len(before):
         raise BadTarget(f"--set {name}: want {len(before)} numbers, got {len(value)}")
-    return value
+    return float(value) if isinstance(before, float) else value
 
 
 def _is_size(value: Any) -> bool:
-    """A whole number above 0, or a list of them; None is a size that follows another."""
+    """A whole number above 0, perhaps written 4.0, or a list of them; None is a size that follows another."""
     numbers = value if isinstance(value, list) and value else [value]
-    return value is None or all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in numbers)
+    return value is None or all(
+        isinstance(v, int | float) and not isinstance(v, bool) and v > 0 and v == v // 1 for v in numbers
+    )

@@ -30,6 +30,10 @@ from lemonx.errors import BadTarget, Refused
 ZERO, AVG, RAND, PART, WEIGHED = -1, -2, -3, -4, -5
 
 
+# What the entries behind whole copies hold, by the kind of a space; other kinds copy on.
+_FLAGS = {"avg": AVG, "zero": ZERO, "rand": RAND, "scaled": WEIGHED}
+
+
 class Run(NamedTuple):
     """Consecutive target indices `target..target+length` that copy consecutive source indices.
 
@@ -114,9 +118,9 @@ def fresh(size: int, positions: int = 1) -> Space:
     return Space(size, "fresh", positions)
 
 
-def grouped(size: int, under: str, kind: str = "circ") -> Space:
+def grouped(size: int, under: str, kind: str = "circ", *, calm: bool = False) -> Space:
     """Query heads, in equal groups under the key-value heads of the space `under`."""
-    return Space(size, kind, under=under)
+    return Space(size, kind, under=under, calm=calm)
 
 
 def alibi(size: int) -> Space:
@@ -281,7 +285,7 @@ def expansion(kind: str, size: int, target: int) -> Expansion:
         return Expansion(size, np.append(np.arange(size), np.full(target - size, RAND)), np.ones(target))
     if kind == "alibi":
         return alibi_expansion(size, target)
-    flag = {"avg": AVG, "zero": ZERO, "rand": RAND, "scaled": WEIGHED}.get(kind)
+    flag = _FLAGS.get(kind)
     remainder = np.arange(rest) if flag is None else np.full(rest, flag)
     source = np.concatenate([np.tile(np.arange(size), copies), remainder]).astype(np.int64)
     plain = Expansion(size, source, np.ones(target))
@@ -294,6 +298,7 @@ def expansion(kind: str, size: int, target: int) -> Expansion:
 def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Expansion:
     """Query heads under copies of their own key-value head: slots of a group are filled circularly.
 
+    Of kind zero or rand, all heads have equally many copies, and slots that are left hold zeros, or anything.
     A unit of `under` with c copies offers c * (target group) slots for its source group; there must be
     enough, else a query head would have no place. The group may grow or shrink (grouped to multi-head).
     """
@@ -307,6 +312,9 @@ def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Ex
         )
     slot = np.arange(target) % target_group + under.copy_number.repeat(target_group) * target_group
     source = under.source.repeat(target_group) * group + slot % group
+    if kind in _FLAGS:
+        times = int(under.copies.min()) * target_group // group
+        source = np.where(slot < times * group, source, _FLAGS[kind])
     heads = Expansion(size, source, np.ones(target))
     if kind != "iso":
         return heads

@@ -112,8 +112,9 @@ def compared(
 
 def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     """As many entries as the source has; of a wider vector of length one, the direction of these entries."""
-    first = wide[..., : reference.shape[-1]]
-    if wide.shape == reference.shape:
+    # Features of images have their channels on another axis than the last.
+    first = wide[tuple(slice(size) for size in reference.shape)] if wide.ndim == reference.ndim else wide
+    if wide.shape[-1] == reference.shape[-1] or first.shape != reference.shape:
         return first
     of_length_one = all(bool(((x.norm(dim=-1) - 1).abs() < 1e-9).all()) for x in (reference, wide))
     return first / first.norm(dim=-1, keepdim=True) if of_length_one else first

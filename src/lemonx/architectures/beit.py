@@ -1,0 +1,86 @@
+"""BEiT and Data2Vec for images."""
+
+from lemonx.architectures.rotary import head
+from lemonx.errors import Refused
+from lemonx.modules import Row, conv, dropped, layer_norm, linear, parameter, scale
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import avg, circ, unscaled, zero
+
+TABLE, INDEX = (f"relative_position_bias.relative_position_{what}" for what in ("bias_table", "index"))
+
+
+@architecture(
+    "beit",
+    "data2vec-vision",
+    width="hidden_size",
+    depth="num_hidden_layers",
+    heads="num_attention_heads",
+    ffn="intermediate_size",
+    free="vision",
+    defaults={"layer_norm_eps": 1e-12, "num_channels": 3, "layer_scale_init_value": 0.1, "use_mean_pooling": True},
+)
+def beit(c: Config) -> Spec:
+    """BEiT, Data2Vec: Pre-LN, queries and values with biases, relative positions, a scale for every channel."""
+    if c.is_a("Backbone") or c.is_a("ForSemanticSegmentation"):
+        raise Refused("feature maps belong to blocks by number: save the model as a BeitModel first")
+    width, heads, scaled = c["hidden_size"], c["num_attention_heads"], c["layer_scale_init_value"] > 0
+    name, tokens = c["model_type"].replace("-", "_"), (c["image_size"] // c["patch_size"]) ** 2 + 1
+    attended, computed = ("attended", "computed") if scaled else ("residual", "residual")
+    return Spec(
+        stacks={f"{name}.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
+        eps="layer_norm_eps",
+        prefix=f"{name}.",
+        config={"out_features": None, "out_indices": None, "stage_names": None} if name == "beit" else {},
+        spaces={
+            "residual": avg(width, tokens),
+            "normed": zero(width, tokens),
+            "final": zero(width),
+            **({space: unscaled(width, tokens) for space in (attended, computed)} if scaled else {}),
+            "heads": circ(heads, tokens),
+            **head(width // heads, {}, positions=tokens),
+            "hidden": circ(c["intermediate_size"], tokens),
+        },
+        fixed={"channels": c["num_channels"], "patch": c["patch_size"]},
+        rows={
+            f"{name}.embeddings.cls_token": parameter("1 1 residual"),
+            f"{name}.embeddings.mask_token": parameter("1 1 residual", optional=True),
+            f"{name}.embeddings.position_embeddings": parameter("1 _ residual", optional=True),
+            f"{name}.embeddings.patch_embeddings.projection": conv("channels -> residual"),
+            f"{name}.encoder.{TABLE}": parameter("_ heads", optional=True),
+            f"{name}.encoder.{INDEX}": dropped(),
+            **_block(f"{name}.encoder.layer.*", attended, computed),
+            **_head(c, name),
+        },
+    )
+
+
+def _block(layer: str, attended: str, computed: str) -> dict[str, Row]:
+    scales: dict[str, Row] = {
+        f"{layer}.lambda_1": scale("attended -> residual"),
+        f"{layer}.lambda_2": scale("computed -> residual"),
+    }
+    return {
+        f"{layer}.layernorm_before": layer_norm("residual -> normed"),
+        f"{layer}.attention.attention.query": linear("normed -> (heads query)"),
+        f"{layer}.attention.attention.key": linear("normed -> (heads key)"),
+        f"{layer}.attention.attention.value": linear("normed -> (heads value)"),
+        f"{layer}.attention.attention.{TABLE}": parameter("_ heads", optional=True),
+        f"{layer}.attention.attention.{INDEX}": dropped(),
+        f"{layer}.attention.output.dense": linear(f"(heads value) -> {attended}"),
+        f"{layer}.layernorm_after": layer_norm("residual -> normed"),
+        f"{layer}.intermediate.dense": linear("normed -> hidden"),
+        f"{layer}.output.dense": linear(f"hidden -> {computed}"),
+        **(scales if attended == "attended" else {}),
+    }
+
+
+def _head(c: Config, name: str) -> dict[str, Row]:
+    """A norm of the mean over patches, or of every token; the masked images' head has a norm of its own."""
+    masked = c.is_a("ForMaskedImageModeling")
+    return {
+        f"{name}.layernorm": layer_norm(f"residual -> {'residual' if masked else 'final'}", optional=True),
+        f"{name}.pooler.layernorm": layer_norm("residual -> final", optional=True),
+        "layernorm": layer_norm("residual -> final", optional=True),
+        "lm_head": linear("final -> _", optional=True),
+        "classifier": linear("final -> _", optional=True),
+    }

@@ -1,0 +1,68 @@
+"""Mamba 2."""
+
+from lemonx.errors import BadTarget
+from lemonx.modules import Row, depthwise, embedding, linear, parameter, rms_norm
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import Space, circ, fresh, grouped, key, query, zero
+
+LAYER = "backbone.layers.*"
+MIXED = "(heads entries) + (groups state_in) + (groups state_out)"
+
+
+@architecture(
+    "mamba2",
+    width="hidden_size",
+    depth="num_hidden_layers",
+    heads="num_heads",
+    head_dim="head_dim",
+    vocab="vocab_size",
+    expand="expand",
+    groups="n_groups",
+    state="state_size",
+    free="language",
+    defaults={"expand": 2, "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128,
+              "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False},
+)  # fmt: skip
+def mamba2(c: Config) -> Spec:
+    """Mamba 2: heads with a selective state each, in groups, and an RMSNorm behind the gate."""
+    width, heads, entries = c["hidden_size"], c["num_heads"], c["head_dim"]
+    if c["expand"] * width != heads * entries:
+        raise BadTarget(
+            f"hidden_size {width} times expand {c['expand']} must be num_heads {heads} times head_dim {entries}: "
+            "set those that do not follow with --set"
+        )
+    tied = "backbone.embeddings" if c["tie_word_embeddings"] and not c.headless else None
+    return Spec(
+        stacks={"backbone.layers": Stack(c["num_hidden_layers"], "residual")},
+        eps="layer_norm_epsilon",
+        prefix="backbone.",
+        # The norm behind the gate needs copies of equal energy: heads that are left over are silent, their gates open.
+        spaces={
+            **{name: zero(width) for name in ("residual", "normed", "final")},
+            "groups": circ(c["n_groups"]),
+            "heads": grouped(heads, under="groups", kind="zero", calm=True),
+            "entries": Space(entries, "zero", calm=True),
+            "gates": grouped(heads, under="groups", kind="rand"),
+            "gate_entries": Space(entries, "rand"),
+            "gated_heads": grouped(heads, under="groups", kind="zero"),
+            "gated_entries": zero(entries),
+            "state_in": query(c["state_size"], scale=1.0),
+            "state_out": key(c["state_size"]),
+            "vocab": fresh(c["vocab_size"]),
+        },
+        acts=("heads", "entries"),
+        rows={**_rows(), "lm_head": linear("final -> vocab", tied=tied, optional=True)},
+    )
+
+
+def _rows() -> dict[str, Row]:
+    return {
+        "backbone.embeddings": embedding("vocab -> residual"),
+        f"{LAYER}.norm": rms_norm("residual -> normed"),
+        f"{LAYER}.mixer.in_proj": linear(f"normed -> (gates gate_entries) + {MIXED} + heads"),
+        f"{LAYER}.mixer.conv1d": depthwise(f"{MIXED} -> {MIXED}", kernel=1),
+        **{f"{LAYER}.mixer.{name}": parameter("heads") for name in ("A_log", "D", "dt_bias")},
+        f"{LAYER}.mixer.norm": rms_norm("(heads entries) -> (gated_heads gated_entries)"),
+        f"{LAYER}.mixer.out_proj": linear("(gated_heads gated_entries) -> residual"),
+        "backbone.norm_f": rms_norm("residual -> final"),
+    }

@@ -1,0 +1,62 @@
+"""Swin Transformer (the first)."""
+
+from lemonx.architectures.rotary import head
+from lemonx.modules import Row, conv, dropped, layer_norm, linear, parameter
+from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.vectors import Space, avg, circ, zero
+
+EPS = 1e-5  # of the norms around the stages, in code
+
+
+@architecture(
+    "swin",
+    width="embed_dim",
+    depth="depths",
+    heads="num_heads",
+    ffn_ratio="mlp_ratio",
+    free="vision",
+    defaults={"layer_norm_eps": 1e-5, "mlp_ratio": 4.0, "num_channels": 3},
+)
+def swin(c: Config) -> Spec:
+    """Swin: Pre-LN, shifted windows with a relative position bias, patch merging."""
+    last = len(c["depths"]) - 1
+    spaces: dict[str, Space] = {"patches": avg(c["embed_dim"]), "final": zero(c["embed_dim"] << last)}
+    rows: dict[str, Row] = {
+        "swin.embeddings.patch_embeddings.projection": conv("channels -> patches"),
+        "swin.embeddings.norm": layer_norm("patches -> stage0", eps=EPS),
+        "swin.embeddings.position_embeddings": parameter("1 _ stage0", optional=True),
+        "swin.embeddings.mask_token": parameter("1 1 stage0", optional=True),
+        "swin.layernorm": layer_norm(f"stage{last} -> final"),
+        "classifier": linear("final -> _", optional=True),
+    }
+    stacks = {}
+    for i, depth in enumerate(c["depths"]):
+        width, heads, side = c["embed_dim"] << i, c["num_heads"][i], c["image_size"] // c["patch_size"] >> i
+        name, at = f"swin.encoder.layers.{i}", side * side
+        # Every second block shifts its windows, if there is more than one window.
+        stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2 if side > c["window_size"] else 1)
+        spaces |= {f"stage{i}": avg(width, at), f"normed{i}": zero(width, at), f"heads{i}": circ(heads, at),
+                   f"hidden{i}": circ(int(c["mlp_ratio"] * width), at)}  # fmt: skip
+        spaces |= {f"{entry}{i}": space for entry, space in head(width // heads, {}, positions=at).items()}
+        rows |= _block(f"{name}.blocks.*", i)
+        if i < last:
+            spaces[f"merged{i}"] = zero(width, at // 4)
+            rows[f"{name}.downsample.norm"] = layer_norm(f"(4 stage{i}) -> (4 merged{i})", eps=EPS)
+            rows[f"{name}.downsample.reduction"] = linear(f"(4 merged{i}) -> stage{i + 1}")
+    config = {"hidden_size": c["embed_dim"] << last}
+    return Spec(rows, spaces, stacks, {"channels": c["num_channels"]}, "layer_norm_eps", "swin.", config=config)
+
+
+def _block(name: str, i: int) -> dict[str, Row]:
+    return {
+        f"{name}.layernorm_before": layer_norm(f"stage{i} -> normed{i}"),
+        f"{name}.attention.self.query": linear(f"normed{i} -> (heads{i} query{i})"),
+        f"{name}.attention.self.key": linear(f"normed{i} -> (heads{i} key{i})"),
+        f"{name}.attention.self.value": linear(f"normed{i} -> (heads{i} value{i})"),
+        f"{name}.attention.self.relative_position_bias_table": parameter(f"_ heads{i}"),
+        f"{name}.attention.self.relative_position_index": dropped(),
+        f"{name}.attention.output.dense": linear(f"(heads{i} value{i}) -> stage{i}"),
+        f"{name}.layernorm_after": layer_norm(f"stage{i} -> normed{i}"),
+        f"{name}.intermediate.dense": linear(f"normed{i} -> hidden{i}"),
+        f"{name}.output.dense": linear(f"hidden{i} -> stage{i}"),
+    }
