@@ -48,7 +48,7 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
             new[_single(family, config, option)] = _positive(option, value)
     for name, value in wanted.fields.items():
         new[name] = _checked(config, name, value)
-    new |= {name: new[leader] for name, leader in spec.follows.items() if name not in wanted.fields}
+    new |= {name: new.get(leader, config[leader]) for name, leader in spec.follows.items() if name not in wanted.fields}
     try:
         target = family.spec(with_fields(values, new))
     except BadCheckpoint as error:
