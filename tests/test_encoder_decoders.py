@@ -119,7 +119,7 @@ def test_it_is_verified_whole_and_block_by_block(name: str, source: Any, tmp_pat
 def test_positions_that_no_file_holds(source: Any, tmp_path: Path) -> None:
     """A Marian computes its positions: it is verified whole, and block by block the reason is told."""
     large = lemonx.expand(source("marian"), tmp_path / "large", verify=True, fields={"encoder_layers": 3})
-    with pytest.raises(NotVerified, match="no file holds.*without --layerwise$"):
+    with pytest.raises(NotVerified, match=r"no file holds.*without --layerwise$"):
         api.verify(source("marian"), large, layerwise=True)
 
 
