@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lemonx.coverage import Matched, match, tied_copies
+from lemonx.coverage import Matched, match, settled, tied_copies
 from lemonx.errors import BadCheckpoint
 from lemonx.modules import Row, batch_norm, conv, dropped, embedding, layer_norm, linear, parameter
 from lemonx.spec import Spec, Stack
@@ -51,6 +51,45 @@ def assert_refused(present: Iterable[str], *words: str, of: Spec | None = None) 
         match(of or spec(), present)
     for word in words:
         assert word in str(refusal.value), refusal.value
+
+
+def test_the_last_block_may_have_a_row_of_its_own() -> None:
+    """It goes before the general one, which then needs no tensor there; a single block is the last, too."""
+    own = {**ROWS, "model.layers.-1.norm": layer_norm("residual -> residual")}
+    for depth in (1, 2, 3):
+        found = match(spec(own, depth), names(depth))
+        rows = [hit.row for hit in found if hit.suffix == "weight" and "norm" in hit.row]
+        assert rows == ["model.layers.*.norm"] * (depth - 1) + ["model.layers.-1.norm"]
+    missing = [name for name in names() if name != "model.layers.1.norm.weight"]
+    assert_refused(missing, "no tensor for 'model.layers.-1.norm'", of=spec(own))
+    extra = [name for name in names() if name != "model.layers.0.norm.weight"]
+    assert_refused(extra, "no tensor for 'model.layers.*.norm'", of=spec(own))
+
+
+def test_what_the_stream_is_behind_a_block() -> None:
+    own = spec({**ROWS, "model.layers.-1.norm": layer_norm("residual -> normed")}, 3)
+    assert [own.behind("model.layers", i) for i in range(3)] == ["residual", "residual", "normed"]
+    assert spec().behind("model.layers", 1) == "residual"
+
+
+def test_tables_and_decoders_that_repeat_a_table() -> None:
+    rows = {
+        **ROWS,
+        "model.again": embedding("5 -> residual", tied="model.embed"),
+        "head": linear("normed -> 5", tied="model.embed", own=True),
+    }
+    found = match(spec(rows), [*names(), "model.again.weight"])
+    assert [(hit.name, row) for hit, row in tied_copies(settled(spec(rows), found), found)] == [
+        ("model.again.weight", "model.embed")
+    ]
+    # Without a weight for it the decoder stays tied, and the table need not be there.
+    bare = match(spec(rows), [name for name in names() if name != "head.weight"])
+    assert settled(spec(rows), bare) == spec(rows)
+    # One that must be tied is, whatever the file has.
+    strict = spec({**rows, "head": linear("normed -> 5", tied="model.embed")})
+    assert ("head.weight", "model.embed") in [
+        (hit.name, row) for hit, row in tied_copies(settled(strict, found), found)
+    ]
 
 
 def test_every_tensor_finds_its_row() -> None:

@@ -525,6 +525,7 @@ def test_rows_say_what_is_on_disk() -> None:
     assert [axis.role for axis in linear("a -> b").tensors()["weight"]] == ["w", "r"]
     assert [axis.role for axis in linear("a -> b", transposed=True).tensors()["weight"]] == ["r", "w"]
     assert [axis.role for axis in conv("a -> b").tensors()["weight"]] == ["w", "r", ".", "."]
+    assert [axis.role for axis in conv("a -> b", kernel=1).tensors()["weight"]] == ["w", "r", "."]
     assert list(LN.tensors()) == ["weight", "bias"]
     assert linear("a -> b", tied="e").optional
     assert not linear("a -> b").optional

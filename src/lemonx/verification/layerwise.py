@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -112,7 +113,7 @@ class _Judge:
 
     def __init__(self, plan: Plan, source: Path, noisy: Path | None, least: float) -> None:
         self.plan, self.source, self.noisy, self.least = plan, source, noisy, least
-        self.places = list[Place]()
+        self.places, self.runs = list[Place](), Counter[tuple[str, int]]()
 
     def __call__(self, stack: str, index: int, found: np.ndarray) -> None:
         blocks, spec = self.plan.blocks[stack], self.plan.source_spec
@@ -120,12 +121,14 @@ class _Judge:
         if depth.stream_norms(spec, stack) and not blocks[index].closes:
             return
         origin = next(b.source for b in reversed(blocks[: index + 1]) if not b.added)
-        before = _stream(self.source, stack, origin)
+        run = self.runs[stack, index]
+        self.runs[stack, index] += 1
+        before = _stream(self.source, stack, origin, run)
         expansion = self.plan.types.spaces.get(spec.behind(stack, origin))
         difference = _difference(before, found, expansion)
         tolerance = self.least
         if self.noisy is not None:
-            noise = _difference(before, _stream(self.noisy, stack, origin), None)
+            noise = _difference(before, _stream(self.noisy, stack, origin, run), None)
             tolerance = max(tolerance, whole.NOISE_MULTIPLE * noise)
         self.places.append(Place(f"{stack}.{index}", f"{stack}.{origin}", difference, tolerance))
 
@@ -147,12 +150,13 @@ def _difference(before: np.ndarray, after: np.ndarray, expansion: Expansion | No
     return found if np.isfinite(found) else float("inf")
 
 
-def _file(folder: Path, stack: str, index: int) -> Path:
-    return folder / f"{stack}.{index}.npy"
+def _file(folder: Path, stack: str, index: int, run: int) -> Path:
+    """Where the stream behind a block is; blocks that several layers share run several times."""
+    return folder / f"{stack}.{index}.{run}.npy"
 
 
-def _stream(folder: Path, stack: str, index: int) -> np.ndarray:
-    return np.load(_file(folder, stack, index))
+def _stream(folder: Path, stack: str, index: int, run: int) -> np.ndarray:
+    return np.load(_file(folder, stack, index, run))
 
 
 def _outputs(folder: Path) -> dict[str, torch.Tensor]:
@@ -164,7 +168,13 @@ def _outputs(folder: Path) -> dict[str, torch.Tensor]:
 def _record(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> whole.Outputs:
     """Run a checkpoint and leave the stream behind every block in `folder`."""
     folder.mkdir()
-    return _observe(checkpoint, dtype, seed, lambda stack, index, x: np.save(_file(folder, stack, index), x))
+    runs = Counter[tuple[str, int]]()
+
+    def keep(stack: str, index: int, stream: np.ndarray) -> None:
+        np.save(_file(folder, stack, index, runs[stack, index]), stream)
+        runs[stack, index] += 1
+
+    return _observe(checkpoint, dtype, seed, keep)
 
 
 def _record_apart(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> Path:
@@ -202,7 +212,11 @@ def _observe(
         model, odd = load(checkpoint.path, getattr(torch, dtype), **options)
         _give_parts(model)
         batch = sample(model, seed, batch)
-        with _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen), _metered(model) as meter:
+        with (
+            _weights_in_files(checkpoint),
+            _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen),
+            _metered(model) as meter,
+        ):
             found = floating_outputs(model, batch)
     return whole.Outputs(found, None, odd, batch, meter.peak)
 
@@ -226,6 +240,20 @@ def _give_parts(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.MultiheadAttention):
             add_hook_to_module(module, Parts(), append=True)
+
+
+@contextmanager
+def _weights_in_files(checkpoint: Checkpoint) -> Iterator[None]:
+    """A context in which a weight that is in no file, because a model computes it, is an error in one line."""
+    try:
+        yield
+    except ValueError as error:
+        if "meta device" not in str(error):
+            raise
+        raise NotVerified(
+            f"{str(checkpoint.origin)!r} has weights that its model computes (positions, say) and no file holds, so it "
+            "cannot be run block by block: verify without --layerwise"
+        ) from None
 
 
 def _blocks(checkpoint: Checkpoint) -> dict[tuple[str, int], list[str]]:
