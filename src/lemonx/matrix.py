@@ -12,8 +12,10 @@ from typing import Any
 from lemonx import architectures, depth
 from lemonx.check import check, with_tied
 from lemonx.errors import LemonxError
+from lemonx.modules import Norm
+from lemonx.notes import conditions
 from lemonx.spec import Architecture, Spec
-from lemonx.target import Target, target_config
+from lemonx.target import UNTIED, Target, target_config
 
 EXACT, REFUSED, NONE = "exact", "refused", "-"
 COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn", "head_dim", "vocab", "experts")
@@ -51,10 +53,12 @@ def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, not
     try:
         new = target_config(family, config, wanted)
         source, target = family.spec(config), family.spec(new)
-        check(source, target, with_tied(source, [n for n, row in source.rows.items() if not row.optional]), values)
+        rows = with_tied(source, [n for n, row in source.rows.items() if not row.optional])
+        types = check(source, target, rows, values)
     except LemonxError as refusal:
         return f"{REFUSED}: {refusal}"
-    notes = [note, _eps_note(source, values) if column == "depth" else ""]
+    notes = [note, "by frames" if types.framed else "", _eps_note(source, values) if column == "depth" else ""]
+    notes += [text.replace(",", ";") for text in conditions(source, target, types)]
     try:
         check(source, target, with_tied(source, list(source.rows)), values)
     except LemonxError as refusal:
@@ -64,8 +68,12 @@ def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, not
 
 def _eps_note(spec: Spec, config: Mapping[str, Any]) -> str:
     """Post-LN depth is exact up to the eps of its norms."""
-    post_ln = any(depth.stream_norms(spec, name) for name in spec.stacks)
-    return f"up to eps = {config[spec.eps]:g}" if post_ln and spec.eps else ""
+    norms = [norm for name in spec.stacks for norm in depth.stream_norms(spec, name)]
+    row = spec.rows[norms[0]] if norms else None
+    if not isinstance(row, Norm):
+        return ""
+    where = row.eps if row.eps is not None else spec.eps
+    return f"up to eps = {config[where] if isinstance(where, str) else where:g}"
 
 
 def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Iterator[tuple[Target, str]]:
@@ -74,6 +82,8 @@ def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Itera
         yield Target(width_factor=Fraction(2)), ""
     elif column == "width x1.5":
         yield Target(width_factor=Fraction(3, 2)), ""
+        if family.spec(config).ties:
+            yield Target(width_factor=Fraction(3, 2), fields={UNTIED: False}), f"with {UNTIED}=false"
         # Three heads cannot grow by half, but by a third; a prime number of heads by one.
         yield Target(width_factor=Fraction(4, 3)), "at x4/3"
         if isinstance(heads := _sizes(family, config, "heads").get(family.sizes.get("heads", ("",))[0]), int):

@@ -22,7 +22,7 @@ from lemonx.modules import Vector
 from lemonx.operators import SILENT
 from lemonx.planning import Plan, Step
 from lemonx.runner import everything, is_whole, run_plan, source_rows, wanted_blocks
-from lemonx.vectors import AVG
+from lemonx.vectors import AVG, DENSE
 
 if TYPE_CHECKING:
     import torch
@@ -205,5 +205,5 @@ def bytes_read(made: Plan, step: Step, rows: range) -> int:
         return 0
     blocks = [run for _, run in wanted_blocks(step, rows)]
     copied = sum(run.length for run in blocks if run.source >= 0)
-    mean = count if any(run.source == AVG for run in blocks) else 0
+    mean = count if any(run.source in (AVG, DENSE) for run in blocks) else 0
     return (copied + mean) * row_bytes

@@ -5,6 +5,7 @@ from lemonx.modules import Row, dropped, embedding, layer_norm, linear, paramete
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, zero
 
+LAYER = "bert.encoder.layer.*"
 SIZES = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -13,31 +14,34 @@ SIZES = {
     "vocab": "vocab_size",
     "positions": "max_position_embeddings",
 }
-DEFAULTS = {"layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2}
+DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2}
 
 
 @architecture("bert", **SIZES, free="language", defaults=DEFAULTS)
 def bert(c: Config) -> Spec:
     """BERT: Post-LN, masked-LM and classification heads."""
+    norm = layer_norm("residual -> residual")
     return _bert(c, final="residual", norms={
-        "bert.embeddings.LayerNorm": layer_norm("residual -> residual"),
-        "bert.encoder.layer.*.attention.output.LayerNorm": layer_norm("residual -> residual"),
-        "bert.encoder.layer.*.output.LayerNorm": layer_norm("residual -> residual"),
+        "embedded": {"bert.embeddings.LayerNorm": norm},
+        "attended": {f"{LAYER}.attention.output.LayerNorm": norm},
+        "end": {f"{LAYER}.output.LayerNorm": norm},
     })  # fmt: skip
 
 
 @architecture("megatron-bert", **SIZES, free="language", defaults=DEFAULTS)
 def megatron_bert(c: Config) -> Spec:
     """MegatronBert: BERT with Pre-LN and a final LayerNorm."""
+    norm = layer_norm("residual -> normed")
     return _bert(c, final="final", norms={
-        "bert.encoder.layer.*.attention.ln": layer_norm("residual -> normed"),
-        "bert.encoder.layer.*.ln": layer_norm("residual -> normed"),
-        "bert.encoder.ln": layer_norm("residual -> final"),
+        "embedded": {f"{LAYER}.attention.ln": norm},
+        "attended": {f"{LAYER}.ln": norm},
+        "end": {"bert.encoder.ln": layer_norm("residual -> final")},
     })  # fmt: skip
 
 
-def _bert(c: Config, final: str, norms: dict[str, Row]) -> Spec:
-    width, heads, layer = c["hidden_size"], c["num_attention_heads"], "bert.encoder.layer.*"
+def _bert(c: Config, final: str, norms: dict[str, dict[str, Row]]) -> Spec:
+    """The table; `norms` stand where their key says: behind the embeddings, attention, or MLP."""
+    width, heads, layer = c["hidden_size"], c["num_attention_heads"], LAYER
     normed = "residual" if final == "residual" else "normed"
     embedded = "bert.embeddings.word_embeddings"
     tied = embedded if c["tie_word_embeddings"] else None
@@ -52,7 +56,7 @@ def _bert(c: Config, final: str, norms: dict[str, Row]) -> Spec:
             "final": zero(width),
             "heads": circ(heads),
             **head(width // heads, {}),
-            "hidden": circ(c["intermediate_size"]),
+            "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
             "pooled": circ(width),
             "transform": avg(width),
             "decoded": zero(width),
@@ -65,13 +69,15 @@ def _bert(c: Config, final: str, norms: dict[str, Row]) -> Spec:
             "bert.embeddings.position_embeddings": embedding("positions -> residual"),
             "bert.embeddings.token_type_embeddings": embedding("types -> residual"),
             "bert.embeddings.position_ids": dropped(),
+            **norms["embedded"],
             f"{layer}.attention.self.query": linear(f"{normed} -> (heads query)"),
             f"{layer}.attention.self.key": linear(f"{normed} -> (heads key)"),
             f"{layer}.attention.self.value": linear(f"{normed} -> (heads value)"),
             f"{layer}.attention.output.dense": linear("(heads value) -> residual"),
+            **norms["attended"],
             f"{layer}.intermediate.dense": linear(f"{normed} -> hidden"),
             f"{layer}.output.dense": linear("hidden -> residual"),
-            **norms,
+            **norms["end"],
             "bert.pooler.dense": linear(f"{final} -> pooled", optional=True),
             "classifier": linear("pooled -> _", optional=True),
             "cls.seq_relationship": linear("pooled -> 2", optional=True),
