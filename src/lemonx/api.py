@@ -229,12 +229,13 @@ def _compare(
     from lemonx.verification.layerwise import compare_layerwise
     from lemonx.verification.outputs import compare
 
-    exact, slack = False, 0.0
+    exact, slack, back = False, 0.0, None
     if made is not None:
+        back = made.frames.output.back if made.frames else None
         exact, slack = made.exactness in (BIT_EXACT, EXACT_SUM), eps_slack(made)
     if by_layer:
         return compare_layerwise(source, target, made, exact=exact, slack=slack)
-    return compare(source, target, exact=exact, slack=slack), None
+    return compare(source, target, exact=exact, slack=slack, back=back), None
 
 
 def eps_slack(made: Plan) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint
+from lemonx.notes import notes
 from lemonx.planning import Plan
 from lemonx.summary import changed_fields, parameters, size_table
 from lemonx.verification.layerwise import Layers
@@ -44,7 +45,7 @@ def certificate(plan: Plan, source: Checkpoint, measured: Measured | None, skipp
         "method": plan.reading.method,
         "paper": methods.find(plan.reading.method).paper,
         "lossless": plan.reading.lossless,
-        "notes": list(plan.reading.notes),
+        "notes": notes(plan),
         "source": {
             "name": plan.source.name,
             "model_type": plan.source_config.get("model_type"),

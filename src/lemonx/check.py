@@ -10,12 +10,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from lemonx import framing
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.framing import Framed
 from lemonx.modules import Linear, Norm
 from lemonx.signature import Side
 from lemonx.spec import LAST, Spec
 from lemonx.vectors import (
+    DENSE,
     RAND,
+    SPARE,
     ZERO,
     Expansion,
     attention_expansion,
@@ -33,13 +39,14 @@ from lemonx.vectors import (
 class Types:
     """The expansion of every space, and the eps that the target's norms need (config field -> value).
 
-    `exact`: every row was proved to follow.
+    `exact`: every row was proved to follow. `framed`: the stream that frames carry, if one is.
     """
 
     source: Spec
     spaces: Mapping[str, Expansion]
     eps: Mapping[str, float]
     exact: bool = True
+    framed: Framed | None = None
     # One object per side, however many blocks there are: a plan holds a reference, not an array, per tensor.
     _known: dict[tuple[Side, int | None], Expansion] = field(default_factory=dict, compare=False, repr=False)
 
@@ -66,20 +73,40 @@ def with_tied(spec: Spec, rows: Collection[str]) -> list[str]:
 
 
 def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any]) -> Types:
-    """The types under which every row in `rows` is lossless; raises BadTarget or Refused if there are none."""
+    """The types under which every row in `rows` is lossless; raises BadTarget or Refused if there are none.
+
+    Copies, means and zeros first; frames where these cannot follow.
+    """
     _check_sizes(source, target)
-    norms = {name: row for name in rows if isinstance(row := source.rows[name], Norm)}
-    spaces = _expansions(source, target)
+    try:
+        return _checked(source, target, rows, config, None)
+    except Refused:
+        framed = framing.find(source, target, rows)
+        if framed is None:
+            raise
+    return _checked(source, target, rows, config, framed)
+
+
+def _checked(
+    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], framed: Framed | None
+) -> Types:
+    carried = framed.norms if framed else frozenset[str]()
+    norms = {name: row for name in rows if isinstance(row := source.rows[name], Norm) and name not in carried}
+    spaces = _expansions(source, target) | (framed.expansions(target) if framed else {})
     spaces, eps = _with_gains(source, norms, Types(source, spaces, {}), config)
     _follow(source, target, rows, spaces)
-    types = Types(source, spaces, eps)
+    types = Types(source, spaces, eps, framed=framed)
     for name in rows:
         row = source.rows[name]
+        if name in carried:
+            continue
         try:
             row.require(types.of(row.reads), types.of(row.writes))
         except Refused as refusal:
             raise Refused(f"{name}: {refusal}") from None
     _check_units(source, rows, types)
+    if framed:
+        framing.require_untied(framed, target, rows)
     return types
 
 
@@ -101,9 +128,16 @@ def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str,
             spaces[name] = spaces[space.like].with_gain(spaces[space.like].gain * _rescale(name, source, target))
     for name in rows:
         row = source.rows[name]
-        if isinstance(row, Linear) and row.tied:
+        if isinstance(row, Linear) and row.tied and is_tied(target, name):
             final, embedded = row.reads.axes[0], source.rows[row.tied].writes.axes[0]
+            if spaces[embedded].has(DENSE):
+                continue  # require_untied says so, if nothing else is in the way
             spaces[final] = spaces[embedded].dual().with_gain(_rescale(final, source, target))
+
+
+def is_tied(target: Spec, name: str) -> bool:
+    """Whether a decoder that was the embedding still is: what is untied is written on its own."""
+    return getattr(target.rows[name], "tied", None) is not None
 
 
 def _rescale(name: str, source: Spec, target: Spec) -> float:
@@ -226,7 +260,7 @@ def _check_units(source: Spec, rows: Collection[str], types: Types) -> None:
         units = types.spaces[name]
         linear = source.spaces[name].linear or source.spaces[name].chosen  # a router picks units, by their scores
         passes = (name not in normed and not linear) or name in source.acts
-        copied = (units.source >= 0) | (units.source == RAND)
+        copied = (units.source >= 0) | np.isin(units.source, (RAND, SPARE))
         copied |= source.spaces[name].calm & (units.source == ZERO)
         if passes and not (units.is_plain and copied.all()):
             raise Refused(

@@ -13,8 +13,9 @@ from lemonx import architectures, depth
 from lemonx.check import check, with_tied
 from lemonx.errors import LemonxError
 from lemonx.modules import Norm
+from lemonx.notes import conditions
 from lemonx.spec import Architecture, Spec
-from lemonx.target import Target, target_config
+from lemonx.target import UNTIED, Target, target_config
 
 EXACT, REFUSED, NONE = "exact", "refused", "-"
 COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn", "head_dim", "vocab", "experts")
@@ -52,10 +53,12 @@ def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, not
     try:
         new = target_config(family, config, wanted)
         source, target = family.spec(config), family.spec(new)
-        check(source, target, with_tied(source, [n for n, row in source.rows.items() if not row.optional]), values)
+        rows = with_tied(source, [n for n, row in source.rows.items() if not row.optional])
+        types = check(source, target, rows, values)
     except LemonxError as refusal:
         return f"{REFUSED}: {refusal}"
-    notes = [note, _eps_note(source, values) if column == "depth" else ""]
+    notes = [note, "by frames" if types.framed else "", _eps_note(source, values) if column == "depth" else ""]
+    notes += [text.replace(",", ";") for text in conditions(source, target, types)]
     try:
         check(source, target, with_tied(source, list(source.rows)), values)
     except LemonxError as refusal:
@@ -79,6 +82,8 @@ def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Itera
         yield Target(width_factor=Fraction(2)), ""
     elif column == "width x1.5":
         yield Target(width_factor=Fraction(3, 2)), ""
+        if family.spec(config).ties:
+            yield Target(width_factor=Fraction(3, 2), fields={UNTIED: False}), f"with {UNTIED}=false"
         # Three heads cannot grow by half, but by a third; a prime number of heads by one.
         yield Target(width_factor=Fraction(4, 3)), "at x4/3"
         if isinstance(heads := _sizes(family, config, "heads").get(family.sizes.get("heads", ("",))[0]), int):

@@ -233,7 +233,7 @@ class Norm(Row):
         if not self.affine and not np.allclose(self._factor(reads, writes), writes.source >= 0, rtol=1e-12, atol=0):
             raise Refused(
                 f"a {self.name} without parameters cannot take the scale that {self.writes} needs at "
-                f"{reads.size} -> {reads.target_size}: untie the decoder from the embedding first"
+                f"{reads.size} -> {reads.target_size}: give --set tie_word_embeddings=false"
             )
 
     def _factor(self, reads: Expansion, writes: Expansion) -> np.ndarray:

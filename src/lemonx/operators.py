@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lemonx.free import Free
-from lemonx.vectors import AVG, RAND, WEIGHED, ZERO, Expansion, Run
+from lemonx.vectors import AVG, DENSE, RAND, SPARE, WEIGHED, ZERO, Expansion, Run
 
 if TYPE_CHECKING:
     import torch
@@ -56,12 +56,23 @@ class Copied:
 
 
 @dataclass(frozen=True)
+class Spare:
+    """Pairs of units that pass `size` numbers on: `values(start, stop)` are rows of the weight they read or write by.
+
+    The first of a pair has these weights, the second the same with the other sign.
+    """
+
+    values: Callable[[int, int], np.ndarray]
+    size: int
+
+
+@dataclass(frozen=True)
 class Matrix:
     """How a weight with two axes expands: rows are produced, columns are consumed, or else produced too.
 
     `transposed`: the file keeps it the other way round, as (columns, rows). `jitter`: copies of a unit
     from this number on (0: none) get noise on their fan-in, because their fan-out is silent and tells nothing apart.
-    `copied`: it is a copy of another, or holds several, told apart by noise.
+    `copied`: it is a copy of another, or holds several, told apart by noise. `spare`: weights of its spare units.
     """
 
     rows: Expansion
@@ -71,6 +82,7 @@ class Matrix:
     transposed: bool = False
     jitter: int = 0
     copied: Copied | None = None
+    spare: Spare | None = None
 
     @property
     def rule(self) -> str:
@@ -82,18 +94,19 @@ class Matrix:
             words.append(column_rule(self.columns) if self.consumes else row_rule(self.columns))
         if not self.rows.is_identity:
             words.append(row_rule(self.rows))
-        return " ∘ ".join(words) or "copied"
+        return (" ∘ ".join(words) or "copied") + (" + pass-through" if self.spare else "")
 
 
 def row_rule(rows: Expansion) -> str:
-    for flag, name in ((AVG, "row-avg"), (WEIGHED, "row-avg, scaled"), (ZERO, "row-zero"), (RAND, "row-rand")):
+    flags = (AVG, "row-avg"), (WEIGHED, "row-avg, scaled"), (ZERO, "row-zero"), (RAND, "row-rand"), (DENSE, "row-frame")
+    for flag, name in flags:
         if rows.has(flag):
             return name
     return "row-circ"
 
 
 def column_rule(columns: Expansion) -> str:
-    return "col-rand" if columns.has(ZERO) else "col-circ"
+    return "col-frame" if columns.has(DENSE) else "col-rand" if columns.has(ZERO) else "col-circ"
 
 
 def _no_noise(copy: int, start: int, stop: int) -> torch.Tensor:
@@ -127,16 +140,41 @@ def expand_block(
 
     Without `out` they are in fresh memory. Either way the source's rows are not written to.
     """
+    import torch
+
     if out is None:
         out = read.rows(0, 0).new_empty(run.length, how.columns.target_size)
     if how.mode == SILENT:
         return out.zero_()
+    if run.source == SPARE and how.spare:
+        return _spare_rows(run, how, how.spare, out)
     base = _produced_rows(run, how, read, free, rng)
     if how.columns.is_identity and (how.mode == KEEP or not how.consumes):
         return base
     if not how.consumes:
         return _produce_columns(base, how.columns, free, rng, out)
-    return _consume_columns(base, how, free, rng, out)
+    if how.columns.frame:
+        assert how.columns.frame.back
+        return out.copy_(how.columns.frame.back.along_columns(base))
+    _consume_columns(base, how, free, rng, out)
+    if how.spare and how.columns.has(SPARE):
+        values = torch.from_numpy(how.spare.values(run.target, run.target + run.length)).to(out.dtype)
+        out[:, -2 * how.spare.size : -how.spare.size] = values
+        out[:, -how.spare.size :] = -values
+    return out
+
+
+def _spare_rows(run: Run, how: Matrix, spare: Spare, out: torch.Tensor) -> torch.Tensor:
+    """Rows that read what they pass on, with both signs: the last rows of a weight."""
+    import torch
+
+    begin = run.target - (how.rows.target_size - 2 * spare.size)
+    for sign, low in ((1.0, 0), (-1.0, spare.size)):
+        start, stop = max(begin, low), min(begin + run.length, low + spare.size)
+        if start < stop:
+            values = torch.from_numpy(sign * spare.values(start - low, stop - low))
+            out[start - begin : stop - begin] = values.to(out.dtype)
+    return out
 
 
 def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.random.Generator) -> torch.Tensor:
@@ -148,6 +186,10 @@ def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.rand
             base = _told_apart(base, run, how, read, free, rng)
         elif 0 < how.jitter <= run.copy:
             base = noise.normal(base.new_empty(base.shape), free.phi, rng).add_(base)
+    elif run.source == DENSE:
+        assert how.rows.frame
+        made = how.rows.frame.forth.along_rows(read.rows, read.mean, run.target, run.target + run.length)
+        base = made.to(read.rows(0, 0).dtype)
     elif run.source in (AVG, WEIGHED):
         base = read.mean().expand(run.length, -1)
     elif run.source == RAND:
@@ -186,6 +228,8 @@ def _produce_columns(
 ) -> torch.Tensor:
     from lemonx import noise
 
+    if columns.frame:
+        return out.copy_(columns.frame.forth.along_columns(base))
     for run in columns.runs:
         here = out[:, run.target : run.target + run.length]
         if run.source >= 0:

@@ -14,19 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from lemonx import depth, upcycling
-from lemonx.check import Types, check, unchecked, with_tied
+from lemonx import depth, framing, upcycling
+from lemonx.check import Types, check, is_tied, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.coverage import UNIT, Matched, list_problems, match, settled, tensor_problems, tied_copies
 from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
+from lemonx.framing import Solved
 from lemonx.free import Free, preset
 from lemonx.modules import Axis, Dropped, Linear, Recipe, Row, Scale, Typed, Vector
 from lemonx.operators import CANCEL, KEEP, SILENT, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Change, Reading, lemon
 from lemonx.spec import LAST, Architecture, Spec, with_fields
 from lemonx.target import NotWhole, Target, target_config
-from lemonx.vectors import AVG, WEIGHED, Expansion
+from lemonx.vectors import AVG, DENSE, WEIGHED, Expansion
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
 # A tensor that a method makes anew: nothing of the source is kept entry by entry.
@@ -106,6 +107,8 @@ class Plan:
     tied: Mapping[str, str]
     reading: Reading
     seed: int
+    # What carries the stream where copies and means cannot.
+    frames: Solved | None = None
 
     @property
     def free(self) -> Free:
@@ -149,11 +152,13 @@ def make_plan(
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
+    solved = framing.solve(types.framed, _gains(checkpoint, origin.files, found)) if types.framed else None
     blocks = {name: reading.arrange(name, stack, target.stacks[name].size) for name, stack in source.stacks.items()}
     scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
-    builder = _Builder(source, target, types, blocks, reading, origin.tensors, _dtype(dtype), scored)
+    builder = _Builder(source, target, types, blocks, reading, origin.tensors, _dtype(dtype), scored, solved)
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
     steps += [step for name, beside in anew.items() for hit in beside for step in builder.routers(name, hit)]
+    steps += [builder.untied(name, found) for name in present if _is_untied(source, target, name)]
     steps = [
         replace(step, source=origin.files[step.source], appended=origin.files.get(step.appended or ""))
         for step in steps
@@ -174,7 +179,18 @@ def make_plan(
         tied={origin.files[name]: row for name, row in tied.items()},
         reading=reading,
         seed=seed,
+        frames=solved,
     )
+
+
+def _is_untied(source: Spec, target: Spec, name: str) -> bool:
+    return getattr(source.rows[name], "tied", None) is not None and not is_tied(target, name)
+
+
+def _gains(checkpoint: Checkpoint, files: Mapping[str, str], found: list[Matched]) -> framing.Gains:
+    """Reads a norm's gains, by row and block."""
+    names = {(hit.row, hit.index): files[hit.name] for hit in found if hit.suffix == "weight"}
+    return lambda row, index: checkpoint.read(names[row, index]).double().numpy()
 
 
 def _typed_target(
@@ -250,6 +266,7 @@ class _Builder:
     dtype: str | None
     # Spaces of experts whose router is new.
     scored_anew: frozenset[str] = frozenset()
+    frames: Solved | None = None
 
     def steps(self, hit: Matched) -> list[Step]:
         """The target tensors that come from this one: one a block of the target."""
@@ -274,6 +291,15 @@ class _Builder:
             return hit
         general = f"{stack}.*.{inside}"
         return replace(hit, row=general) if general in self.source.rows else None
+
+    def untied(self, name: str, found: list[Matched]) -> Step:
+        """The weight of a decoder that was the embedding, and is one of its own in the target."""
+        row = self.source.rows[name]
+        assert isinstance(row, Linear)
+        table = next(hit for hit in found if hit.row == row.tied and hit.suffix == "weight")
+        hit = replace(table, row=name)
+        step = self._step(hit, 0, KEEP)
+        return replace(step, name=f"{name}.weight")
 
     def routers(self, name: str, beside: Matched) -> list[Step]:
         """The weights of a router that the source lacks, in the target's blocks that come from this one."""
@@ -311,9 +337,18 @@ class _Builder:
         recipe = replace(step.recipe, jitter=first if step.recipe.rows.copies.max() > first else 0)
         return replace(step, recipe=recipe, appended=following if choice == NEXT else None)
 
-    def _of(self, row: Row, axis: Axis, size: int) -> Expansion:
+    def _types_at(self, hit: Matched) -> tuple[Types, Types]:
+        """The types that a row reads and writes; where frames carry a space they differ from place to place."""
+        if self.frames is None:
+            return self.types, self.types
+        there = (self.frames.read(hit.row, hit.index), self.frames.written(hit.row, hit.index))
+        known = self.types.spaces
+        reads, writes = (replace(self.types, spaces={**known, **own}, _known={}) for own in there)
+        return reads, writes
+
+    def _of(self, types: Types, row: Row, axis: Axis, size: int) -> Expansion:
         """The expansion of an axis; one that says whose matrix it is (experts) has an origin for every target unit."""
-        found = self.types.of(axis.side, size)
+        found = types.of(axis.side, size)
         if not isinstance(row, Linear) or axis.side != row.each:
             return found
         return Expansion(found.size, found.origin, np.ones(found.target_size))
@@ -344,9 +379,16 @@ class _Builder:
         row, info = self.source.rows[hit.row], self.tensors[hit.name]
         axes = row.tensors()[hit.suffix]
         sizes = info.shape if axes else (1,)
-        expansions = tuple(self._of(row, axis, size) for axis, size in zip(axes, sizes, strict=False))
-        typed = Typed(self.types.of(row.reads), self.types.of(row.writes), expansions, self.types.exact)
-        recipe = self._told_apart(row.recipe(hit.suffix, typed, mode), hit, unit, added)
+        reads, writes = self._types_at(hit)
+        expansions = tuple(
+            self._of(reads if axis.role == "r" else writes, row, axis, size)
+            for axis, size in zip(axes, sizes, strict=False)
+        )
+        typed = Typed(reads.of(row.reads), writes.of(row.writes), expansions, self.types.exact)
+        recipe = self.frames.norm(hit.row, hit.index, hit.suffix) if self.frames else None
+        recipe = self._told_apart(recipe or row.recipe(hit.suffix, typed, mode), hit, unit, added)
+        if self.frames and isinstance(recipe, Matrix) and hit.suffix == "weight":
+            recipe = replace(recipe, spare=self.frames.spare(hit.row, hit.index))
         shape = tuple(e.target_size for e in expansions)
         dtype = self.dtype if self.dtype and info.dtype in _BITS else info.dtype
         weight = hit.suffix in ("weight", "_weight", "")
@@ -383,6 +425,8 @@ def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
         return BIT_EXACT
     if _BITS.get(target, 64) < _BITS.get(source, 64):
         return ROUNDED
+    if DENSE in recipe_flags(recipe):
+        return ROUNDED
     if isinstance(recipe, Vector):
         factor = recipe.factor[recipe.factor != 0]
         return BIT_EXACT if (factor == 1).all() or (not recipe.offset and _powers_of_two(factor)) else ROUNDED
@@ -405,6 +449,12 @@ def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
         _powers_of_two(np.array([free.share(k)])) or free.share(k) == 0 for k in set(columns.copies.tolist())
     )
     return EXACT_SUM if free.phi == 0 and exact_share and most <= 2 else ROUNDED
+
+
+def recipe_flags(recipe: Recipe) -> set[int]:
+    """The flags in the expansions of a tensor's axes."""
+    axes = (recipe.expansion,) if isinstance(recipe, Vector) else (recipe.rows, recipe.columns)
+    return {int(flag) for axis in axes for flag in np.unique(axis.source[axis.source < 0])}
 
 
 def _powers_of_two(values: np.ndarray) -> bool:

@@ -25,7 +25,7 @@ from lemonx.errors import BadCheckpoint
 from lemonx.modules import Vector
 from lemonx.operators import Matrix, Reader, blocks, expand_block
 from lemonx.planning import Plan, Step
-from lemonx.vectors import Run
+from lemonx.vectors import Expansion, Run
 
 if TYPE_CHECKING:
     import torch
@@ -191,20 +191,25 @@ class _Task:
                 values = np.full_like(values, recipe.constant)
                 values -= recipe.offset
             level = _level(values) if recipe.constant is None else recipe.constant
-            values = values[np.maximum(recipe.expansion.source, 0)]
+            values = _placed(values, recipe.expansion)
             if recipe.levelled:
                 values[recipe.expansion.source < 0] = level
             values = values * recipe.factor + recipe.rest
             # The gain v + offset takes the factor: what stays has no rounding.
             values = torch.from_numpy(values + recipe.offset * (recipe.factor - 1.0))
             free = torch.from_numpy(recipe.expansion.source < 0)
-            if recipe.fill and bool(free.any()):
+            if recipe.fill and not recipe.expansion.frame and bool(free.any()):
                 zeta = torch.empty(int(free.sum()), dtype=torch.float64)
                 bound = recipe.fill * self.plan.free.norm_zeta
                 values[free] = noise.uniform(zeta, bound, noise.generator(self.plan.seed, step.name, 0))
             result = values.to(torch_dtype(step.dtype)).reshape(step.shape)
         self.writer.write(step.name, 0, result)
         self.tell(result.nbytes)
+
+
+def _placed(values: np.ndarray, expansion: Expansion) -> np.ndarray:
+    """Each target entry's source; entries without one have any, and a factor of 0. Dense entries are sums."""
+    return expansion.expand(values) if expansion.frame else values[np.maximum(expansion.source, 0)]
 
 
 def _rows_per_block(width: int, dtype: torch.dtype) -> int:
@@ -237,7 +242,7 @@ def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int
     copies and means of outputs are taken input by input.
     """
     how = step.recipe
-    if not isinstance(how, Matrix) or not how.transposed or len(step.shape) > 2:
+    if not isinstance(how, Matrix) or not how.transposed or len(step.shape) > 2 or how.columns.frame:
         yield 0, rows
         return
     units = np.unique(how.columns.source[wanted.start : wanted.stop])

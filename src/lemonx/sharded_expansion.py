@@ -24,7 +24,7 @@ from lemonx.operators import SILENT
 from lemonx.planning import Plan, Step
 from lemonx.runner import everything, is_whole, run_plan, source_rows, wanted_blocks
 from lemonx.spec import flat_fields
-from lemonx.vectors import AVG, WEIGHED
+from lemonx.vectors import AVG, DENSE, WEIGHED
 
 if TYPE_CHECKING:
     import torch
@@ -208,5 +208,5 @@ def bytes_read(made: Plan, step: Step, rows: range) -> int:
         return 0
     blocks = [run for _, run in wanted_blocks(step, rows)]
     copied = sum(run.length for run in blocks if run.source >= 0)
-    mean = count if any(run.source in (AVG, WEIGHED) for run in blocks) else 0
+    mean = count if any(run.source in (AVG, DENSE, WEIGHED) for run in blocks) else 0
     return (copied + mean) * row_bytes

@@ -67,6 +67,11 @@ class Spec:
             return int(name)
         return self.spaces[name].size if name in self.spaces else self.fixed[name]
 
+    @property
+    def ties(self) -> bool:
+        """Whether a decoder is the embedding."""
+        return any(getattr(row, "tied", None) for row in self.rows.values())
+
     def stack_of(self, row: str) -> str | None:
         """The stack that a row's module is in."""
         return next((stack for stack in self.stacks if row.startswith(f"{stack}.")), None)

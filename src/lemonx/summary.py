@@ -59,17 +59,18 @@ def flops(plan: Plan) -> tuple[int, int]:
     """Multiplications and additions by weights, per token or image; attention scores are not counted."""
     rows = plan.source_spec.rows
     tied = [name for name in plan.rows if getattr(rows[name], "tied", None)]
+    kept = [name for name in tied if getattr(plan.target_spec.rows[name], "tied", None)]
     source = target = 0
     seen = set()
     for step in plan.steps:
         target += step.flops
-        if step.source not in seen and step.flops:
+        if step.source not in seen and step.flops and step.row not in tied:
             seen.add(step.source)
             source += step.flops * plan.tensors[step.source].numel // math.prod(step.shape)
     for name in tied:
         table = next(step for step in plan.steps if step.row == getattr(rows[name], "tied", None))
         source += 2 * plan.tensors[table.source].numel
-        target += 2 * math.prod(table.shape)
+        target += 2 * math.prod(table.shape) if name in kept else 0
     return source, target
 
 

@@ -23,11 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lemonx.errors import BadTarget, Refused
+from lemonx.frames import Frame
 
 # Flags stand where a target index has no source index: it holds zero, the mean, anything; or, in a fused axis, the
 # mean of a part of it, which nothing can produce or norm, but a linear map may ignore. WEIGHED, in front of a scale for
 # every channel, is what that scale turns into the mean.
 ZERO, AVG, RAND, PART, WEIGHED = -1, -2, -3, -4, -5
+# Dense: every entry is a sum of several (frames.py). Spare: units beside all copies that another rule fills.
+DENSE, SPARE = -6, -7
 
 
 # What the entries behind whole copies hold, by the kind of a space; other kinds copy on.
@@ -68,7 +71,8 @@ class Space:
     (2, 3), ..., others are half of the turning entries apart. `linear`: no nonlinearity sees single entries.
     `still`: why it cannot grow, if it cannot. `chosen`: a router sends each token to so many of these units, which
     share a weight of one if `renormalised`, and whose scores have a bias if `biased`. `within`: every unit of that
-    space has these units for itself. `calm`: the nonlinearities that see single entries take zero to zero.
+    space has these units for itself. `calm`: the nonlinearities that see single entries take zero to zero. `passes`:
+    the activation of these units has act(a) - act(-a) = a.
     """
 
     size: int
@@ -86,6 +90,7 @@ class Space:
     biased: bool = False
     within: str | None = None
     calm: bool = False
+    passes: bool = False
 
 
 def avg(size: int, positions: int = 1) -> Space:
@@ -103,9 +108,16 @@ def unscaled(size: int, positions: int = 1) -> Space:
     return Space(size, "scaled", positions)
 
 
-def circ(size: int, positions: int = 1) -> Space:
-    """Units (neurons, heads, channels): each may pass a nonlinearity, so each extra one is a copy."""
-    return Space(size, "circ", positions)
+# Activations with act(a) - act(-a) = a, as transformers names them.
+PAIRED = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "silu", "swish"})
+
+
+def circ(size: int, positions: int = 1, *, act: str = "") -> Space:
+    """Units (neurons, heads, channels): each may pass a nonlinearity, so each extra one is a copy.
+
+    `act`: its name, where two units can then pass a number on as it is.
+    """
+    return Space(size, "circ", positions, passes=act in PAIRED)
 
 
 def iso(size: int, positions: int = 1) -> Space:
@@ -157,12 +169,16 @@ def experts(size: int, chosen: int, *, renormalised: bool = False, biased: bool 
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """x*[t] = gain * amp[t] * x[source[t]], or as the flag at source[t] says: 0, the mean of x, anything."""
+    """x*[t] = gain * amp[t] * x[source[t]], or as the flag at source[t] says: 0, the mean of x, anything.
+
+    Where all are dense, `frame` says how, once the gains that decide it are known.
+    """
 
     size: int
     source: NDArray[np.int64]
     amp: NDArray[np.float64]
     gain: float = 1.0
+    frame: Frame | None = None
 
     @property
     def target_size(self) -> int:
@@ -239,6 +255,8 @@ class Expansion:
         """E x along the last axis; `fill` gives the arbitrary entries (flag RAND), 0 without it."""
         if self.has(PART) or self.has(WEIGHED):
             raise ValueError("an axis fused from means, or in front of a scale, is not an expansion of one vector")
+        if self.frame is not None:
+            return x @ self.frame.forth.columns(0, self.target_size).T
         y = x[..., np.maximum(self.source, 0)] * self.amp
         y[..., self.source == ZERO] = 0
         y[..., self.source == AVG] = x.mean(-1, keepdims=True)
@@ -248,6 +266,8 @@ class Expansion:
 
     def back(self, y: NDArray) -> NDArray:
         """The left inverse that reads the first copy of each unit: back(expand(x)) == x."""
+        if self.frame is not None and self.frame.back is not None:
+            return y @ self.frame.back.rows(0, self.size).T
         first = self.first_copies
         return y[..., first] / (self.amp[first] * self.gain)
 

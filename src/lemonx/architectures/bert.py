@@ -16,24 +16,23 @@ SIZES = {
     "vocab": "vocab_size",
     "positions": "max_position_embeddings",
 }
-DEFAULTS = {"layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2}
+DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2}
 
 
 @architecture("bert", **SIZES, free="language", defaults=DEFAULTS)
 def bert(c: Config) -> Spec:
     """BERT: Post-LN, masked-LM and classification heads."""
-    return encoder(c, "bert", _heads(c, "residual"), post_ln("bert.encoder.layer.*") | {
-        "bert.embeddings.LayerNorm": layer_norm("residual -> residual"),
-    })  # fmt: skip
+    return encoder(c, "bert", _heads(c, "residual"), post_ln("bert"))
 
 
 @architecture("megatron-bert", **SIZES, free="language", defaults=DEFAULTS)
 def megatron_bert(c: Config) -> Spec:
     """MegatronBert: BERT with Pre-LN and a final LayerNorm."""
+    norm = layer_norm("residual -> normed")
     return encoder(c, "bert", _heads(c, "final"), {
-        "bert.encoder.layer.*.attention.ln": layer_norm("residual -> normed"),
-        "bert.encoder.layer.*.ln": layer_norm("residual -> normed"),
-        "bert.encoder.ln": layer_norm("residual -> final"),
+        "embedded": {"bert.encoder.layer.*.attention.ln": norm},
+        "attended": {"bert.encoder.layer.*.ln": norm},
+        "end": {"bert.encoder.ln": layer_norm("residual -> final")},
     }, normed="normed")  # fmt: skip
 
 
@@ -66,18 +65,23 @@ def masked_lm(c: Config, final: str, dense: str, norm: str, decoder: str, *, tie
     }
 
 
-def post_ln(layer: str) -> dict[str, Row]:
-    """The norms of a Post-LN block, under BERT's names."""
+def post_ln(root: str) -> dict[str, Rows]:
+    """The norms of a Post-LN encoder, under BERT's names, where they stand."""
+    norm = layer_norm("residual -> residual")
     return {
-        f"{layer}.attention.output.LayerNorm": layer_norm("residual -> residual"),
-        f"{layer}.output.LayerNorm": layer_norm("residual -> residual"),
+        "embedded": {f"{root}.embeddings.LayerNorm": norm},
+        "attended": {f"{root}.encoder.layer.*.attention.output.LayerNorm": norm},
+        "end": {f"{root}.encoder.layer.*.output.LayerNorm": norm},
     }
 
 
 def encoder(
-    c: Config, root: str, heads: Rows, norms: Rows, normed: str = "residual", embedded: str = "residual"
+    c: Config, root: str, heads: Rows, norms: Mapping[str, Rows], normed: str = "residual", embedded: str = "residual"
 ) -> Spec:
-    """BERT's table under the name `root`: blocks read `normed`, and embeddings write `embedded`."""
+    """BERT's table under the name `root`: blocks read `normed`, and embeddings write `embedded`.
+
+    `norms` stand where their key says: behind the embeddings, attention, or MLP.
+    """
     width, layer, table = c["hidden_size"], f"{root}.encoder.layer.*", f"{root}.embeddings"
     return Spec(
         stacks={f"{root}.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
@@ -89,7 +93,7 @@ def encoder(
             **({} if normed == "residual" else {"normed": zero(width), "final": zero(width)}),
             "heads": circ(c["num_attention_heads"]),
             **head(width // c["num_attention_heads"], {}),
-            "hidden": circ(c["intermediate_size"]),
+            "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
             "pooled": circ(width),
             "transform": avg(width),
             "decoded": zero(width),
@@ -103,13 +107,15 @@ def encoder(
             f"{table}.position_embeddings": embedding(f"positions -> {embedded}"),
             f"{table}.token_type_embeddings": embedding(f"types -> {embedded}"),
             **{f"{table}.{name}": dropped() for name in ("position_ids", "token_type_ids")},
+            **norms["embedded"],
             f"{layer}.attention.self.query": linear(f"{normed} -> (heads query)"),
             f"{layer}.attention.self.key": linear(f"{normed} -> (heads key)"),
             f"{layer}.attention.self.value": linear(f"{normed} -> (heads value)"),
             f"{layer}.attention.output.dense": linear("(heads value) -> residual"),
+            **norms["attended"],
             f"{layer}.intermediate.dense": linear(f"{normed} -> hidden"),
             f"{layer}.output.dense": linear("hidden -> residual"),
-            **norms,
+            **norms["end"],
             **heads,
         },
     )

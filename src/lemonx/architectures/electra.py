@@ -14,11 +14,10 @@ def electra(c: Config) -> Spec:
     word, width = c["embedding_size"], c["hidden_size"]
     narrow = word != width
     embedded, normed = ("embedded", "projected") if narrow else ("residual", "residual")
-    rows: dict[str, Row] = post_ln("electra.encoder.layer.*")
-    rows["electra.embeddings.LayerNorm"] = layer_norm(f"{embedded} -> {normed}")
+    first: dict[str, Row] = {"electra.embeddings.LayerNorm": layer_norm(f"{embedded} -> {normed}")}
     if narrow:
-        rows["electra.embeddings_project"] = linear("projected -> residual")
-    spec = encoder(c, "electra", _heads(c), rows, embedded=embedded)
+        first["electra.embeddings_project"] = linear("projected -> residual")
+    spec = encoder(c, "electra", _heads(c), post_ln("electra") | {"embedded": first}, embedded=embedded)
     spaces = {"transform": avg(word), "decoded": zero(word)}
     spaces |= {"embedded": avg(word), "projected": zero(word)} if narrow else {}
     # Embeddings as wide as the stream stay so: there is then no projection.

@@ -19,7 +19,7 @@ EPS = 1e-5  # of every LayerNorm, in code
     positions="max_position_embeddings",
     free="language",
     defaults={"tie_word_embeddings": True, "word_embed_proj_dim": None, "do_layer_norm_before": True,
-              "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True},
+              "_remove_final_layer_norm": False, "activation_function": "relu", "layer_norm_elementwise_affine": True},
 )  # fmt: skip
 def opt(c: Config) -> Spec:
     """OPT: LayerNorm with a fixed eps (Post-LN in OPT-350m), perhaps narrower embeddings, learned positions."""
@@ -27,6 +27,8 @@ def opt(c: Config) -> Spec:
     word = c["word_embed_proj_dim"] or width
     narrow, affine = word != width, c["layer_norm_elementwise_affine"]
     normed, last = ("normed", "final") if pre else ("residual", "residual")
+    attended = {f"{LAYER}.self_attn_layer_norm": layer_norm(f"residual -> {normed}", eps=EPS, affine=affine)}
+    end = {f"{LAYER}.final_layer_norm": layer_norm(f"residual -> {normed}", eps=EPS, affine=affine)}
     ends = pre and not c["_remove_final_layer_norm"]
     rows, last = _ends(narrow, last if ends else "residual", affine if ends else None)
     tied = c.tied("model.decoder.embed_tokens")
@@ -42,21 +44,22 @@ def opt(c: Config) -> Spec:
             **({"word": zero(word, linear=True), "projected": zero(word, linear=True)} if narrow else {}),
             "heads": circ(heads),
             **head(width // heads, {}),
-            "hidden": circ(c["ffn_dim"]),
+            "hidden": circ(c["ffn_dim"], act=c["activation_function"]),
             "vocab": fresh(c["vocab_size"]),
             "positions": fresh(c["max_position_embeddings"] + 2),
         },
         rows={
             **rows,
             "model.decoder.embed_positions": embedding("positions -> residual"),
-            f"{LAYER}.self_attn_layer_norm": layer_norm(f"residual -> {normed}", eps=EPS, affine=affine),
+            **(attended if pre else {}),
             f"{LAYER}.self_attn.q_proj": linear(f"{normed} -> (heads query)"),
             f"{LAYER}.self_attn.k_proj": linear(f"{normed} -> (heads key)"),
             f"{LAYER}.self_attn.v_proj": linear(f"{normed} -> (heads value)"),
             f"{LAYER}.self_attn.out_proj": linear("(heads value) -> residual"),
-            f"{LAYER}.final_layer_norm": layer_norm(f"residual -> {normed}", eps=EPS, affine=affine),
+            **(end if pre else attended),
             f"{LAYER}.fc1": linear(f"{normed} -> hidden"),
             f"{LAYER}.fc2": linear("hidden -> residual"),
+            **({} if pre else end),
             "lm_head": linear(f"{last} -> vocab", tied=tied, optional=True),
             "score": linear(f"{last} -> _", optional=True),
         },

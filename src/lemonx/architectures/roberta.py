@@ -8,9 +8,7 @@ from lemonx.spec import Config, Spec, architecture
 @architecture("roberta", "xlm-roberta", **SIZES, free="language", defaults=DEFAULTS)
 def roberta(c: Config) -> Spec:
     """RoBERTa, XLM-RoBERTa: BERT with positions that skip padding, and heads of its own."""
-    return encoder(c, "roberta", heads(c, "roberta", "residual"), post_ln("roberta.encoder.layer.*") | {
-        "roberta.embeddings.LayerNorm": layer_norm("residual -> residual"),
-    })  # fmt: skip
+    return encoder(c, "roberta", heads(c, "roberta", "residual"), post_ln("roberta"))
 
 
 @architecture("roberta-prelayernorm", **SIZES, free="language", defaults=DEFAULTS)
@@ -18,10 +16,12 @@ def roberta_prelayernorm(c: Config) -> Spec:
     """RoBERTa with Pre-LN: a LayerNorm on the embeddings feeds the stream."""
     root = "roberta_prelayernorm"
     return encoder(c, root, heads(c, root, "final"), {
-        f"{root}.embeddings.LayerNorm": layer_norm("embedded -> residual"),
-        f"{root}.encoder.layer.*.attention.LayerNorm": layer_norm("residual -> normed"),
-        f"{root}.encoder.layer.*.intermediate.LayerNorm": layer_norm("residual -> normed"),
-        f"{root}.LayerNorm": layer_norm("residual -> final"),
+        "embedded": {
+            f"{root}.embeddings.LayerNorm": layer_norm("embedded -> residual"),
+            f"{root}.encoder.layer.*.attention.LayerNorm": layer_norm("residual -> normed"),
+        },
+        "attended": {f"{root}.encoder.layer.*.intermediate.LayerNorm": layer_norm("residual -> normed")},
+        "end": {f"{root}.LayerNorm": layer_norm("residual -> final")},
     }, normed="normed", embedded="embedded")  # fmt: skip
 
 

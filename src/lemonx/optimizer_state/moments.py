@@ -95,6 +95,8 @@ def moments(plan: Plan) -> dict[str, Moments]:
     """How the moments of every tensor of the target follow, by its name on disk."""
     if plan.source_config["model_type"] not in plan.family.model_types:
         raise Refused(f"{ANOTHER}: expand without --with-optimizer")
+    if plan.frames is not None:
+        raise Refused("frames mix coordinates, and Adam's moments cannot follow: expand without --with-optimizer")
     found = duals(plan)
     return {step.name: _moments(plan, found, step) for step in plan.steps}
 

@@ -23,6 +23,7 @@ from rich.table import Table
 from lemonx import summary
 from lemonx.api import Verified
 from lemonx.checkpoints.destination import size_text
+from lemonx.notes import notes
 from lemonx.planning import Plan
 from lemonx.show.console import console
 from lemonx.verification.layerwise import Layers
@@ -56,6 +57,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             }
             for g in summary.groups(plan)
         ],
+        "notes": notes(plan),
         "not_written": dict(plan.dropped),
     }
 
@@ -89,7 +91,7 @@ def print_plan(plan: Plan) -> None:
         fields.add_row(name, _short(before), _short(after))
     out.print(fields)
     out.print(f"method: {plan.reading.method}, {'lossless' if plan.reading.lossless else 'not lossless'}")
-    for note in plan.reading.notes:
+    for note in notes(plan):
         out.print(f"note: {note}")
     out.print(
         f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}; "

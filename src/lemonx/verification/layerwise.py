@@ -95,7 +95,8 @@ def compare_layerwise(
         # The same texts: the target's vocabulary may be larger.
         after = _observe(target, "float64", seed, judge or (lambda *_: None), before.batch)
         noise = whole.largest_difference(before.outputs, _outputs(noisy)) if noisy else None
-    comparison = whole.compared(source, target, before, after, noise=noise, slack=slack)
+    back = plan.frames.output.back if plan and plan.frames else None
+    comparison = whole.compared(source, target, before, after, noise=noise, slack=slack, back=back)
     sizes = [_block_bytes(c) for c in (source, target)]
     layers = Layers(
         places=tuple(judge.places) if judge else (),
@@ -124,7 +125,9 @@ class _Judge:
         run = self.runs[stack, index]
         self.runs[stack, index] += 1
         before = _stream(self.source, stack, origin, run)
-        expansion = self.plan.types.spaces.get(spec.behind(stack, origin))
+        frames = self.plan.frames if self.plan.frames and self.plan.frames.framed.stack == stack else None
+        known = self.plan.types.spaces.get(spec.behind(stack, origin))
+        expansion = frames.stream_after(origin) if frames else known
         difference = _difference(before, found, expansion)
         tolerance = self.least
         if self.noisy is not None:

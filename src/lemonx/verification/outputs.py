@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,11 +26,14 @@ from lemonx.errors import BadCheckpoint, NotVerified
 from lemonx.verification.loading import floating_outputs, load, new_cache, sample
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 EXACT = 1e-10
 NOISE_MULTIPLE = 4.0
 NEW_TOKENS = 8
+# What a model without a head gives.
+HIDDEN = "last_hidden_state"
 # From coarse to fine.
 PRECISION = ("bfloat16", "float16", "float32", "float64")
 
@@ -70,8 +73,19 @@ class Comparison:
         return "greedy generation gives other tokens"
 
 
-def compare(source: Checkpoint, target: Checkpoint, *, exact: bool, slack: float = 0.0, seed: int = 0) -> Comparison:
-    """Run both on the same sample. `exact`: no tensor was rounded; `slack`: what is known to be lost (eps)."""
+def compare(
+    source: Checkpoint,
+    target: Checkpoint,
+    *,
+    exact: bool,
+    slack: float = 0.0,
+    seed: int = 0,
+    back: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Comparison:
+    """Run both on the same sample. `exact`: no tensor was rounded; `slack`: what is known to be lost (eps).
+
+    `back`: the way from the target's last hidden state to the source's, where that is not its first entries.
+    """
     if (short := memory_short(source, target)) is not None:
         raise NotVerified(f"{short}: verify with --layerwise, or on a larger machine")
     stored = min(stored_dtype(source), stored_dtype(target), key=PRECISION.index)
@@ -80,19 +94,27 @@ def compare(source: Checkpoint, target: Checkpoint, *, exact: bool, slack: float
         noise = None if exact or stored == "float64" else _noise(source, stored, before, seed)
         # The same texts: the target's vocabulary and its longest text may be larger.
         after = _run(target.path, seed, before.batch)
-    return compared(source, target, before, after, noise=noise, slack=slack)
+    return compared(source, target, before, after, noise=noise, slack=slack, back=back)
 
 
 def compared(
-    source: Checkpoint, target: Checkpoint, before: Outputs, after: Outputs, *, noise: float | None, slack: float
+    source: Checkpoint,
+    target: Checkpoint,
+    before: Outputs,
+    after: Outputs,
+    *,
+    noise: float | None,
+    slack: float,
+    back: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Comparison:
     """The figures of two runs on the same sample."""
     shared = [name for name in before.outputs if name in after.outputs]
     worst, largest = 0.0, 0.0
     for name in shared:
         reference = before.outputs[name]
-        # A base model's output is wider: the inverse of every expansion here reads the first entries.
-        other = _first_entries(reference, after.outputs[name])
+        # A base model's output is wider: the inverse of an expansion that copies reads the first entries.
+        framed = back is not None and name == HIDDEN
+        other = _through(back, after.outputs[name]) if framed else _first_entries(reference, after.outputs[name])
         if other.shape != reference.shape:
             shapes = f"{list(reference.shape)} in the source and {list(other.shape)} in the target"
             raise NotVerified(f"{name} has shape {shapes}: they are different models")
@@ -118,6 +140,13 @@ def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
         return first
     of_length_one = all(bool(((x.norm(dim=-1) - 1).abs() < 1e-9).all()) for x in (reference, wide))
     return first / first.norm(dim=-1, keepdim=True) if of_length_one else first
+
+
+def _through(back: Callable[[np.ndarray], np.ndarray] | None, states: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    assert back is not None
+    return torch.from_numpy(back(states.numpy()))
 
 
 def _divergence(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float | None:

@@ -1,0 +1,82 @@
+"""What a plan costs, and on what conditions: said before anything is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from lemonx.check import Types, is_tied
+from lemonx.frames import group_sizes
+from lemonx.modules import Router
+from lemonx.planning import Plan
+from lemonx.spec import Spec
+from lemonx.vectors import RAND, ZERO
+
+
+def notes(plan: Plan) -> list[str]:
+    """The notes of the method, and those that follow from the types."""
+    return [
+        *plan.reading.notes,
+        *_frames(plan),
+        *conditions(plan.source_spec, plan.target_spec, plan.types),
+        *_new_routers(plan),
+        *_untied(plan),
+    ]
+
+
+def conditions(source: Spec, target: Spec, types: Types) -> Iterator[str]:
+    """What is exact, but not as one might expect it: entries and experts that do not learn by themselves."""
+    if stuck := sorted(name for name in ("query", "key") if _dead(types, f"raw_{name}") and _dead(types, name)):
+        yield (
+            f"new entries of {' and '.join(stuck)} are 0 on both sides of a norm, and have no gradient: they stay 0 "
+            "until something disturbs them"
+        )
+    for name, space in source.spaces.items():
+        unused = int((types.spaces[name].source < 0).sum()) if space.chosen else 0
+        if unused:
+            why = "their bias keeps them out" if types.spaces[name].has(RAND) else "they score the mean of all"
+            yield f"{unused} of {target.spaces[name].size} {name} are never picked at first: {why}"
+
+
+def _dead(types: Types, name: str) -> bool:
+    return name in types.spaces and types.spaces[name].has(ZERO)
+
+
+def _frames(plan: Plan) -> Iterator[str]:
+    if plan.frames is None:
+        return
+    solved, framed = plan.frames, plan.frames.framed
+    groups = group_sizes(framed.size, framed.target)
+    (p, wide), number = groups[0], len(solved.feeders)
+    yield (
+        f"{framed.stream} {framed.size} -> {framed.target} is carried by {number} frame{'s' if number > 1 else ''} of "
+        f"{len(groups)} dense blocks, {wide} x {p}: {p} products for an entry of a weight beside it instead of a copy; "
+        f"solved in {solved.seconds:.1f} s, to {solved.residual:.0e}; the gains of norms that feed it spread over a "
+        f"factor of {solved.spread:.1f}"
+    )
+    if framed.hidden:
+        yield (
+            f"{2 * framed.size} of the {plan.target_spec.spaces[framed.hidden].size} units of {framed.hidden} in every "
+            "block pass the stream through, act(a) - act(-a) = a, and begin with no other use"
+        )
+    if plan.family.config(plan.source_config).headless:
+        yield f"the last hidden state is the source's in another basis of {framed.target} coordinates, not a copy of it"
+
+
+def _new_routers(plan: Plan) -> Iterator[str]:
+    rows = {step.row for step in plan.steps if step.source != step.name and step.suffix == "weight"}
+    for name in sorted(rows):
+        row = plan.source_spec.rows[name]
+        if isinstance(row, Router) and plan.source_config["model_type"] not in plan.family.model_types:
+            yield (
+                f"{name} is new and random: all experts are one, so any choice among them is right; they come to "
+                "differ by the tokens they are sent"
+            )
+
+
+def _untied(plan: Plan) -> Iterator[str]:
+    for name in plan.rows:
+        row = plan.source_spec.rows[name]
+        if getattr(row, "tied", None) and not is_tied(plan.target_spec, name):
+            step = next(step for step in plan.steps if step.row == name)
+            yield f"{name} is no longer the embedding: {math.prod(step.shape)} parameters more"

@@ -1,0 +1,141 @@
+"""Frames: what the solver finds has the properties that make it lossless, and what it cannot find is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lemonx
+import pico
+from lemonx import frames
+from lemonx.errors import Refused
+from lemonx.notes import notes
+
+# Every property is a sum of products of a few numbers of order one: rounding leaves some 1e-15.
+TINY = 1e-12
+SIZES = [(48, 72), (48, 60), (48, 64), (48, 120), (32, 80), (40, 60), (66, 99), (50, 75), (144, 216)]
+
+
+def layer_norm(x: np.ndarray, eps: float) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+
+
+def assert_carries(gain: np.ndarray, target: int) -> frames.Feeder:
+    """The frame of these gains is tight, is read by any LayerNorm, and is what a LayerNorm with its gains writes."""
+    found = frames.feeder(gain, target)
+    size, rho = len(gain), target / len(gain)
+    a, back = found.stream.forth.columns(0, target), found.stream.back
+    assert back is not None
+    assert np.abs(a.T @ a - rho * np.eye(size)).max() < TINY and np.abs(a.sum(1) - 1).max() < TINY
+    assert np.abs(back.rows(0, size) @ a - np.eye(size)).max() < TINY
+    x, eps = np.random.default_rng(1).standard_normal((7, size)), 1e-2
+    assert np.abs(layer_norm(x @ a.T, eps) - layer_norm(x, eps) @ a.T).max() < TINY
+    written = layer_norm(x @ found.inputs.forth.columns(0, target).T, eps) * found.gains
+    assert np.abs(written - (layer_norm(x, eps) * gain) @ a.T).max() < TINY * found.spread
+    return found
+
+
+@pytest.mark.parametrize(("size", "target"), SIZES)
+def test_a_frame_is_what_a_layer_norm_can_write(size: int, target: int) -> None:
+    assert_carries(0.5 + np.random.default_rng(size).random(size), target)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.floats(0.3, 3.0), min_size=12, max_size=12))
+def test_whatever_the_gains_are(gain: list[float]) -> None:
+    try:
+        assert_carries(np.array(gain), 18)
+    except Refused as refusal:  # a start that fails is said, never written
+        assert "no frame was found" in str(refusal)
+
+
+@pytest.mark.parametrize("gain", [np.ones(12), np.full(12, -0.7)], ids=["ones", "negative"])
+def test_equal_gains_take_any_frame(gain: np.ndarray) -> None:
+    assert assert_carries(gain, 18).spread == pytest.approx(1.0)
+
+
+def test_it_is_the_same_every_time() -> None:
+    gain = 0.5 + np.random.default_rng(0).random(24)
+    first = frames.feeder(gain, 36)
+    frames._feed.cache_clear()
+    second = frames.feeder(gain, 36)
+    assert second is not first and np.array_equal(first.gains, second.gains)
+    assert np.array_equal(first.stream.forth.columns(0, 36), second.stream.forth.columns(0, 36))
+
+
+def test_blocks_are_the_matrix_they_stand_for() -> None:
+    """Along columns, along rows in any pieces, and dense: one matrix."""
+    gain = 0.5 + np.random.default_rng(0).random(50)  # its last group is larger
+    blocks = frames.feeder(gain, 75).inputs.forth
+    dense = torch.from_numpy(blocks.columns(0, 75))
+    x = torch.randn(9, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(blocks.along_columns(x), x @ dense.T, rtol=0, atol=TINY)
+    tall = x.T.contiguous()
+    scratch = torch.empty(1, 9, dtype=torch.float64)
+
+    def read(start: int, stop: int) -> torch.Tensor:
+        return scratch.copy_(tall[start:stop])  # valid until the next row is read
+
+    for start, stop in ((0, 75), (0, 4), (5, 31), (70, 75)):
+        rows = blocks.along_rows(read, lambda: tall.mean(0), start, stop)
+        torch.testing.assert_close(rows, dense[start:stop] @ tall, rtol=0, atol=TINY)
+    np.testing.assert_array_equal(np.vstack([blocks.columns(0, 7), blocks.columns(7, 75)]), blocks.columns(0, 75))
+
+
+@pytest.mark.parametrize(("size", "target"), [(48, 50), (48, 49), (6, 8), (2, 3), (768, 770)])
+def test_what_has_too_little_freedom_is_refused_with_widths_that_have(size: int, target: int) -> None:
+    with pytest.raises(Refused, match="try") as caught:
+        frames.group_sizes(size, target)
+    for word in str(caught.value).split("try ")[1].split(" or "):
+        if word.isdigit():
+            frames.group_sizes(size, int(word))
+
+
+def test_a_gain_of_zero_cannot_be_carried() -> None:
+    with pytest.raises(Refused, match="gain of 0"):
+        frames.feeder(np.append(np.ones(11), 0.0), 18)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("bert-base", {"width": 72}),
+        ("bert-cls", {"width": 72}),
+        ("bloom", {"width": 72, "depth": 3, "fields": {"tie_word_embeddings": False}}),
+    ],
+)
+def test_the_result_verifies_also_block_by_block(name: str, options: Any, tmp_path: Path) -> None:
+    source = pico.save(pico.PICO[name](), tmp_path / "source")
+    target = lemonx.expand(source, tmp_path / "target", **options)
+    measured = lemonx.verify(source, target, layerwise=True)
+    assert measured.passed, measured.reason()
+    assert measured.outputs.tolerance == 1e-10
+    assert json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]["passed"]
+
+
+def test_the_plan_names_the_price(tmp_path: Path) -> None:
+    source = pico.save(pico.PICO["bert-base"](), tmp_path / "source")
+    plan = lemonx.plan(source, width=72)
+    price, spare, basis = notes(plan)
+    assert "carried by 3 frames of 8 dense blocks, 9 x 6" in price and "spread over a factor" in price
+    assert "96 of the 288 units of hidden" in spare
+    assert "another basis of 72 coordinates" in basis
+    rules = {step.name: step.rule for step in plan.steps}
+    assert rules["encoder.layer.0.intermediate.dense.weight"] == "col-frame ∘ row-circ + pass-through"
+    assert rules["encoder.layer.0.output.dense.weight"] == "col-circ ∘ row-frame + pass-through"
+    assert rules["embeddings.LayerNorm.weight"] == "LayerNorm into a frame"
+
+
+def test_moments_cannot_follow_a_frame(tmp_path: Path) -> None:
+    from lemonx.optimizer_state.moments import moments
+
+    source = pico.save(pico.PICO["bert-base"](), tmp_path / "source")
+    with pytest.raises(Refused, match="without --with-optimizer"):
+        moments(lemonx.plan(source, width=72))
