@@ -229,13 +229,13 @@ def _compare(
     from lemonx.verification.layerwise import compare_layerwise
     from lemonx.verification.outputs import compare
 
-    exact, slack, back = False, 0.0, None
+    exact, slack, backs = False, 0.0, ()
     if made is not None:
-        back = made.frames.output.back if made.frames else None
+        backs = made.frames.backs if made.frames else ()
         exact, slack = made.exactness in (BIT_EXACT, EXACT_SUM), eps_slack(made)
     if by_layer:
         return compare_layerwise(source, target, made, exact=exact, slack=slack)
-    return compare(source, target, exact=exact, slack=slack, back=back), None
+    return compare(source, target, exact=exact, slack=slack, backs=backs), None
 
 
 def eps_slack(made: Plan) -> float:

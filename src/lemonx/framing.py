@@ -151,8 +151,8 @@ def _require_spare(found: Framed, source: Spec, target: Spec) -> None:
     size, wide = source.spaces[hidden].size, target.spaces[hidden].size
     if not source.spaces[hidden].passes:
         raise Refused(
-            f"{found.stream} at {found.size} -> {found.target} has to pass {hidden} in pairs of neurons, and its "
-            "activation is not one with act(a) - act(-a) = a: choose a multiple of the width"
+            f"{found.stream} at {found.size} -> {found.target} has to pass {hidden} in pairs of neurons, which takes an "
+            "activation with act(a) - act(-a) = a and blocks with weights of their own: choose a multiple of the width"
         )
     if wide < size + 2 * found.size:
         raise Refused(
@@ -245,6 +245,11 @@ class Solved:
         framed = self.framed
         last = [n for n in framed.readers if framed.spec.stack_of(n) is None]
         return self._typed(self._after(last[-1], 0)) if last else self.stream_after(self._blocks - 1)
+
+    @property
+    def backs(self) -> tuple[Callable[[np.ndarray], np.ndarray], ...]:
+        """The ways back from what a model without a head gives out: the stream itself, or its last norm's output."""
+        return self.output.back, self.stream_after(self._blocks - 1).back
 
     def _typed(self, frame: Frame) -> Expansion:
         wide = self.framed.target

@@ -19,7 +19,7 @@ EPS = 1e-12  # of every LayerNorm, in code
     vocab="vocab_size",
     positions="max_position_embeddings",
     free="language",
-    defaults={"tie_word_embeddings": True},
+    defaults={"tie_word_embeddings": True, "activation": "gelu"},
 )
 def distilbert(c: Config) -> Spec:
     """DistilBERT: BERT without types of tokens, every eps fixed."""
@@ -34,7 +34,7 @@ def distilbert(c: Config) -> Spec:
             "residual": avg(width),
             "heads": circ(c["n_heads"]),
             **head(width // c["n_heads"], {}),
-            "hidden": circ(c["hidden_dim"]),
+            "hidden": circ(c["hidden_dim"], act=c["activation"]),
             "pooled": circ(width),
             "transform": avg(width),
             "decoded": zero(width),

@@ -11,7 +11,7 @@ LAYER = "mpnet.encoder.layer.*"
 
 
 @architecture("mpnet", **SIZES, free="language",
-              defaults={n: DEFAULTS[n] for n in ("layer_norm_eps", "tie_word_embeddings")}
+              defaults={n: DEFAULTS[n] for n in ("hidden_act", "layer_norm_eps", "tie_word_embeddings")}
               | {"relative_attention_num_buckets": 32})  # fmt: skip
 def mpnet(c: Config) -> Spec:
     """MPNet: RoBERTa without types of tokens, with a bias per head for every distance, the same in all blocks."""
@@ -25,7 +25,7 @@ def mpnet(c: Config) -> Spec:
             "residual": avg(width),
             "heads": circ(c["num_attention_heads"]),
             **head(width // c["num_attention_heads"], {}),
-            "hidden": circ(c["intermediate_size"]),
+            "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
             "pooled": circ(width),
             "transform": avg(width),
             "decoded": zero(width),

@@ -95,8 +95,8 @@ def compare_layerwise(
         # The same texts: the target's vocabulary may be larger.
         after = _observe(target, "float64", seed, judge or (lambda *_: None), before.batch)
         noise = whole.largest_difference(before.outputs, _outputs(noisy)) if noisy else None
-    back = plan.frames.output.back if plan and plan.frames else None
-    comparison = whole.compared(source, target, before, after, noise=noise, slack=slack, back=back)
+    backs = plan.frames.backs if plan and plan.frames else ()
+    comparison = whole.compared(source, target, before, after, noise=noise, slack=slack, backs=backs)
     sizes = [_block_bytes(c) for c in (source, target)]
     layers = Layers(
         places=tuple(judge.places) if judge else (),

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +33,9 @@ EXACT = 1e-10
 NOISE_MULTIPLE = 4.0
 NEW_TOKENS = 8
 # What a model without a head gives.
-HIDDEN = "last_hidden_state"
+# What a model without a head gives out.
+HIDDEN = ("last_hidden_state", "pooler_output")
+Back = Callable[["np.ndarray"], "np.ndarray"]
 # From coarse to fine.
 PRECISION = ("bfloat16", "float16", "float32", "float64")
 
@@ -80,11 +82,11 @@ def compare(
     exact: bool,
     slack: float = 0.0,
     seed: int = 0,
-    back: Callable[[np.ndarray], np.ndarray] | None = None,
+    backs: Sequence[Back] = (),
 ) -> Comparison:
     """Run both on the same sample. `exact`: no tensor was rounded; `slack`: what is known to be lost (eps).
 
-    `back`: the way from the target's last hidden state to the source's, where that is not its first entries.
+    `backs`: ways from the target's hidden states to the source's, where these are not its first entries.
     """
     if (short := memory_short(source, target)) is not None:
         raise NotVerified(f"{short}: verify with --layerwise, or on a larger machine")
@@ -94,7 +96,7 @@ def compare(
         noise = None if exact or stored == "float64" else _noise(source, stored, before, seed)
         # The same texts: the target's vocabulary and its longest text may be larger.
         after = _run(target.path, seed, before.batch)
-    return compared(source, target, before, after, noise=noise, slack=slack, back=back)
+    return compared(source, target, before, after, noise=noise, slack=slack, backs=backs)
 
 
 def compared(
@@ -105,7 +107,7 @@ def compared(
     *,
     noise: float | None,
     slack: float,
-    back: Callable[[np.ndarray], np.ndarray] | None = None,
+    backs: Sequence[Back] = (),
 ) -> Comparison:
     """The figures of two runs on the same sample."""
     shared = [name for name in before.outputs if name in after.outputs]
@@ -113,8 +115,9 @@ def compared(
     for name in shared:
         reference = before.outputs[name]
         # A base model's output is wider: the inverse of an expansion that copies reads the first entries.
-        framed = back is not None and name == HIDDEN
-        other = _through(back, after.outputs[name]) if framed else _first_entries(reference, after.outputs[name])
+        other = _first_entries(reference, after.outputs[name])
+        if name in HIDDEN and other.shape == reference.shape:
+            other = _nearest(reference, [other, *(_through(back, after.outputs[name]) for back in backs)])
         if other.shape != reference.shape:
             shapes = f"{list(reference.shape)} in the source and {list(other.shape)} in the target"
             raise NotVerified(f"{name} has shape {shapes}: they are different models")
@@ -142,10 +145,14 @@ def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     return first / first.norm(dim=-1, keepdim=True) if of_length_one else first
 
 
-def _through(back: Callable[[np.ndarray], np.ndarray] | None, states: torch.Tensor) -> torch.Tensor:
+def _nearest(reference: torch.Tensor, ways: list[torch.Tensor]) -> torch.Tensor:
+    """Each is a left inverse of an expansion that the output may have; which of them it has, a spec does not say."""
+    return min(ways, key=lambda other: float((reference - other).abs().max()))
+
+
+def _through(back: Back, states: torch.Tensor) -> torch.Tensor:
     import torch
 
-    assert back is not None
     return torch.from_numpy(back(states.numpy()))
 
 
