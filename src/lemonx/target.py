@@ -57,9 +57,10 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
 
 def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of another config of this family; its units (the width of a head) must be those of the source."""
-    if like.get("model_type") not in family.model_types:
+    if not family.owns(like):
         raise BadTarget(
-            f"--like is a {like.get('model_type')!r}, the source a {family.model_types[0]!r}: sizes differ in kind"
+            f"--like is a {like.get('model_type') or like.get('architecture')!r}, the source a "
+            f"{family.model_types[0]!r}: sizes differ in kind"
         )
     try:
         other, config = family.spec(like), family.config(like)
