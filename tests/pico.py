@@ -425,7 +425,7 @@ PICO |= {
         {"num_classes": 7},
         timm_resnet=(
             timm.TimmResNetForImageClassification,
-            {"model_args": {"layers": [2, 1], "channels": [8, 16], "base_width": 64}},
+            {"model_args": {"layers": [2, 2], "channels": [8, 16], "base_width": 64}},
         ),
         timm_resnet_basic=(
             timm.TimmResNetForImageClassification,

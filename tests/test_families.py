@@ -500,8 +500,7 @@ GROWTH |= {
         refused("factor-2", Refused, REWIRED, width_factor=2),
         exact("factor-1.5-language", width_factor=1.5, free="language"),
         exact("inner-wide", fields={"model_args.base_width": 128}),
-        exact("layers-3-3", fields={"model_args.layers": [3, 1]}, depth_type=1),
-        refused("strided", Refused, "only blocks that change the shape", fields={"model_args.layers": [2, 2]}),
+        exact("layers-3-3", fields={"model_args.layers": [3, 3]}, depth_type=1),
     ),
     "timm-resnet-basic": (
         exact("last-stage", fields={"model_args.channels": [64, 120], "model_args.layers": [3, 3]}),

@@ -37,7 +37,7 @@ def timm_folder(name: str, folder: Path, **changes: Any) -> Path:
     ("name", "options", "args"),
     [
         ("timm-vit", {"width": 72, "depth": 3}, {"embed_dim": 72, "depth": 3, "num_heads": 6, "mlp_ratio": 2.0}),
-        ("timm-resnet", {"width_factor": 3}, {"channels": [24, 48], "layers": [2, 1], "base_width": 64}),
+        ("timm-resnet", {"width_factor": 3}, {"channels": [24, 48], "layers": [2, 2], "base_width": 64}),
     ],
 )
 def test_a_checkpoint_of_timms(name: str, options: dict[str, Any], args: dict[str, Any], tmp_path: Path) -> None:

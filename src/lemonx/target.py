@@ -172,7 +172,10 @@ def _checked(config: Config, name: str, value: Any) -> Any:
         raise BadTarget(f"{name!r} is not a size of this model: its sizes are {', '.join(asked)}")
     before = config[name]
     several, unset = isinstance(before, list), value is None and before is not None
-    if not _is_size(value) or isinstance(value, list) != several or unset:
+    # Only what config.json itself writes as 4.0 may be given so.
+    given = value if isinstance(value, list) else [value]
+    typed = isinstance(before, float) or not any(isinstance(v, float) for v in given)
+    if not _is_size(value) or not typed or isinstance(value, list) != several or unset:
         raise BadTarget(
             f"--set {name}={_spell(value)}: want {'a list of whole numbers' if several else 'a whole number'}"
         )
