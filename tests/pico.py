@@ -19,7 +19,7 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from lemonx.models import pre_ln_bert
+from lemonx.models import pre_ln_bert, timm
 from lemonx.models.resnet import TorchvisionResNetConfig, TorchvisionResNetForImageClassification
 
 # One head is 12 wide; two key-value heads serve four query heads.
@@ -563,6 +563,31 @@ PICO |= {
         mamba2_tied=(
             hf.Mamba2ForCausalLM,
             {"num_heads": 8, "head_dim": 12, "n_groups": 1, "tie_word_embeddings": True, "use_bias": True},
+        ),
+    ),
+}
+
+_ARGS = {"embed_dim": 48, "depth": 2, "num_heads": 4, "mlp_ratio": 2.0, "img_size": 16, "patch_size": 4}
+PICO |= {
+    **_family(
+        timm.TimmViTConfig,
+        {"architecture": "vit_base_patch16_224", "num_classes": 7, "num_features": 48},
+        timm_vit=(timm.TimmViTForImageClassification, {"model_args": _ARGS}),
+        timm_vit_scaled=(
+            timm.TimmViTForImageClassification,
+            {"model_args": {**_ARGS, "init_values": 0.1}, "global_pool": "avg"},
+        ),
+    ),
+    **_family(
+        timm.TimmResNetConfig,
+        {"num_classes": 7},
+        timm_resnet=(
+            timm.TimmResNetForImageClassification,
+            {"model_args": {"layers": [2, 2], "channels": [8, 16], "base_width": 64}},
+        ),
+        timm_resnet_basic=(
+            timm.TimmResNetForImageClassification,
+            {"block": "basic", "architecture": "resnet18", "model_args": {"layers": [1, 2], "channels": [64, 80]}},
         ),
     ),
 }

@@ -659,7 +659,7 @@ GROWTH |= {
         refused(
             "width-36",
             Refused,
-            r"downsample.norm: a LayerNorm reads \(4 stage0\).*at 96 -> 144 it is not: try 192 \(x2\)",
+            r"downsample.norm: .*\(4 stage0\).*at 96 -> 144 it is not: try 192 \(x2\)",
             width=36,
         ),
         exact("wide-heads", width=48, fields={"num_heads": [2, 4]}),
@@ -670,6 +670,23 @@ GROWTH |= {
     "beit-token": VARIANT,
     "beit-masked": VARIANT,
     "data2vec-vision": VARIANT,
+    "timm-vit": (
+        *(case for case in PRE_LN if "ffn" not in case.options),
+        exact("ffn-ratio-3", fields={"model_args.mlp_ratio": 3}),
+    ),
+    "timm-vit-scaled": VARIANT,
+    "timm-resnet": (
+        exact("factor-3", width_factor=3),
+        # A stage as wide as the stem, which stays, has no shortcut.
+        refused("factor-2", Refused, REWIRED, width_factor=2),
+        exact("factor-1.5-language", width_factor=1.5, free="language"),
+        exact("inner-wide", fields={"model_args.base_width": 128}),
+        exact("layers-3-3", fields={"model_args.layers": [3, 3]}, depth_type=1),
+    ),
+    "timm-resnet-basic": (
+        exact("last-stage", fields={"model_args.channels": [64, 120], "model_args.layers": [3, 3]}),
+        refused("stage-leaves-stem", Refused, REWIRED, width_factor=2),
+    ),
     "mamba-untied": (*VARIANT, exact("all-narrow", width=50, fields={"expand": 3, "state_size": 5})),
     "mamba2": (
         *WIDTH,

@@ -48,7 +48,7 @@ def certificate(plan: Plan, source: Checkpoint, measured: Measured | None, skipp
         "notes": notes(plan),
         "source": {
             "name": plan.source.name,
-            "model_type": plan.source_config.get("model_type"),
+            "model_type": plan.source_config.get("model_type", plan.family.model_types[0]),
             "architectures": plan.source_config.get("architectures"),
             "sha256": source.content_digest(),
             "parameters": before,

@@ -35,8 +35,8 @@ class Diagnosis:
 
 def diagnose(checkpoint: Checkpoint) -> Diagnosis:
     """Compare a checkpoint with its own family, or else with all of them, and say what is in the way."""
-    model_type = checkpoint.config.get("model_type")
-    if not isinstance(model_type, str):
+    model_type = architectures.model_type_of(checkpoint.config)
+    if model_type is None:
         raise BadCheckpoint("config.json does not say its model_type: give a folder that transformers saved")
     known = model_type in architectures.families()
     if known:
@@ -60,7 +60,7 @@ def _candidates(checkpoint: Checkpoint) -> Iterable[tuple[str, Spec]]:
 
 def _compared(checkpoint: Checkpoint, family: str, spec: Spec, known: bool) -> Diagnosis:
     odd, empty = unmatched(spec, checkpoint.tensors)
-    reason = None if known else f"no spec for model_type {checkpoint.config['model_type']!r}"
+    reason = None if known else f"no spec for model_type {checkpoint.config.get('model_type')!r}"
     if known:
         try:
             found = match(spec, checkpoint.tensors)
@@ -71,7 +71,7 @@ def _compared(checkpoint: Checkpoint, family: str, spec: Spec, known: bool) -> D
             reason = str(error)
     total = len(checkpoint.tensors)
     return Diagnosis(
-        str(checkpoint.config["model_type"]),
+        str(architectures.model_type_of(checkpoint.config)),
         known,
         family,
         total - len(odd),

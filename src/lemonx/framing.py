@@ -151,8 +151,8 @@ def _require_spare(found: Framed, source: Spec, target: Spec) -> None:
     size, wide = source.spaces[hidden].size, target.spaces[hidden].size
     if not source.spaces[hidden].passes:
         raise Refused(
-            f"{found.stream} at {found.size} -> {found.target} has to pass {hidden} in pairs of neurons, which takes an "
-            "activation with act(a) - act(-a) = a and blocks with weights of their own: choose a multiple of the width"
+            f"{found.stream} at {found.size} -> {found.target} has to pass {hidden} in pairs of neurons, which takes "
+            "an activation with act(a) - act(-a) = a and blocks with weights of their own: choose a multiple of the width"
         )
     if wide < size + 2 * found.size:
         raise Refused(

@@ -35,7 +35,9 @@ class Change:
 
     @property
     def widens(self) -> bool:
-        return any(self.target.spaces[name].size != space.size for name, space in self.source.spaces.items())
+        # Spaces that only one of the two has are for the check to refuse.
+        shared = self.source.spaces.keys() & self.target.spaces.keys()
+        return any(self.target.spaces[name].size != self.source.spaces[name].size for name in shared)
 
     @property
     def deepens(self) -> bool:

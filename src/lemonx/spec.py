@@ -168,14 +168,14 @@ def with_fields(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[st
 
 
 def flat_fields(values: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Every field of config.json by its name, those of a tower (`vision_config`) behind the tower's and a dot.
+    """Every field of config.json by its name, those of a part (`vision_config`) behind the part's and a dot.
 
     >>> flat_fields({"a": 1, "text_config": {"c": 2}})
     {'a': 1, 'text_config.c': 2}
     """
     result = {}
     for name, value in values.items():
-        if name.endswith("_config") and isinstance(value, Mapping):
+        if name.endswith(("_config", "_args")) and isinstance(value, Mapping):
             result |= flat_fields(value, f"{within}{name}.")
         else:
             result[within + name] = value
@@ -212,6 +212,14 @@ class Architecture:
     free: str
     defaults: Mapping[str, Any]
     dense: Mapping[str, Dense] = field(default_factory=dict)
+    # config.json with what a name in it implies, or None if it is not this family's: for files without a model_type.
+    completed: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None
+
+    def owns(self, values: Mapping[str, Any]) -> bool:
+        """Whether a config.json is this family's: by its model_type, or by what else it says."""
+        if "model_type" in values:
+            return values["model_type"] in self.model_types
+        return self.completed is not None and self.completed(values) is not None
 
     @property
     def title(self) -> str:
@@ -219,7 +227,8 @@ class Architecture:
         return (self.build.__doc__ or "").strip().split("\n")[0].rstrip(".")
 
     def config(self, values: Mapping[str, Any]) -> Config:
-        return Config(values, self.defaults)
+        whole = self.completed(values) if self.completed else None
+        return Config(whole or values, self.defaults)
 
     def spec(self, values: Mapping[str, Any]) -> Spec:
         """The spec of a config; BadCheckpoint where a field that is a size is not one."""
@@ -251,17 +260,18 @@ def architecture(
     free: str,
     defaults: Mapping[str, Any] | None = None,
     dense: Mapping[str, Dense] | None = None,
+    completed: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None,
     **sizes: str | tuple[str, ...],
 ) -> Callable[[Callable[[Config], Spec]], Callable[[Config], Spec]]:
     """Register a spec for these model types; `width=...`, `heads=...` name the config fields that are sizes.
 
-    `defaults` are the values of fields that config.json may leave out, as transformers has them. `dense`: families
-    without experts that can become this one.
+    `defaults` are the values of fields that config.json may leave out, as transformers has them; `completed` adds what
+    a name in it implies. `dense`: families without experts that can become this one.
     """
 
     def register(build: Callable[[Config], Spec]) -> Callable[[Config], Spec]:
         fields = {option: (names,) if isinstance(names, str) else names for option, names in sizes.items()}
-        family = Architecture(model_types, build, fields, free, defaults or {}, dense or {})
+        family = Architecture(model_types, build, fields, free, defaults or {}, dense or {}, completed)
         for model_type in model_types:
             REGISTRY[model_type] = family
         return build

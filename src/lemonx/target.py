@@ -60,9 +60,10 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
 
 def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of another config of this family; its units (the width of a head) must be those of the source."""
-    if like.get("model_type") not in family.model_types:
+    if not family.owns(like):
         raise BadTarget(
-            f"--like is a {like.get('model_type')!r}, the source a {family.model_types[0]!r}: sizes differ in kind"
+            f"--like is a {like.get('model_type') or like.get('architecture')!r}, the source a "
+            f"{family.model_types[0]!r}: sizes differ in kind"
         )
     try:
         other, config = family.spec(like), family.config(like)
@@ -174,7 +175,10 @@ def _checked(config: Config, name: str, value: Any) -> Any:
         raise BadTarget(f"{name!r} is not a size of this model: its sizes are {', '.join(asked)}")
     before = config[name]
     several, unset = isinstance(before, list), value is None and before is not None
-    if not _is_size(value) or isinstance(value, list) != several or unset:
+    # Only what config.json itself writes as 4.0 may be given so.
+    given = value if isinstance(value, list) else [value]
+    typed = isinstance(before, float) or not any(isinstance(v, float) for v in given)
+    if not _is_size(value) or not typed or isinstance(value, list) != several or unset:
         raise BadTarget(
             f"--set {name}={_spell(value)}: want {'a list of whole numbers' if several else 'a whole number'}"
         )

@@ -19,12 +19,21 @@ def families() -> Mapping[str, Architecture]:
     return REGISTRY
 
 
+def model_type_of(config: Mapping[str, Any]) -> str | None:
+    """What config.json calls its family, or the family that knows it without; None if none does."""
+    if "model_type" in config:
+        return config["model_type"] if isinstance(config["model_type"], str) else None
+    return next((name for name, family in families().items() if family.owns(config)), None)
+
+
 def find(config: Mapping[str, Any]) -> Architecture:
     """The family of a config.json."""
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str):
-        raise BadCheckpoint("config.json does not say its model_type: give a folder that transformers saved")
-    known = families()
+    known, model_type = families(), model_type_of(config)
+    if model_type is None:
+        raise BadCheckpoint(
+            "config.json does not say its model_type, nor an architecture of timm's that has a spec: give a folder "
+            "that transformers saved"
+        )
     if model_type not in known:
         near = difflib.get_close_matches(model_type, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`lemonx architectures` lists what is supported"

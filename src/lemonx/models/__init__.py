@@ -14,10 +14,12 @@ def _classes() -> tuple[tuple[Any, type[PreTrainedModel]], ...]:
     """Every model class of this package, with the Auto class that builds it."""
     import transformers as hf
 
-    from lemonx.models import pre_ln_bert, resnet
+    from lemonx.models import pre_ln_bert, resnet, timm
 
     return (
         (hf.AutoModelForImageClassification, resnet.TorchvisionResNetForImageClassification),
+        (hf.AutoModelForImageClassification, timm.TimmResNetForImageClassification),
+        (hf.AutoModelForImageClassification, timm.TimmViTForImageClassification),
         (hf.AutoModel, pre_ln_bert.PreLnBertModel),
         (hf.AutoModelForMaskedLM, pre_ln_bert.PreLnBertForMaskedLM),
         (hf.AutoModelForSequenceClassification, pre_ln_bert.PreLnBertForSequenceClassification),

@@ -36,7 +36,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     """The plan as data, in the order of the printed tables."""
     return {
         "source": str(plan.source),
-        "model_type": plan.source_config["model_type"],
+        "model_type": plan.source_config.get("model_type", plan.family.model_types[0]),
         "sizes": {name: [a, b] for name, a, b in summary.size_table(plan)},
         "parameters": summary.parameters(plan),
         "flops": summary.flops(plan),

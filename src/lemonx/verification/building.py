@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.verification.loading import model_class, quiet
@@ -37,6 +38,8 @@ def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
     from lemonx import models
 
     models.register()
+    if "model_type" not in config:
+        config = dict(architectures.find(config).config(config))
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
     try:
         made = CONFIG_MAPPING[config["model_type"]].from_dict(values)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemonx import architectures
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
@@ -39,16 +41,14 @@ def load(path: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedMode
 
     `options` go to from_pretrained.
     """
-    import transformers
-
     from lemonx import models
 
     models.register()
     try:
         with quiet():
-            config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+            config = read_config(path)
             model, info = model_class(config).from_pretrained(
-                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+                path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
         if "allocate memory" in str(error):  # torch has no exception of its own for it on a CPU
@@ -57,6 +57,17 @@ def load(path: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedMode
         raise BadCheckpoint(f"transformers cannot load {str(path)!r} ({reason}): save the model again") from error
     odd = (*info["missing_keys"], *info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
     return model.eval(), frozenset(odd)
+
+
+def read_config(path: Path) -> Any:
+    """config.json as an object; one of timm's, which does not say its class, as its family knows it."""
+    import transformers
+
+    values = json.loads((Path(path) / "config.json").read_text())
+    if "model_type" in values:
+        return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    family = architectures.find(values)
+    return transformers.CONFIG_MAPPING[family.model_types[0]].from_dict(dict(family.config(values)))
 
 
 def model_class(config: Any) -> Any:
