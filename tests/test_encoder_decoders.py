@@ -96,7 +96,9 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "roberta-mlm": ({"width": 96, "depth": 3}, 2),
     "modernbert-mlm": ({"width": 96, "depth": 5}, 5),
     "electra-discriminator": ({"width": 96, "depth": 3}, 2),
+    # One block that runs four times, and five that come from it.
     "albert-mlm": ({"width": 96}, 4),
+    "albert-tokens": ({"width": 96, "depth": 5, "fields": {"num_hidden_groups": 5}}, 4),
     "t5": ({"width": 72, "fields": {"num_layers": 3, "num_decoder_layers": 4}}, 7),
     "t5-cls": ({"width": 72}, 4),
     "bart": ({"width": 96, "fields": {"encoder_layers": 3, "decoder_layers": 4}}, 4),

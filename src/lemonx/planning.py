@@ -24,7 +24,7 @@ from lemonx.free import Free, preset
 from lemonx.modules import Dropped, Linear, Recipe, Row, Typed, Vector
 from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Change, Reading, lemon
-from lemonx.spec import LAST, Architecture, Spec
+from lemonx.spec import LAST, Architecture, Spec, Stack
 from lemonx.target import NotWhole, Target, target_config
 from lemonx.vectors import AVG
 
@@ -142,7 +142,7 @@ def make_plan(
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
-    blocks = {name: reading.arrange(name, stack, target.stacks[name].size) for name, stack in source.stacks.items()}
+    blocks = {name: _blocks(name, stack, target.stacks[name], reading) for name, stack in source.stacks.items()}
     builder = _Builder(source, target, types, blocks, reading, checkpoint.tensors, _dtype(dtype))
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
     return Plan(
@@ -162,6 +162,14 @@ def make_plan(
         reading=reading,
         seed=seed,
     )
+
+
+def _blocks(name: str, source: Stack, target: Stack, reading: Reading) -> tuple[Block, ...]:
+    """Every set of weights of the target's stack as a block, with the set that it comes from."""
+    if target.stored != target.size:  # shared, as before: the check has seen to that
+        return reading.arrange(name, replace(source, size=source.stored), target.stored)
+    blocks = reading.arrange(name, source, target.size)
+    return tuple(replace(block, source=source.set_of(block.source)) for block in blocks)
 
 
 def _typed_target(
