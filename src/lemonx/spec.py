@@ -123,6 +123,10 @@ class Config(Mapping[str, Any]):
         """A field that has been renamed, under the name that config.json has."""
         return self[old if old in self.values_on_disk else new]
 
+    def aliases(self, **names: str) -> dict[str, str]:
+        """Second name -> field, of those that config.json has: transformers lets the second name win."""
+        return {second: first for second, first in names.items() if second in self.values_on_disk}
+
     @property
     def headless(self) -> bool:
         """The class that config.json names is a bare model (LlamaModel), so its last stream is its output."""
