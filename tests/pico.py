@@ -242,6 +242,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         albert_pretraining=hf.AlbertForPreTraining,
         albert_cls=(hf.AlbertForSequenceClassification, {"num_hidden_groups": 2, "inner_group_num": 2}),
         albert_tokens=hf.AlbertForTokenClassification,
+        albert_apart=(hf.AlbertForMaskedLM, {"num_hidden_groups": 4}),
     ),
     **_family(
         hf.ModernBertConfig,

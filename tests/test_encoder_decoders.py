@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,12 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import lemonx
 import pico
-from lemonx import api
+from lemonx import api, architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.data.tasks import task_of
 from lemonx.diagnosis import diagnose
 from lemonx.errors import BadCheckpoint, BadTarget, NotVerified
 from lemonx.modules import Vector
+from lemonx.target import target_config
 from lemonx.verification.loading import load, sample
 
 
@@ -89,6 +91,24 @@ def test_a_decoder_is_tied_unless_the_file_has_it(source: Any) -> None:
     assert not own.tied and "lm_head.weight" not in {step.name for step in tied.steps}
 
 
+def test_second_names_of_sizes_follow(source: Any, tmp_path: Path) -> None:
+    """transformers reads num_hidden_layers over encoder_layers, and hub files have both."""
+    both = edit(source("bart"), tmp_path / "both", lambda w: None)
+    config = json.loads((both / "config.json").read_text()) | {"num_hidden_layers": 2, "hidden_size": 48}
+    (both / "config.json").write_text(json.dumps(config))
+    large = lemonx.expand(both, tmp_path / "large", width=96, fields={"encoder_layers": 4}, verify=True)
+    written = json.loads((large / "config.json").read_text())
+    assert (written["num_hidden_layers"], written["hidden_size"]) == (4, 96)
+    assert "num_attention_heads" not in written
+    for name, second, sizes in (("t5", "num_hidden_layers", {"fields": {"num_layers": 3}}),
+                                ("distilbert-base", "num_hidden_layers", {"depth": 3}),
+                                ("whisper", "num_hidden_layers", {"fields": {"encoder_layers": 3}}),
+                                ("marian", "num_hidden_layers", {"fields": {"encoder_layers": 3}})):  # fmt: skip
+        config = json.loads((source(name) / "config.json").read_text()) | {second: 2}
+        family = architectures.find(config)
+        assert target_config(family, config, api.wanted(**sizes))[second] == 3, name
+
+
 # ----------------------------------------------------------------- verification
 
 # How many blocks have streams to compare: of Post-LN groups only the last.
@@ -96,7 +116,9 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "roberta-mlm": ({"width": 96, "depth": 3}, 2),
     "modernbert-mlm": ({"width": 96, "depth": 5}, 5),
     "electra-discriminator": ({"width": 96, "depth": 3}, 2),
+    # One block that runs four times, and five that come from it.
     "albert-mlm": ({"width": 96}, 4),
+    "albert-tokens": ({"width": 96, "depth": 5, "fields": {"num_hidden_groups": 5}}, 4),
     "t5": ({"width": 72, "fields": {"num_layers": 3, "num_decoder_layers": 4}}, 7),
     "t5-cls": ({"width": 72}, 4),
     "bart": ({"width": 96, "fields": {"encoder_layers": 3, "decoder_layers": 4}}, 4),

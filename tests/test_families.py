@@ -396,11 +396,20 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         *ENCODER_VARIANT[:2],
         exact("all-96-ffn-500", width=96, ffn=500, fields={"vocab_size": 80, "max_position_embeddings": 100}),
         exact("embeddings-48", fields={"embedding_size": 48}),
-        refused("depth-5", Refused, "from 4 to 5.*share their weights.*keep it at 4", depth=5),
-        refused("groups-2", Refused, "from 1 to 2.*share their weights", fields={"num_hidden_groups": 2}),
+        refused("depth-5", Refused, "share their weights.*with --set num_hidden_groups=5$", depth=5),
+        refused("groups-2", Refused, "share their weights.*num_hidden_groups=4", fields={"num_hidden_groups": 2}),
+        exact("groups-4", fields={"num_hidden_groups": 4}),
+        exact("depth-7-type-2", depth=7, fields={"num_hidden_groups": 7}, depth_type=2),
+        exact("all-96", width=96, ffn=500, depth=5, fields={"num_hidden_groups": 5}),
     ),
     "albert-pretraining": ENCODER_VARIANT[:2],
-    "albert-cls": (*ENCODER_VARIANT[:2], exact("embeddings-36", fields={"embedding_size": 36})),
+    "albert-cls": (
+        *ENCODER_VARIANT[:2],
+        exact("embeddings-36", fields={"embedding_size": 36}),
+        # Two layers in each of two groups, for four blocks.
+        exact("depth-6", depth=6, fields={"num_hidden_groups": 6}),
+    ),
+    "albert-apart": (exact("depth-5", depth=5),),
     "albert-tokens": ENCODER_VARIANT[:2],
     "modernbert-mlm": (
         *ENCODER_VARIANT[:2],

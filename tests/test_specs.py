@@ -165,7 +165,7 @@ def test_fixed_sizes_are_used_or_guard_a_coupling(model_type: str) -> None:
     """What must not change is an axis of some row, the size of a kernel, or what a model computes something from."""
     used = {axis for spec in specs(model_type) for row in spec.rows.values() for axis in axes(row)}
     fixed = {name for spec in specs(model_type) for name in spec.fixed}
-    assert fixed - used <= {"patch", "layers", "groups", "width"}
+    assert fixed - used <= {"patch", "width"}
 
 
 @every_family
@@ -197,7 +197,7 @@ def decides(family: Architecture, values: Mapping[str, Any], name: str) -> bool:
 def sized(spec: Spec) -> tuple[Mapping[str, Any], Mapping[str, int], Mapping[str, int]]:
     return (
         {name: (space.size, space.chosen) for name, space in spec.spaces.items()},
-        {name: stack.size for name, stack in spec.stacks.items()},
+        {name: stack.size + stack.stored for name, stack in spec.stacks.items()},
         spec.fixed,
     )
 

@@ -17,7 +17,7 @@ from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.framing import Framed
 from lemonx.modules import Linear, Norm
 from lemonx.signature import Side
-from lemonx.spec import LAST, Spec
+from lemonx.spec import LAST, Spec, Stack
 from lemonx.vectors import (
     DENSE,
     RAND,
@@ -178,6 +178,17 @@ def _check_sizes(source: Spec, target: Spec) -> None:
             raise BadTarget(
                 f"{name} would lose blocks, {stack.size} to {target.stacks[name].size}: only growth is possible"
             )
+        _check_sets(name, stack, target.stacks[name])
+
+
+def _check_sets(name: str, source: Stack, target: Stack) -> None:
+    """Blocks go on sharing their weights as they did, or every one gets its own."""
+    same = (target.size, target.stored) == (source.size, source.stored)
+    if target.stored != target.size and not same:
+        raise Refused(
+            f"blocks in {name} share their weights, so that an added one could not be silent alone: give each its own, "
+            f"with --set {source.sets_in}={target.size}"
+        )
 
 
 def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = None) -> dict[str, Expansion]:

@@ -105,7 +105,7 @@ def _find(spec: Spec, patterns: Mapping[str, tuple[str, str]], name: str, full: 
     starred = full if stack is None else f"{stack}.*.{inside}"
     # A block's own row (`layers.0.conv`) goes before the general one (`layers.*.conv`).
     row, unit = patterns.get(full), None
-    if not row and stack is not None and index == spec.stacks[stack].size - 1:
+    if not row and stack is not None and index == spec.stacks[stack].stored - 1:
         row = patterns.get(f"{stack}.{LAST}.{inside}")
     row = row or patterns.get(starred)
     if not row and (number := re.search(r"\.(\d+)\.", starred)):
@@ -148,10 +148,10 @@ def _empty_rows(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
 
 def _users(spec: Spec, stack: str, row: str) -> set[int]:
     """The blocks that use a general row: those without a row of their own under its name (a strided first block)."""
-    own = {i for i in range(spec.stacks[stack].size) if row.replace(f"{stack}.*.", f"{stack}.{i}.") in spec.rows}
+    own = {i for i in range(spec.stacks[stack].stored) if row.replace(f"{stack}.*.", f"{stack}.{i}.") in spec.rows}
     if row.replace(f"{stack}.*.", f"{stack}.{LAST}.") in spec.rows:
-        own.add(spec.stacks[stack].size - 1)
-    return set(range(spec.stacks[stack].size)) - own
+        own.add(spec.stacks[stack].stored - 1)
+    return set(range(spec.stacks[stack].stored)) - own
 
 
 def _odd_blocks(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
@@ -162,7 +162,7 @@ def _odd_blocks(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
                 blocks[hit.stack, row, hit.suffix].add(hit.index)
     yield from _odd_units(spec, found)
     for (stack, row, suffix), indices in blocks.items():
-        size, wanted = spec.stacks[stack].size, _users(spec, stack, row)
+        size, wanted = spec.stacks[stack].stored, _users(spec, stack, row)
         for odd in sorted(indices ^ wanted):
             what = "lacks" if odd in wanted else "has an extra"
             yield BadCheckpoint(

@@ -152,7 +152,7 @@ def _require_spare(found: Framed, source: Spec, target: Spec) -> None:
     if not source.spaces[hidden].passes:
         raise Refused(
             f"{found.stream} at {found.size} -> {found.target} has to pass {hidden} in pairs of neurons, which takes "
-            "an activation with act(a) - act(-a) = a and blocks with weights of their own: choose a multiple of the width"
+            "an activation with act(a) - act(-a) = a, and blocks with weights of their own: choose a multiple"
         )
     if wide < size + 2 * found.size:
         raise Refused(

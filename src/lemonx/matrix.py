@@ -99,6 +99,11 @@ def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Itera
         if column == "kv_heads":
             together = _grown(family, config, "heads") | _grown(family, config, "kv_heads")
             yield Target(fields=together), "together with heads"
+        for stack in family.spec(config).stacks.values() if column == "depth" else ():
+            if stack.stored != stack.size:
+                grown = _grown(family, config, column)
+                own = grown | {stack.sets_in: max(grown.values())}
+                yield Target(fields=own), "with weights of its own for every block"
         if column in ("heads", "kv_heads"):
             yield Target(width_factor=Fraction(2)), "together with the width"
 

@@ -25,7 +25,7 @@ from lemonx.free import Free, preset
 from lemonx.modules import Axis, Dropped, Linear, Recipe, Row, Scale, Typed, Vector
 from lemonx.operators import CANCEL, KEEP, SILENT, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Change, Reading, lemon
-from lemonx.spec import LAST, Architecture, Spec, with_fields
+from lemonx.spec import LAST, Architecture, Spec, Stack, with_fields
 from lemonx.target import NotWhole, Target, target_config
 from lemonx.vectors import AVG, DENSE, WEIGHED, Expansion
 
@@ -153,7 +153,7 @@ def make_plan(
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
     solved = framing.solve(types.framed, _gains(checkpoint, origin.files, found)) if types.framed else None
-    blocks = {name: reading.arrange(name, stack, target.stacks[name].size) for name, stack in source.stacks.items()}
+    blocks = {name: _blocks(name, stack, target.stacks[name], reading) for name, stack in source.stacks.items()}
     scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
     builder = _Builder(source, target, types, blocks, reading, origin.tensors, _dtype(dtype), scored, solved)
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
@@ -191,6 +191,14 @@ def _gains(checkpoint: Checkpoint, files: Mapping[str, str], found: list[Matched
     """Reads a norm's gains, by row and block."""
     names = {(hit.row, hit.index): files[hit.name] for hit in found if hit.suffix == "weight"}
     return lambda row, index: checkpoint.read(names[row, index]).double().numpy()
+
+
+def _blocks(name: str, source: Stack, target: Stack, reading: Reading) -> tuple[Block, ...]:
+    """Every set of weights of the target's stack as a block, with the set that it comes from."""
+    if target.stored != target.size:  # shared, as before: the check has seen to that
+        return reading.arrange(name, replace(source, size=source.stored), target.stored)
+    blocks = reading.arrange(name, source, target.size)
+    return tuple(replace(block, source=source.set_of(block.source)) for block in blocks)
 
 
 def _typed_target(

@@ -28,7 +28,8 @@ class Stack:
     """Blocks that repeat, adding to one stream.
 
     `period`: original blocks keep their index modulo this (shifted windows alternate). `pinned`: so many
-    first blocks are unlike the rest and are never copied. `lists`: config fields with one entry a block.
+    first blocks are unlike the rest and are never copied. `lists`: config fields with one entry a block. `sets`: the
+    blocks have so many sets of weights, each for a run of blocks (0: one a block); `sets_in` is the config field of it.
     """
 
     size: int
@@ -36,6 +37,17 @@ class Stack:
     period: int = 1
     pinned: int = 0
     lists: tuple[str, ...] = ()
+    sets: int = 0
+    sets_in: str = ""
+
+    @property
+    def stored(self) -> int:
+        """How many sets of weights there are on disk."""
+        return self.sets or self.size
+
+    def set_of(self, block: int) -> int:
+        """The set of weights that a block uses, as transformers computes it."""
+        return int(block / (self.size / self.stored))
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,10 @@ class Config(Mapping[str, Any]):
     def either(self, old: str, new: str) -> Any:
         """A field that has been renamed, under the name that config.json has."""
         return self[old if old in self.values_on_disk else new]
+
+    def aliases(self, **names: str) -> dict[str, str]:
+        """Second name -> field, of those that config.json has: transformers lets the second name win."""
+        return {second: first for second, first in names.items() if second in self.values_on_disk}
 
     @property
     def headless(self) -> bool:
@@ -242,6 +258,7 @@ class Architecture:
         sizes = {
             **{n: s.size for n, s in spec.spaces.items()},
             **{n: s.size for n, s in spec.stacks.items()},
+            **{f"the sets of {n}": s.stored for n, s in spec.stacks.items()},
             **spec.fixed,
         }
         for name, size in sizes.items():

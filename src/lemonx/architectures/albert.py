@@ -7,17 +7,17 @@ from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, zero
 
 GROUPS = "albert.encoder.albert_layer_groups"
-SHARED = "layers share their weights, so that an added one could not be silent alone"
 
 
-@architecture("albert", **SIZES, free="language",
+@architecture("albert", **SIZES, embeddings="embedding_size", groups="num_hidden_groups", free="language",
               defaults=DEFAULTS | {"embedding_size": 128, "num_hidden_groups": 1, "inner_group_num": 1})  # fmt: skip
 def albert(c: Config) -> Spec:
     """ALBERT: BERT whose layers share their weights, with embeddings of another width."""
     width, word = c["hidden_size"], c["embedding_size"]
+    layers, groups = c["num_hidden_layers"], c["num_hidden_groups"]
     blocks = [_block(f"{GROUPS}.*.albert_layers.{i}") for i in range(c["inner_group_num"])]
     return Spec(
-        stacks={GROUPS: Stack(c["num_hidden_groups"], "residual")},
+        stacks={GROUPS: Stack(layers, "residual", sets=groups, sets_in="num_hidden_groups")},
         eps="layer_norm_eps",
         prefix="albert.",
         acts=("transform",),
@@ -34,8 +34,8 @@ def albert(c: Config) -> Spec:
             "vocab": fresh(c["vocab_size"]),
             "positions": fresh(c["max_position_embeddings"]),
         },
-        fixed={"types": c["type_vocab_size"], "layers": c["num_hidden_layers"], "groups": c["num_hidden_groups"]},
-        still={"layers": SHARED, "groups": SHARED},
+        fixed={"types": c["type_vocab_size"]},
+        follows={"num_hidden_groups": "num_hidden_layers"} if groups == layers else {},
         rows={
             "albert.embeddings.word_embeddings": embedding("vocab -> embedded"),
             "albert.embeddings.position_embeddings": embedding("positions -> embedded"),

@@ -13,6 +13,11 @@ SIZES = {
     "vocab": "vocab_size",
 }
 DEFAULTS = {"scale_embedding": False, "tie_word_embeddings": True}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+}
 EPS = 1e-5  # of every LayerNorm, in code
 PARTS = ("encoder", "decoder")
 
@@ -25,6 +30,7 @@ def bart(c: Config) -> Spec:
     return Spec(
         stacks={f"model.{part}.layers": Stack(c[f"{part}_layers"], "residual") for part in PARTS},
         prefix="model.",
+        follows=c.aliases(**ALIASES),
         spaces={
             "words": scaled(avg(width), "embedded", by=width**0.5 if c["scale_embedding"] else 1.0),
             "embedded": avg(width),

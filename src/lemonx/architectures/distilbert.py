@@ -30,6 +30,7 @@ def distilbert(c: Config) -> Spec:
         stacks={"distilbert.transformer.layer": Stack(c["n_layers"], "residual")},
         prefix="distilbert.",
         acts=("transform",),
+        follows=c.aliases(hidden_size="dim", num_hidden_layers="n_layers", num_attention_heads="n_heads"),
         spaces={
             "residual": avg(width),
             "heads": circ(c["n_heads"]),

@@ -8,7 +8,8 @@ from lemonx.spec import Config, Spec, architecture
 from lemonx.vectors import avg, zero
 
 
-@architecture("electra", **SIZES, free="language", defaults=DEFAULTS | {"embedding_size": 128})
+@architecture("electra", **SIZES, embeddings="embedding_size", free="language",
+              defaults=DEFAULTS | {"embedding_size": 128})  # fmt: skip
 def electra(c: Config) -> Spec:
     """ELECTRA: BERT with embeddings of another width, heads of a generator and of a discriminator."""
     word, width = c["embedding_size"], c["hidden_size"]

@@ -1,6 +1,6 @@
 """Marian (opus-mt)."""
 
-from lemonx.architectures.bart import DEFAULTS, PARTS, SIZES, blocks, decoded, units
+from lemonx.architectures.bart import ALIASES, DEFAULTS, PARTS, SIZES, blocks, decoded, units
 from lemonx.modules import embedding
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, fresh, scaled
@@ -34,7 +34,7 @@ def marian(c: Config) -> Spec:
         },
         fixed={"width": width},
         still={"width": COMPUTED},
-        follows={"decoder_vocab_size": "vocab_size"} if shared else {},
+        follows=c.aliases(**ALIASES) | ({"decoder_vocab_size": "vocab_size"} if shared else {}),
         rows={
             **({"model.shared": embedding("vocab -> words")} if shared else {}),
             **own,

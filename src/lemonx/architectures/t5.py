@@ -43,6 +43,7 @@ def _t5(c: Config, scaled: bool) -> Spec:
         eps="layer_norm_epsilon",
         prefix="transformer.",
         config={"num_decoder_layers": decoder},
+        follows=c.aliases(hidden_size="d_model", num_hidden_layers="num_layers", num_attention_heads="num_heads"),
         spaces={
             **{name: zero(width) for name in ("residual", "normed", "encoded")},
             **({"final": zero(width, scale=by), "pooled": circ(width)} if "decoder" in depths else {}),

@@ -1,6 +1,6 @@
 """Whisper."""
 
-from lemonx.architectures.bart import EPS, SIZES, blocks, units
+from lemonx.architectures.bart import ALIASES, EPS, SIZES, blocks, units
 from lemonx.errors import Refused
 from lemonx.modules import Row, conv, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -36,6 +36,7 @@ def whisper(c: Config) -> Spec:
                 for part in parts},
         prefix="model.",
         acts=("heard",),
+        follows=c.aliases(**ALIASES),
         spaces=spaces,
         fixed={"mels": c["num_mel_bins"], "frames": c["max_source_positions"]},
         rows=rows,

@@ -115,9 +115,9 @@ class _Operators:
         self.depth = {}
         for row in plan.rows:
             stack = plan.source_spec.stack_of(row)
-            if stack and plan.source_spec.stacks[stack].size != len(plan.blocks[stack]):
+            if stack and plan.source_spec.stacks[stack].stored != len(plan.blocks[stack]):
                 first, blocks = plan.source_spec.stacks[stack].pinned, plan.blocks[stack]
-                start = torch.zeros(len(blocks) - first, plan.source_spec.stacks[stack].size - first)
+                start = torch.zeros(len(blocks) - first, plan.source_spec.stacks[stack].stored - first)
                 for index, block in enumerate(blocks[first:]):
                     start[index, block.source - first] = 1.0
                 self.depth[row] = (start + NOISE * torch.randn(start.shape, generator=noise)).requires_grad_()

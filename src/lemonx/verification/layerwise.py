@@ -122,7 +122,8 @@ class _Judge:
         if depth.stream_norms(spec, stack) and not blocks[index].closes:
             return
         origin = next(b.source for b in reversed(blocks[: index + 1]) if not b.added)
-        run = self.runs[stack, index]
+        # Blocks that shared their weights are one block of the source, which ran once for each of them.
+        run = self.runs[stack, index] + sum(b.source == origin and not b.added for b in blocks[: index + 1]) - 1
         self.runs[stack, index] += 1
         before = _stream(self.source, stack, origin, run)
         frames = self.plan.frames if self.plan.frames and self.plan.frames.framed.stack == stack else None
