@@ -30,6 +30,8 @@ from lemonx.vectors import (
     grouped_expansion,
     identity,
     multiples_near,
+    part,
+    parts,
     product,
 )
 
@@ -165,7 +167,7 @@ def _check_sizes(source: Spec, target: Spec) -> None:
                 f"choose sizes that keep it at {size}"
             )
     for name, space in source.spaces.items():
-        if target.spaces[name].size < space.size:
+        if target.spaces[name].size < space.size and split_into(source, target, name) == 1:
             raise BadTarget(
                 f"{name} would shrink from {space.size} to {target.spaces[name].size}: only growth is possible"
             )
@@ -174,6 +176,13 @@ def _check_sizes(source: Spec, target: Spec) -> None:
             raise BadTarget(
                 f"{name} would lose blocks, {stack.size} to {target.stacks[name].size}: only growth is possible"
             )
+
+
+def split_into(source: Spec, target: Spec, name: str) -> int:
+    """How many experts share the units of one, in the space `name` that every expert has."""
+    over = source.spaces[name].within
+    between = (source.spaces[over], target.spaces[over]) if over else None
+    return parts(source.spaces[name], target.spaces[name], between)
 
 
 def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = None) -> dict[str, Expansion]:
@@ -185,6 +194,8 @@ def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = No
         try:
             if space.under:
                 grown = grouped_expansion(space.size, size, result[space.under], kind)
+            elif (times := split_into(source, target, name)) > 1:
+                grown = part(space.size, 0, times)
             elif space.chosen:
                 grown = experts_expansion(name, space, target.spaces[name])
             elif space.linear and not space.like:

@@ -100,12 +100,13 @@ def zero(size: int, positions: int = 1, *, scale: float = 1.0, linear: bool = Fa
 PAIRED = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "silu", "swish"})
 
 
-def circ(size: int, positions: int = 1, *, act: str = "") -> Space:
+def circ(size: int, positions: int = 1, *, act: str = "", within: str | None = None) -> Space:
     """Units (neurons, heads, channels): each may pass a nonlinearity, so each extra one is a copy.
 
-    `act`: its name, where two units can then pass a number on as it is.
+    `act`: its name, where two units can then pass a number on as it is. `within`: every expert has as many, and may be
+    split into several that share them.
     """
-    return Space(size, "circ", positions, passes=act in PAIRED)
+    return Space(size, "circ", positions, passes=act in PAIRED, within=within)
 
 
 def iso(size: int, positions: int = 1) -> Space:
@@ -373,6 +374,22 @@ def experts_expansion(name: str, source: Space, target: Space) -> Expansion:
         f"{source.chosen} of {source.size} {name} are chosen for a token, and {target.chosen} of {target.size} "
         f"would be others: try {2 * source.chosen} of {2 * source.size}"
     )
+
+
+def parts(source: Space, target: Space, over: tuple[Space, Space] | None) -> int:
+    """Into how many experts each is split, its units being shared out among them; 1 if it is not.
+
+    All parts of an expert are picked together, each with its share of the weight, so each writes that much more.
+    """
+    times = over[1].size // over[0].size if over else 1
+    whole = over is not None and over[1].size == times * over[0].size and over[1].chosen == times * over[0].chosen
+    return times if whole and times > 1 and target.size * times == source.size else 1
+
+
+def part(size: int, number: int, of: int, gain: float = 1.0) -> Expansion:
+    """The units of one of several equal parts."""
+    share = size // of
+    return Expansion(size, np.arange(number * share, (number + 1) * share), np.ones(share), gain)
 
 
 def alibi_slopes(heads: int) -> NDArray[np.float64]:
