@@ -14,6 +14,7 @@ import numpy as np
 
 from lemonx import framing
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.experts import experts_expansion, part, parts
 from lemonx.framing import Framed
 from lemonx.modules import Linear, Norm
 from lemonx.signature import Side
@@ -26,12 +27,9 @@ from lemonx.vectors import (
     attention_expansion,
     concat,
     expansion,
-    experts_expansion,
     grouped_expansion,
     identity,
     multiples_near,
-    part,
-    parts,
     product,
 )
 
