@@ -39,21 +39,22 @@ def megatron_bert(c: Config) -> Spec:
     })  # fmt: skip
 
 
+def tied(c: Config, embedded: str) -> str | None:
+    return embedded if c["tie_word_embeddings"] else None
+
+
 def _bert(c: Config, final: str, norms: dict[str, dict[str, Row]]) -> Spec:
     """The table; `norms` stand where their key says: behind the embeddings, attention, or MLP."""
     width, heads, layer = c["hidden_size"], c["num_attention_heads"], LAYER
     normed = "residual" if final == "residual" else "normed"
     embedded = "bert.embeddings.word_embeddings"
-    tied = embedded if c["tie_word_embeddings"] else None
     return Spec(
         stacks={"bert.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_eps",
-        prefix="bert.",
-        acts=("transform",),
+        prefix="bert.", acts=("transform",),
         spaces={
             "residual": avg(width),
-            "normed": zero(width),
-            "final": zero(width),
+            **{name: zero(width) for name in ("normed", "final")},
             "heads": circ(heads),
             **head(width // heads, {}),
             "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
@@ -83,7 +84,7 @@ def _bert(c: Config, final: str, norms: dict[str, dict[str, Row]]) -> Spec:
             "cls.seq_relationship": linear("pooled -> 2", optional=True),
             "cls.predictions.transform.dense": linear(f"{final} -> transform", optional=True),
             "cls.predictions.transform.LayerNorm": layer_norm("transform -> decoded", optional=True),
-            "cls.predictions.decoder": linear("decoded -> vocab", tied=tied, optional=True),
+            "cls.predictions.decoder": linear("decoded -> vocab", optional=True, tied=tied(c, embedded)),
             "cls.predictions.bias": parameter("vocab", optional=True),
         },
     )  # fmt: skip
