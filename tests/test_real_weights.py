@@ -30,8 +30,7 @@ from lemonx.models.resnet import (
 )
 from lemonx.modules import Vector
 from lemonx.operators import CANCEL, SILENT, Matrix
-from lemonx.planning import Plan
-from lemonx.steps import BIT_EXACT, EXACT_SUM, ROUNDED, Step
+from lemonx.planning import BIT_EXACT, EXACT_SUM, ROUNDED, Plan, Step
 from lemonx.vectors import AVG
 from lemonx.verification.float64 import Float64
 

@@ -17,9 +17,8 @@ from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.free import Free
 from lemonx.methods import Lessons
 from lemonx.modules import Norm
-from lemonx.planning import Plan, make_plan
+from lemonx.planning import BIT_EXACT, EXACT_SUM, MADE, Plan, make_plan
 from lemonx.runner import Progress, run_plan, write_made
-from lemonx.steps import BIT_EXACT, EXACT_SUM, MADE
 from lemonx.summary import changed_fields
 from lemonx.target import Target
 

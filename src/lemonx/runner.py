@@ -24,8 +24,7 @@ from lemonx.checkpoints.values import all_finite
 from lemonx.errors import BadCheckpoint
 from lemonx.modules import Vector
 from lemonx.operators import Matrix, Reader, blocks, expand_block
-from lemonx.planning import Plan
-from lemonx.steps import Step
+from lemonx.planning import Plan, Step
 from lemonx.vectors import Expansion, Run
 
 if TYPE_CHECKING:

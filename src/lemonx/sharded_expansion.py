@@ -20,9 +20,8 @@ from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadTarget, Refused
 from lemonx.modules import Vector
 from lemonx.operators import SILENT
-from lemonx.planning import Plan
+from lemonx.planning import Plan, Step
 from lemonx.runner import everything, is_whole, run_plan, source_rows, wanted_blocks
-from lemonx.steps import Step
 from lemonx.vectors import AVG, DENSE
 
 if TYPE_CHECKING:

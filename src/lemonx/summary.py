@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lemonx.checkpoints.safetensors_file import item_size
-from lemonx.planning import Plan
-from lemonx.steps import Step
+from lemonx.planning import Plan, Step
 
 
 @dataclass(frozen=True)

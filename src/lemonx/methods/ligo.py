@@ -22,9 +22,8 @@ from lemonx.free import EVEN, Free
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
 from lemonx.modules import Axis, Row
-from lemonx.planning import Plan
+from lemonx.planning import Plan, Step
 from lemonx.reading import Change, Reading, copies, kept, stacked
-from lemonx.steps import Step
 
 if TYPE_CHECKING:
     import torch

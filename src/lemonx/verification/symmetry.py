@@ -16,8 +16,7 @@ import numpy as np
 from lemonx.checkpoints import Checkpoint
 from lemonx.coverage import UNIT
 from lemonx.modules import Axis, BatchNorm, Norm
-from lemonx.planning import Plan
-from lemonx.steps import Step
+from lemonx.planning import Plan, Step
 
 
 @dataclass(frozen=True)
