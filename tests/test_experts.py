@@ -14,7 +14,7 @@ from torch import nn
 import lemonx
 import pico
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import LemonxError
+from lemonx.errors import LemonxError, Refused
 from lemonx.free import EVEN, Free
 from lemonx.verification.float64 import Float64
 from lemonx.verification.symmetry import find_twins
@@ -154,3 +154,27 @@ def test_what_cannot_become_experts(name: str, fields: dict[str, Any], says: str
     source = pico.save(pico.PICO[name](), tmp_path / "source")
     with pytest.raises(LemonxError, match=says):
         lemonx.plan(source, fields=fields)
+
+
+def test_a_family_is_named_on_the_command_line() -> None:
+    from lemonx.cli.options import sizes
+
+    given = sizes(None, None, None, None, None, None, ["model_type=mixtral", "num_local_experts=8"], None)
+    assert given["fields"] == {"model_type": "mixtral", "num_local_experts": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("mistral", {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}),
+        ("llama-tied", {"tie_word_embeddings": False}),
+        ("mixtral", {**TWICE, "intermediate_size": 10}),
+        ("gpt-oss", {"num_local_experts": 6}),
+    ],
+)
+def test_moments_cannot_follow_what_the_source_has_not(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    from lemonx.optimizer_state.moments import moments
+
+    source = pico.save(pico.PICO[name](), tmp_path / "source")
+    with pytest.raises(Refused, match="without --with-optimizer"):
+        moments(lemonx.plan(source, fields=fields))

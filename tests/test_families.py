@@ -242,7 +242,8 @@ SWINV2 = (
     exact("factor-2", width_factor=2),
     refused("width-36", Refused, "swinv2.layernorm: .*whole copies.*at 48 -> 72", width=36),
     refused("width-60", Refused, "swinv2.layernorm: .*whole copies.*at 48 -> 120", width=60),
-    refused("heads-alone", Refused, "head_dim0 would change from 12 to 6", fields={"num_heads": [4, 8]}),
+    refused("heads-alone", BadTarget, "(query|key|value)0 would shrink from 12 to 6", fields={"num_heads": [4, 8]}),
+    exact("width-48-wide-heads", width=48, fields={"num_heads": [2, 4]}),
     refused("no-ffn", BadTarget, "has no size for --ffn", ffn=400),
     refused("one-depth", BadTarget, "--set depths=", depth=4),
     # Stage 0 shifts every second window: added blocks must not move the others off their phase.
@@ -499,16 +500,31 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         refused("width-72", Refused, "cannot read a frame.*give --set tie_word_embeddings=false", width=72),
         exact("width-72-untied", width=72, fields=UNTIED),
         exact("all-120-untied", width=120, depth=3, fields={"vocab_size": 80, **UNTIED}),
-        refused("width-50", Refused, "no frame carries 48.*try", width=50, heads=1, fields=UNTIED),
+        refused("width-52", Refused, "no frame carries 48.*try", width=52, heads=4, fields=UNTIED),
     ),
-    "mixtral": (*EXPERTS, *VOCABULARY, *HEAD_DIM, exact("experts-8", fields=TWICE)),
+    "mixtral": (
+        *EXPERTS,
+        *VOCABULARY,
+        *HEAD_DIM,
+        exact("experts-8", fields=TWICE),
+        # Each expert split into two, or four: half the units, both always picked, each writing twice as much.
+        exact("split-2", ffn=10, fields=TWICE),
+        exact("split-4-and-all", width=72, depth=3, ffn=5, fields={"num_local_experts": 16, "num_experts_per_tok": 8}),
+        refused("split-3", BadTarget, "hidden would shrink from 20 to 7", ffn=7, fields=TWICE),
+    ),
     "mixtral-one": (
         # Each token to one expert: a new one, scored by the mean of all scores, is never above the best.
         exact("experts-7", fields={"num_local_experts": 7}),
         exact("all-72", width=72, depth=3, fields={"num_local_experts": 6}),
         refused("chosen-2", Refused, "1 of 4 experts are chosen.*try 2 of 8", fields={"num_experts_per_tok": 2}),
     ),
-    "qwen3-moe": (*EXPERTS, *VOCABULARY, *HEAD_DIM, exact("experts-8", fields=TWICE)),
+    "qwen3-moe": (
+        *EXPERTS,
+        *VOCABULARY,
+        *HEAD_DIM,
+        exact("experts-8", fields=TWICE),
+        exact("split-2", ffn=10, fields=TWICE),
+    ),
     "qwen3-moe-normed": (*VARIANT, exact("experts-8", fields=TWICE)),
     "olmoe": (
         *COUPLED_KV,

@@ -14,6 +14,7 @@ import numpy as np
 
 from lemonx import framing
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.experts import experts_expansion, part, parts
 from lemonx.framing import Framed
 from lemonx.modules import Linear, Norm
 from lemonx.signature import Side
@@ -27,7 +28,6 @@ from lemonx.vectors import (
     attention_expansion,
     concat,
     expansion,
-    experts_expansion,
     grouped_expansion,
     identity,
     multiples_near,
@@ -169,7 +169,7 @@ def _check_sizes(source: Spec, target: Spec) -> None:
                 f"choose sizes that keep it at {size}"
             )
     for name, space in source.spaces.items():
-        if target.spaces[name].size < space.size:
+        if target.spaces[name].size < space.size and split_into(source, target, name) == 1:
             raise BadTarget(
                 f"{name} would shrink from {space.size} to {target.spaces[name].size}: only growth is possible"
             )
@@ -191,6 +191,13 @@ def _check_sets(name: str, source: Stack, target: Stack) -> None:
         )
 
 
+def split_into(source: Spec, target: Spec, name: str) -> int:
+    """How many experts share the units of one, in the space `name` that every expert has."""
+    over = source.spaces[name].within
+    between = (source.spaces[over], target.spaces[over]) if over else None
+    return parts(source.spaces[name], target.spaces[name], between)
+
+
 def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = None) -> dict[str, Expansion]:
     result: dict[str, Expansion] = {}
     kinds = kinds or {}
@@ -200,6 +207,8 @@ def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = No
         try:
             if space.under:
                 grown = grouped_expansion(space.size, size, result[space.under], kind)
+            elif (times := split_into(source, target, name)) > 1:
+                grown = part(space.size, 0, times)
             elif space.chosen:
                 grown = experts_expansion(name, space, target.spaces[name])
             elif space.linear and not space.like:

@@ -121,6 +121,11 @@ def _require(found: Framed, source: Spec, target: Spec, rows: Collection[str]) -
             continue
         if not isinstance(row, Linear):
             raise Refused(f"{name}: only linear maps and LayerNorms can read {row.reads}, which a frame carries")
+        above = [n for n in found.readers if order.index(n) < order.index(name)]
+        if row.reads.axes[0] not in (found.stream, *(source.rows[n].writes.axes[0] for n in above)):
+            raise Refused(
+                f"{name} stands above the norm whose output it reads: rows of a spec are in order of computation"
+            )
     if any(getattr(source.rows[name], "each", None) or not getattr(source.rows[name], "affine", True)
            for name in found.norms):  # fmt: skip
         raise Refused(

@@ -26,10 +26,11 @@ def notes(plan: Plan) -> list[str]:
 
 def conditions(source: Spec, target: Spec, types: Types) -> Iterator[str]:
     """What is exact, but not as one might expect it: entries and experts that do not learn by themselves."""
-    if stuck := sorted(name for name in ("query", "key") if _dead(types, f"raw_{name}") and _dead(types, name)):
+    names = [name for name in source.spaces if name.startswith("query")]
+    if any(_dead(types, name) and _dead(types, name.replace("query", "key")) for name in names):
         yield (
-            f"new entries of {' and '.join(stuck)} are 0 on both sides of a norm, and have no gradient: they stay 0 "
-            "until something disturbs them"
+            "new entries of queries and keys are 0 in both, since a norm reads them, and so have no gradient: they "
+            "stay 0 until something disturbs them"
         )
     for name, space in source.spaces.items():
         unused = int((types.spaces[name].source < 0).sum()) if space.chosen else 0

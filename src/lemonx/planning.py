@@ -9,17 +9,19 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lemonx import depth, framing, upcycling
-from lemonx.check import Types, check, is_tied, unchecked, with_tied
+from lemonx.check import Types, check, is_tied, split_into, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.coverage import UNIT, Matched, list_problems, match, settled, tensor_problems, tied_copies
 from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
+from lemonx.experts import part
 from lemonx.framing import Solved
 from lemonx.free import Free, preset
 from lemonx.modules import Axis, Dropped, Linear, Recipe, Row, Scale, Typed, Vector
@@ -276,6 +278,12 @@ class _Builder:
     scored_anew: frozenset[str] = frozenset()
     frames: Solved | None = None
 
+    @cached_property
+    def split(self) -> dict[str, int]:
+        """The space whose units are shared out among the parts of an expert, and how many parts there are."""
+        found = {name: split_into(self.source, self.target, name) for name in self.source.spaces}
+        return {name: times for name, times in found.items() if times > 1}
+
     def steps(self, hit: Matched) -> list[Step]:
         """The target tensors that come from this one: one a block of the target."""
         raise_first(tensor_problems(self.source, hit, self.tensors[hit.name], FLOATS))
@@ -345,8 +353,15 @@ class _Builder:
         recipe = replace(step.recipe, jitter=first if step.recipe.rows.copies.max() > first else 0)
         return replace(step, recipe=recipe, appended=following if choice == NEXT else None)
 
-    def _types_at(self, hit: Matched) -> tuple[Types, Types]:
-        """The types that a row reads and writes; where frames carry a space they differ from place to place."""
+    def _types_at(self, hit: Matched, unit: int | None) -> tuple[Types, Types]:
+        """The types that a row reads and writes: where frames carry a space, and in parts of an expert, its own."""
+        if self.split and unit is not None:
+            ((name, times),) = self.split.items()
+            number = int(self.types.spaces[UNIT.findall(hit.row)[0]].copy_number[unit])
+            size, spaces = self.source.spaces[name].size, self.types.spaces
+            own = (part(size, number, times, gain=1 / times), part(size, number, times))
+            reads, writes = (replace(self.types, spaces={**spaces, name: one}, _known={}) for one in own)
+            return reads, writes
         if self.frames is None:
             return self.types, self.types
         there = (self.frames.read(hit.row, hit.index), self.frames.written(hit.row, hit.index))
@@ -372,7 +387,7 @@ class _Builder:
         together = chosen[0] * experts.target_size == chosen[1] * experts.size and name not in self.scored_anew
         stack = self.source.stacks[hit.stack] if hit.stack else None
         writes = stack is not None and stack.stream in row.writes.axes
-        summed = writes and together and not recipe.rows.has(AVG) and not added
+        summed = writes and together and not recipe.rows.has(AVG) and not added and not self.split
         at = range(experts.target_size) if unit is None else [unit]
         # Nobody is sent to an expert without a source; in an added block the copies write nothing yet.
         silent = added and self.reading.free.depth_type == 1 and unit is not None and not writes
@@ -387,7 +402,7 @@ class _Builder:
         row, info = self.source.rows[hit.row], self.tensors[hit.name]
         axes = row.tensors()[hit.suffix]
         sizes = info.shape if axes else (1,)
-        reads, writes = self._types_at(hit)
+        reads, writes = self._types_at(hit, unit)
         expansions = tuple(
             self._of(reads if axis.role == "r" else writes, row, axis, size)
             for axis, size in zip(axes, sizes, strict=False)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lemonx.errors import BadTarget, Refused
+from lemonx.errors import Refused
 from lemonx.frames import Frame
 
 # Flags stand where a target index has no source index: it holds zero, the mean, anything; or, in a fused axis, the
@@ -112,12 +112,13 @@ def unscaled(size: int, positions: int = 1) -> Space:
 PAIRED = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "silu", "swish"})
 
 
-def circ(size: int, positions: int = 1, *, act: str = "") -> Space:
+def circ(size: int, positions: int = 1, *, act: str = "", within: str | None = None) -> Space:
     """Units (neurons, heads, channels): each may pass a nonlinearity, so each extra one is a copy.
 
-    `act`: its name, where two units can then pass a number on as it is.
+    `act`: its name, where two units can then pass a number on as it is. `within`: every expert has as many, and may be
+    split into several that share them.
     """
-    return Space(size, "circ", positions, passes=act in PAIRED)
+    return Space(size, "circ", positions, passes=act in PAIRED, within=within)
 
 
 def iso(size: int, positions: int = 1) -> Space:
@@ -365,30 +366,6 @@ def attention_expansion(source: Space, target: Space) -> Expansion:
     index = np.full(target.size, ZERO if source.kind == "zero" else RAND)
     index[where] = np.arange(source.size)
     return Expansion(source.size, index, np.ones(target.size))
-
-
-def experts_expansion(name: str, source: Space, target: Space) -> Expansion:
-    """Experts under a router that picks k of them: how more can be added without changing what is picked.
-
-    The best k of n are the best m k of n times m copies. If k = 1, a score that is the mean of all scores is never
-    above the best. If scores have a bias, one far below keeps an expert out. A single expert is picked whatever the
-    router says. The last three change the sum of all weights, so those picked must share a weight of one.
-    """
-    times, rest = divmod(target.size, source.size)
-    kept = target.chosen == source.chosen and source.renormalised
-    if target.chosen > target.size:
-        raise BadTarget(f"{target.chosen} of {target.size} {name} cannot be chosen: choose at most {target.size}")
-    if (not rest and target.chosen == times * source.chosen) or (source.size == 1 and source.renormalised):
-        return expansion("circ", source.size, target.size)
-    if kept and source.biased:
-        return expansion("fresh", source.size, target.size)
-    if kept and source.chosen == 1:
-        means = np.full(target.size - source.size, AVG)
-        return Expansion(source.size, np.append(np.arange(source.size), means), np.ones(target.size))
-    raise Refused(
-        f"{source.chosen} of {source.size} {name} are chosen for a token, and {target.chosen} of {target.size} "
-        f"would be others: try {2 * source.chosen} of {2 * source.size}"
-    )
 
 
 def alibi_slopes(heads: int) -> NDArray[np.float64]:

@@ -66,7 +66,7 @@ TO_QWEN3 = {"qwen3": Dense(_qwen3_moe, {".mlp.": ".mlp.experts.0."})}
 def mixtral(c: Config) -> Spec:
     """Mixtral: Mistral with several MLPs, of which a router chooses."""
     spaces = {"experts": experts(c["num_local_experts"], c["num_experts_per_tok"], renormalised=True),
-              "hidden": circ(c["intermediate_size"])}  # fmt: skip
+              "hidden": circ(c["intermediate_size"], within="experts")}  # fmt: skip
     return decoder(c, mlp=moe(f"{LAYER}.block_sparse_moe", "w1", "w3", "w2", one=_one(spaces)), spaces=spaces)
 
 
@@ -80,7 +80,7 @@ def qwen3_moe(c: Config) -> Spec:
         raise Refused("some layers of this Qwen3-MoE have no experts, and its spec knows only layers that do")
     size, renormalised = c.either("num_experts", "num_local_experts"), bool(c.maybe("norm_topk_prob"))
     spaces = {"experts": experts(size, c["num_experts_per_tok"], renormalised=renormalised),
-              "hidden": circ(c["moe_intermediate_size"])}  # fmt: skip
+              "hidden": circ(c["moe_intermediate_size"], within="experts")}  # fmt: skip
     return decoder(c, qk_norms=QK_NORMS, mlp=moe(f"{LAYER}.mlp", one=_one(spaces)), spaces=spaces)
 
 

@@ -36,7 +36,7 @@ def olmoe(c: Config) -> Spec:
             "experts": experts(
                 c["num_experts"], c["num_experts_per_tok"], renormalised=bool(c.maybe("norm_topk_prob"))
             ),
-            "hidden": circ(c["intermediate_size"]),
+            "hidden": circ(c["intermediate_size"], within="experts"),
             "vocab": fresh(c["vocab_size"]),
         },
         acts=("kv_heads", "heads"),

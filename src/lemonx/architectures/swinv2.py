@@ -2,7 +2,7 @@
 
 from lemonx.modules import Row, conv, dropped, layer_norm, linear, parameter
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, avg, circ, zero
+from lemonx.vectors import Space, avg, circ, fresh, key, query, zero
 
 
 @architecture(
@@ -31,8 +31,12 @@ def swinv2(c: Config) -> Spec:
         name, at = f"swinv2.encoder.layers.{i}", side * side
         # Every second block shifts its windows, if there is more than one window.
         stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2 if side > c["window_size"] else 1)
-        fixed[f"head_dim{i}"] = width // c["num_heads"][i]
+        head = width // c["num_heads"][i]
         spaces |= {
+            # Queries and keys are divided by their length, so what is new in them is zero in both.
+            f"query{i}": query(head, scale=1.0, positions=at),
+            f"key{i}": key(head, normed=True, positions=at),
+            f"value{i}": fresh(head, at),
             f"merged{i}": avg(width, at),
             f"stage{i}": zero(width, at),
             f"branch{i}": avg(width, at),
@@ -49,17 +53,16 @@ def swinv2(c: Config) -> Spec:
 
 
 def _block(name: str, i: int) -> dict[str, Row]:
-    heads = f"(heads{i} head_dim{i})"
     return {
-        f"{name}.attention.self.query": linear(f"stage{i} -> {heads}"),
-        f"{name}.attention.self.key": linear(f"stage{i} -> {heads}"),
-        f"{name}.attention.self.value": linear(f"stage{i} -> {heads}"),
+        f"{name}.attention.self.query": linear(f"stage{i} -> (heads{i} query{i})"),
+        f"{name}.attention.self.key": linear(f"stage{i} -> (heads{i} key{i})"),
+        f"{name}.attention.self.value": linear(f"stage{i} -> (heads{i} value{i})"),
         f"{name}.attention.self.logit_scale": parameter(f"heads{i} 1 1"),
         f"{name}.attention.self.continuous_position_bias_mlp.0": linear("2 -> 512"),
         f"{name}.attention.self.continuous_position_bias_mlp.2": linear(f"512 -> heads{i}"),
         f"{name}.attention.self.relative_coords_table": dropped(),
         f"{name}.attention.self.relative_position_index": dropped(),
-        f"{name}.attention.output.dense": linear(f"{heads} -> branch{i}"),
+        f"{name}.attention.output.dense": linear(f"(heads{i} value{i}) -> branch{i}"),
         f"{name}.layernorm_before": layer_norm(f"branch{i} -> stage{i}"),
         f"{name}.intermediate.dense": linear(f"stage{i} -> hidden{i}"),
         f"{name}.output.dense": linear(f"hidden{i} -> branch{i}"),

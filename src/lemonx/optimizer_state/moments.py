@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 EXACT, EXPECTED, FRESH = "exact", "expected", "fresh"
 ADDED = "an added block: what it reads and writes the source never saw"
 ANOTHER = "a model that becomes one of another family has weights that its optimizer knows nothing of"
+UNTIED = "the moments of an embedding that was the decoder too are those of both, and cannot be told apart"
+FRAMES = "frames mix coordinates, and Adam's moments cannot follow"
+PARTS = "the parts of an expert write more than it did, each for itself, and Adam's moments cannot follow"
+UNUSED = "experts that nothing is sent to have no moments"
 REPLACED = "the parameters are replaced, not expanded"
 
 
@@ -93,12 +97,27 @@ class Moments:
 
 def moments(plan: Plan) -> dict[str, Moments]:
     """How the moments of every tensor of the target follow, by its name on disk."""
-    if plan.source_config["model_type"] not in plan.family.model_types:
-        raise Refused(f"{ANOTHER}: expand without --with-optimizer")
-    if plan.frames is not None:
-        raise Refused("frames mix coordinates, and Adam's moments cannot follow: expand without --with-optimizer")
+    if (why := _unable(plan)) is not None:
+        raise Refused(f"{why}: expand without --with-optimizer")
     found = duals(plan)
     return {step.name: _moments(plan, found, step) for step in plan.steps}
+
+
+def _unable(plan: Plan) -> str | None:
+    """Why the moments of this plan do not follow from the source's at all, if they do not."""
+    spaces = plan.source_spec.spaces
+    untied = [s for s in plan.steps if s.suffix == "weight" and getattr(plan.source_spec.rows[s.row], "tied", None)]
+    if plan.source_config["model_type"] not in plan.family.model_types:
+        return ANOTHER
+    if plan.frames is not None:
+        return FRAMES
+    if untied:
+        return UNTIED
+    if any(plan.target_spec.spaces[name].size < space.size for name, space in spaces.items()):
+        return PARTS
+    if any(space.chosen and (plan.types.spaces[name].source < 0).any() for name, space in spaces.items()):
+        return UNUSED
+    return None
 
 
 def _moments(plan: Plan, found: Mapping[str, Dual], step: Step) -> Moments:
