@@ -125,10 +125,15 @@ def lemons(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def claims(content: dict[str, Any]) -> list[Comparison]:
-    """Every LEMON arm against what starts from the same source, and against what needs none."""
+    """Every LEMON arm against what starts from the same source, and against what needs none.
+
+    Where an experiment compares variants with a reference, that arm alone.
+    """
+    reference = content["experiment"].get("reference")
     return [
         judge(content, arm, other)
         for arm in lemons(content)
+        if reference in (None, arm["label"])
         for other in content["arms"]
         if other is not arm and _rivals(content, arm, other)
     ]
@@ -143,7 +148,7 @@ def _rivals(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any])
 def variants(content: dict[str, Any]) -> list[Comparison]:
     """The further LEMON arms of a source against the reference, which is its first if the experiment names none."""
     arms = [arm for arm in lemons(content) if not is_baseline(content, arm)]
-    named = [arm for arm in arms if arm["label"] == content["experiment"]["reference"]]
+    named = [arm for arm in arms if arm["label"] == content["experiment"].get("reference")]
     first: dict[str, dict[str, Any]] = {}
     for arm in [*named, *arms]:
         first.setdefault(arm["source"], arm)
