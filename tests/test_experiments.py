@@ -72,21 +72,22 @@ def test_reach_over_seeds() -> None:
         {"seed": seed, "steps": steps, "final": final}
         for seed, steps, final in ((0, 100, 2.0), (0, 400, 1.0), (1, 100, 1.4), (1, 400, 1.0))
     ]
-    answer = reach(1.5, runs, "lower")
+    answer = reach({0: 1.5, 1: 1.5}, runs, "lower")
     assert answer.steps is not None and answer.steps.by_seed == (200.0, 100.0)
     assert answer.steps.mean == 150.0 and answer.steps.spread == pytest.approx(70.7107, abs=1e-3)
     assert answer.bound == AT_MOST
-    missed = reach(0.9, runs, "lower")
-    assert missed.steps is None and missed.short_of == pytest.approx(0.1)
+    missed = reach({0: 0.9, 1: 1.2}, runs, "lower")
+    assert missed.steps is None and missed.reached == 1
+    assert missed.short_of == pytest.approx((0.1 - 0.2) / 2)
 
 
 def test_what_is_saved_with_and_without_the_source() -> None:
     """A target at 200 of 1000 steps saves 80 %; a source that cost 100 steps' worth leaves 70 %."""
     runs = [{"seed": 0, "steps": 100, "final": 2.0}, {"seed": 0, "steps": 400, "final": 1.0}]
-    parts = saved(reach(1.5, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 0.0, 1000))
+    parts = saved(reach({0: 1.5}, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 0.0, 1000))
     assert parts is not None
     assert [parts[name]["mean"] for name in ("steps", "flops", "flops_with_source")] == pytest.approx([0.8, 0.8, 0.7])
-    assert saved(reach(0.5, runs, "lower"), Costs(10.0, 0.0, 1000), Costs(10.0, 0.0, 1000)) is None
+    assert saved(reach({0: 0.5}, runs, "lower"), Costs(10.0, 0.0, 1000), Costs(10.0, 0.0, 1000)) is None
 
 
 def test_equal_pieces_are_one_piece_and_changed_ones_are_not() -> None:

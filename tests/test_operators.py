@@ -19,7 +19,7 @@ from lemonx.vectors import AVG, RAND, ZERO, Expansion, expansion, grouped_expans
 
 # Examples are small; a busy machine is no reason to fail.
 LAW = settings(deadline=None, max_examples=60)
-EVEN = Free("even", even=True, phi=0.0, depth_type=2)
+EVEN = Free("even", split=1.0, phi=0.0, depth_type=2)
 FREE = (*PRESETS.values(), EVEN)
 KINDS = ("avg", "zero", "circ", "rand", "iso")
 # What reads arbitrary entries must ignore them, as it must ignore means.
@@ -173,7 +173,7 @@ def test_type_2_cancels(rows: Expansion, columns: Expansion, free: Free) -> None
     count = np.where(copied, columns.copies[np.maximum(columns.source, 0)], 0)
     assert not grown[:, count == 1].any()
     # Third copies take phi and a share of what the second has: nothing, if neither is asked for.
-    told_apart = (count > 1) & ((columns.copy_number < 2) | (free.phi > 0) | free.even)
+    told_apart = (count > 1) & ((columns.copy_number < 2) | (free.phi > 0) | (free.split > 0))
     assert (grown[:, told_apart] != 0).all()
     assert (grown[:, columns.source == ZERO] != 0).all()
     assert not grown[:, (columns.source == AVG) | (columns.source == RAND)].any()
@@ -273,8 +273,8 @@ def assert_normal(sample: Tensor, std: float) -> None:
 
 def test_presets_are_the_papers() -> None:
     vision, language = PRESETS["vision"], PRESETS["language"]
-    assert (vision.even, vision.phi, vision.depth_type, vision.append_next) == (True, 0.02, 2, False)
-    assert (language.even, language.phi, language.depth_type, language.append_next) == (False, 0.002, 1, True)
+    assert (vision.split, vision.phi, vision.depth_type, vision.append_next) == (1.0, 0.02, 2, False)
+    assert (language.split, language.phi, language.depth_type, language.append_next) == (0.0, 0.002, 1, True)
     for free in (vision, language):
         assert (free.zeta, free.norm_zeta, free.cancel) == (0.02, 1.0, 0.02)
         assert preset(free.name) is free

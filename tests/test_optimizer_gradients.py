@@ -25,7 +25,7 @@ TOLERANCE = 1e-10
 # A gradient that cancels to zero (a key's bias, under softmax) is rounding: it is held against the largest of all.
 SMALLEST = 1e-3
 
-FIRST = Free("first", even=False, phi=0.0, depth_type=1, zeta=0.0)
+FIRST = Free("first", split=0.0, phi=0.0, depth_type=1, zeta=0.0)
 
 DOUBLE, HALF_MORE, MORE, DEEPER = {"width": 96}, {"width": 72}, {"width": 120}, {"depth": 3}
 STAGES: list[dict[str, Any]] = [{"width_factor": 2}, {"width_factor": 1.5}]

@@ -241,10 +241,14 @@ def _content(lemon: list[list[float]], other: list[list[float]], *, better: str 
         return {"label": label, "method": method, "source": "source", "runs": runs, "at": at, "downstream": {}}
 
     return {
-        "experiment": {"baseline": "scratch", "better": better},
+        "experiment": {"baseline": "scratch", "better": better, "reference": None},
         "steps": 1000,
-        "mark": {"mean": 1.0},
-        "arms": [arm("scratch", "scratch", [[2, 2]]), arm("LEMON", "lemon", lemon), arm("AKI", "aki", other)],
+        "mark": {"by_seed": [1.0 if better == "lower" else -1.0] * len(lemon)},
+        "arms": [
+            arm("scratch", "scratch", [[2, 2]] * len(lemon)),
+            arm("LEMON", "lemon", lemon),
+            arm("AKI", "aki", other),
+        ],
     }
 
 
@@ -262,6 +266,8 @@ CLEAR, SLOWER, NEVER, EARLY = (
         (CLEAR, SLOWER, verdict.AHEAD, verdict.STEPS),
         (SLOWER, CLEAR, verdict.BEHIND, verdict.STEPS),
         (CLEAR, [[1.205, 0.8], [1.205, 0.8]], verdict.NOISE, verdict.STEPS),
+        # What the seeds have in common is not noise.
+        ([[1.2, 0.8], [1.6, 0.9]], [[1.22, 0.8], [1.63, 0.9]], verdict.AHEAD, verdict.STEPS),
         (CLEAR, NEVER, verdict.AHEAD, verdict.STEPS),
         (NEVER, CLEAR, verdict.BEHIND, verdict.STEPS),
         (EARLY, CLEAR, verdict.AHEAD, verdict.STEPS),
@@ -281,21 +287,26 @@ def test_the_verdict_follows_from_the_numbers(
     found = verdict.judge(content, arms[1], arms[2])
     assert (found.outcome, found.basis) == (outcome, basis)
     turned = _content([[-a for a in one] for one in lemon], [[-a for a in one] for one in other], better="higher")
-    turned["mark"]["mean"] = -1.0
     assert verdict.judge(turned, turned["arms"][1], turned["arms"][2]).outcome == outcome
 
 
-def test_the_noise_is_that_of_both_arms() -> None:
-    """A spread of 3 and one of 4 make 5; two seeds differ by their spread times the root of two."""
-    assert verdict.combined(3.0, 4.0) == 5.0
+def test_arms_are_compared_seed_by_seed() -> None:
     content = _content(CLEAR, SLOWER)
     found = verdict.judge(content, content["arms"][1], content["arms"][2])
     needs = [
         [steps_to(1.0, list(zip((400, 800), seed, strict=True)), "lower")[0] for seed in a] for a in (CLEAR, SLOWER)
     ]
-    means = [sum(n) / 2 for n in needs]
-    assert found.advantage == pytest.approx(means[1] - means[0])
-    assert found.noise == pytest.approx(sum((n[0] - n[1]) ** 2 / 2 for n in needs) ** 0.5)
+    lead = [slower - clear for clear, slower in zip(*needs, strict=True) if slower and clear]
+    assert found.advantage == pytest.approx(sum(lead) / 2)
+    assert found.noise == pytest.approx(abs(lead[0] - lead[1]) / 2**0.5)
+
+
+def test_variants_are_compared_with_the_reference() -> None:
+    content = _content(CLEAR, SLOWER)
+    content["arms"].append({**content["arms"][1], "label": "other choice"})
+    assert [(c.arm, c.other) for c in verdict.variants(content)] == [("other choice", "LEMON")]
+    content["experiment"]["reference"] = "other choice"
+    assert [(c.arm, c.other) for c in verdict.variants(content)] == [("LEMON", "other choice")]
 
 
 def test_what_does_not_reproduce_is_said_first(results: list[dict[str, Any]], page: Path) -> None:

@@ -29,7 +29,7 @@ from lemonx.verification.symmetry import find_twins
 SAME = 1e-9
 STEPS = 5
 # Net2Net and bert2BERT-FPI: each copy of a unit takes an equal share of the fan-out, and nothing is free.
-EVEN = Free("even", even=True, phi=0.0, zeta=0.0, norm_zeta=1.0, depth_type=1)
+EVEN = Free("even", split=1.0, phi=0.0, zeta=0.0, norm_zeta=1.0, depth_type=1)
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, lr=1e-3),
@@ -182,7 +182,7 @@ def test_copies_of_an_even_split_stay_twins(case: str, optimizer: str, tmp_path:
 
 def test_further_copies_may_be_twins_of_each_other(tmp_path: Path) -> None:
     """All weight on the first of three copies: the other two differ from it, and not from each other."""
-    model, symmetry = expanded("three-copies", Free("first", even=False, phi=0.0, depth_type=1), tmp_path)
+    model, symmetry = expanded("three-copies", Free("first", split=0.0, phi=0.0, depth_type=1), tmp_path)
     assert symmetry.twins == 100 * 2  # one a unit, in two layers
     train(model, OPTIMIZERS["adamw"](model.parameters()))
     assert {name: count for name, count in same_pairs(model).items() if count} == {

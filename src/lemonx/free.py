@@ -15,7 +15,8 @@ from lemonx.errors import BadTarget
 class Free:
     """How copies are told apart, how dead entries are filled, and how added blocks are silenced.
 
-    Fan-out of the further copies of a unit:  W_c = W/k + Phi  if `even`, else Phi;  Phi ~ N(0, phi^2).
+    Fan-out of the further copies of a unit:  W_c = split W/k + Phi;  Phi ~ N(0, phi^2).  The first copy takes the
+    rest: split 1 is even, 0 leaves all on the first, between them it is uneven.
     Weights that read zeros (col-rand):       zeta ~ N(0, zeta^2).
     Norm weights on coordinates that are 0:   zeta ~ U(-norm_zeta, norm_zeta).
     Added blocks:  type 1 writes zeros; type 2 writes copies that cancel, with fan-out N(0, cancel^2).
@@ -24,7 +25,7 @@ class Free:
     """
 
     name: str
-    even: bool
+    split: float
     phi: float
     depth_type: int
     append_next: bool = False
@@ -35,16 +36,16 @@ class Free:
 
     def share(self, copies: int) -> float:
         """The part of W that each further copy takes, before Phi."""
-        return 1.0 / copies if self.even else 0.0
+        return self.split / copies
 
 
 PRESETS = {
-    "vision": Free("vision", even=True, phi=0.02, depth_type=2),
-    "language": Free("language", even=False, phi=0.002, depth_type=1, append_next=True),
+    "vision": Free("vision", split=1.0, phi=0.02, depth_type=2),
+    "language": Free("language", split=0.0, phi=0.002, depth_type=1, append_next=True),
 }
 
 # What the methods before LEMON do: copies share evenly, and nothing tells them apart.
-EVEN = Free("even", even=True, phi=0.0, depth_type=1, zeta=0.0)
+EVEN = Free("even", split=1.0, phi=0.0, depth_type=1, zeta=0.0)
 
 
 def preset(name: str) -> Free:

@@ -1,14 +1,15 @@
 """The paper's question: how many steps until the target is as good as training from scratch makes it?
 
 Every length is a run of its own, with a schedule that ends there: a crossing inside a longer schedule is not the
-same. Between two lengths the answer is interpolated (log steps against the metric). The mark is the mean of the
-baseline's longest runs; the spread of an answer is the standard deviation over seeds.
+same. Between two lengths the answer is interpolated (log steps against the metric). Runs of one seed share the
+source and the order of the data, so the mark of a seed is what the baseline's longest run reaches with it; the spread
+of an answer is the standard deviation over seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -33,7 +34,7 @@ def figure(values: Sequence[float]) -> Figure:
 class Reach:
     """Steps until the mark; `bound` says whether the shortest run had already passed it, or none did.
 
-    `short_of`: how far the best run stays from the mark, where it is not reached by every seed.
+    `short_of`: how far the best runs stay from their marks in the mean, where not every seed reaches its own.
     """
 
     steps: Figure | None
@@ -66,18 +67,23 @@ def steps_to(mark: float, points: Sequence[tuple[float, float]], better: str) ->
     return None, NOT_REACHED
 
 
-def reach(mark: float, runs: Sequence[dict[str, Any]], better: str) -> Reach:
-    """The answer over the seeds of one arm; each run has seed, steps and final."""
-    seeds = sorted({run["seed"] for run in runs})
-    answers = [
-        steps_to(mark, [(run["steps"], run["final"]) for run in runs if run["seed"] == seed], better) for seed in seeds
-    ]
+def reach(marks: Mapping[int, float], runs: Sequence[dict[str, Any]], better: str) -> Reach:
+    """The answer over the seeds of one arm; each run has seed, steps and final, each seed its mark."""
+    points = by_seed(runs)
+    answers = [steps_to(marks[seed], points[seed], better) for seed in points]
     found = [steps for steps, _ in answers if steps is not None]
-    best = [(min if better == "lower" else max)(r["final"] for r in runs if r["seed"] == seed) for seed in seeds]
-    if len(found) < len(seeds):
-        return Reach(None, NOT_REACHED, len(found), len(seeds), abs(fmean(best) - mark))
+    if len(found) < len(points):
+        sign, best = (1.0, min) if better == "lower" else (-1.0, max)
+        short = [sign * (best(value for _, value in points[seed]) - marks[seed]) for seed in points]
+        return Reach(None, NOT_REACHED, len(found), len(points), fmean(short))
     bound = AT_MOST if any(word == AT_MOST for _, word in answers) else EXACT
-    return Reach(figure(found), bound, len(found), len(seeds), None)
+    return Reach(figure(found), bound, len(found), len(points), None)
+
+
+def by_seed(runs: Sequence[dict[str, Any]]) -> dict[int, list[tuple[float, float]]]:
+    """The (steps, final) points of each seed, in the order of the seeds."""
+    seeds = sorted({run["seed"] for run in runs})
+    return {seed: [(run["steps"], run["final"]) for run in runs if run["seed"] == seed] for seed in seeds}
 
 
 def saved(answer: Reach, arm: Costs, baseline: Costs) -> dict[str, Any] | None:

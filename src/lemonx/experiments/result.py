@@ -24,9 +24,9 @@ def result(experiment: Experiment, cache: Path, *, quick: bool) -> dict[str, Any
     measured = [_run(cell, experiment, cache) for cell in cells(experiment)]
     baseline = [run for run in measured if run["arm"] == experiment.baseline]
     longest = max(run["steps"] for run in baseline)
-    mark = figure([run["final"] for run in baseline if run["steps"] == longest])
+    marks = {run["seed"]: run["final"] for run in baseline if run["steps"] == longest}
     costs = Costs(fmean(run["flops"] / run["steps"] for run in baseline), 0.0, longest)
-    arms = [_arm(arm.label, arm.method, arm.source, experiment, measured, mark.mean, costs) for arm in experiment.arms]
+    arms = [_arm(arm.label, arm.method, arm.source, experiment, measured, marks, costs) for arm in experiment.arms]
     shown = _shown(experiment, cache)
     return {
         "experiment": experiment.model_dump(exclude={"train", "sources", "target", "arms", "downstream", "quick"}),
@@ -36,7 +36,7 @@ def result(experiment: Experiment, cache: Path, *, quick: bool) -> dict[str, Any
         "quick": quick,
         "versions": versions(),
         "steps": longest,
-        "mark": asdict(mark),
+        "mark": asdict(figure([marks[seed] for seed in sorted(marks)])),
         "sources": {name: _source(name, experiment, cache) for name in experiment.sources},
         "arms": arms,
         "curves": [_curve(cell, cache) for cell in cells(experiment) if cell.seed == experiment.seeds[0]],
@@ -75,11 +75,11 @@ def _arm(
     source: str,
     experiment: Experiment,
     measured: list[dict[str, Any]],
-    mark: float,
+    marks: Mapping[int, float],
     baseline: Costs,
 ) -> dict[str, Any]:
     runs = [run for run in measured if run["arm"] == label]
-    answer = reach(mark, runs, experiment.better)
+    answer = reach(marks, runs, experiment.better)
     scratch = label == experiment.baseline
     costs = Costs(
         fmean(run["flops"] / run["steps"] for run in runs),

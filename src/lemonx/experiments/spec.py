@@ -76,6 +76,8 @@ class Experiment(_Strict):
     better: Literal["lower", "higher"] = "lower"
     # The arm whose longest run sets the mark that the others are to reach.
     baseline: str = "scratch"
+    # The LEMON arm that its variants are compared with; by default the first of each source.
+    reference: str | None = None
     seeds: tuple[int, ...] = (0, 1, 2)
     lengths: tuple[float, ...]
     train: dict[str, Any]
@@ -90,8 +92,9 @@ class Experiment(_Strict):
         labels = [arm.label for arm in self.arms]
         if len(set(labels)) != len(labels):
             raise ValueError("two arms have one label")
-        if self.baseline not in labels:
-            raise ValueError(f"baseline {self.baseline!r} is not an arm")
+        for role, label in (("baseline", self.baseline), ("reference", self.reference)):
+            if label is not None and label not in labels:
+                raise ValueError(f"{role} {label!r} is not an arm")
         for arm in self.arms:
             if arm.source not in self.sources:
                 raise ValueError(f"arm {arm.label!r} grows from {arm.source!r}, which is not among the sources")
@@ -130,11 +133,26 @@ def _common(own: tuple[float, ...] | None, wanted: tuple[float, ...] | None) -> 
     return tuple(length for length in own if length in wanted) or own[-1:]
 
 
+# What `like` may bring along from other experiments.
+SHARED = ("train", "sources", "target", "lengths", "arms", "quick")
+
+
 def read(folder: Path) -> Experiment:
-    """The experiment in a folder."""
+    """The experiment in a folder.
+
+    `like = ["bert"]`: sections that the file does not state come from the first of these neighbours that states them.
+    """
     path = folder / FILE if folder.is_dir() else folder
+    content = _content(path)
+    for name in content.pop("like", []):
+        other = _content(path.resolve().parent.parent / Path(str(name)).name / FILE)
+        content = {**{key: other[key] for key in SHARED if key in other}, **content}
+    return parse(content, path)
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
-        return parse(_toml(path.read_text()), path)
+        return _toml(path.read_text())
     except OSError as error:
         raise BadRecipe(f"{path}: {error.strerror}: give the folder of an experiment") from None
 

@@ -1,8 +1,9 @@
 """Does the paper's claim hold here? One judgement a comparison, from the numbers alone.
 
-LEMON is ahead of another arm if its mean steps to the mark are fewer by more than the combined spread over seeds
-(the root of the sum of the squares). Where bounds leave that open (the shortest run had passed the mark already, the
-longest had not), the final quality of the longest runs of equal length decides, if there are any.
+Runs of one seed share the source and the order of the data, so arms are compared seed by seed: LEMON is ahead of
+another arm if the mean of these differences in steps to the mark exceeds their standard deviation. Where bounds leave
+that open (the shortest run had passed the mark already, the longest had not), the final quality of the longest runs of
+equal length decides, if there are any.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any
 
-from lemonx.experiments.answer import AT_MOST, steps_to
+from lemonx.experiments.answer import AT_MOST, by_seed, figure, steps_to
 from lemonx.experiments.wording import AT_LEAST, is_baseline
 
 AHEAD, BEHIND, NOISE, OPEN = "ahead", "behind", "noise", "open"
@@ -30,10 +30,9 @@ TUNED = {AHEAD: "better", BEHIND: "worse: does not reproduce", NOISE: "equal wit
 
 @dataclass(frozen=True)
 class Need:
-    """Steps that an arm needs; `less`, `more`: some seed needs at most, or at least, what is counted for it."""
+    """Steps that an arm needs, by seed; `less`, `more`: some seed needs at most, or at least, what is counted."""
 
-    steps: float
-    spread: float | None
+    steps: tuple[float, ...]
     less: bool = False
     more: bool = False
 
@@ -59,23 +58,23 @@ class Comparison:
 
 def need(content: dict[str, Any], arm: dict[str, Any]) -> Need:
     """An arm's steps to the mark over its seeds; a seed that does not reach it counts with its longest run."""
+    points = by_seed(arm["runs"])
     if is_baseline(content, arm):
-        return Need(content["steps"], 0.0)
-    mark, better = content["mark"]["mean"], content["experiment"]["better"]
+        return Need((float(content["steps"]),) * len(points))
+    better = content["experiment"]["better"]
     counted: list[float] = []
     less = more = False
-    for seed in sorted({run["seed"] for run in arm["runs"]}):
-        points = [(run["steps"], run["final"]) for run in arm["runs"] if run["seed"] == seed]
-        found, bound = steps_to(mark, points, better)
+    for of_seed, mark in zip(points.values(), content["mark"]["by_seed"], strict=True):
+        found, bound = steps_to(mark, of_seed, better)
         less, more = less or bound == AT_MOST, more or found is None
-        counted.append(max(steps for steps, _ in points) if found is None else found)
-    return Need(fmean(counted), stdev(counted) if len(counted) > 1 else None, less, more)
+        counted.append(max(steps for steps, _ in of_seed) if found is None else found)
+    return Need(tuple(counted), less, more)
 
 
 def judge(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any]) -> Comparison:
     """Is `arm` ahead of `other`?"""
     first, second = need(content, arm), need(content, other)
-    advantage, noise = second.steps - first.steps, combined(first.spread, second.spread)
+    advantage, noise = paired(second.steps, first.steps)
     # One seed leaves no noise to judge by, but it leans to a side.
     leans = outcome_of(advantage, noise or 0.0)
     larger, smaller = first.less or second.more, first.more or second.less
@@ -89,9 +88,9 @@ def judge(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any]) -
 
 
 def _at_equal_length(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any], length: int) -> Comparison:
-    first, second = (next(at for at in a["at"] if at["steps"] == length) for a in (arm, other))
-    sign = 1.0 if content["experiment"]["better"] == "lower" else -1.0
-    advantage, noise = sign * (second["mean"] - first["mean"]), combined(first["spread"], second["spread"])
+    first, second = (next(at for at in a["at"] if at["steps"] == length)["by_seed"] for a in (arm, other))
+    better, worse = (first, second) if content["experiment"]["better"] == "higher" else (second, first)
+    advantage, noise = paired(better, worse)
     return Comparison(arm["label"], other["label"], outcome_of(advantage, noise), FINAL, advantage, noise, length)
 
 
@@ -99,8 +98,14 @@ def _common_length(arm: dict[str, Any], other: dict[str, Any]) -> int | None:
     return max({at["steps"] for at in arm["at"]} & {at["steps"] for at in other["at"]}, default=None)
 
 
-def combined(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else math.hypot(first, second)
+def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, float | None]:
+    """The mean of the differences first - second, seed by seed, and their spread (None for a single seed).
+
+    >>> paired((3.0, 5.0), (1.0, 3.0))
+    (2.0, 0.0)
+    """
+    differences = figure([a - b for a, b in zip(first, second, strict=True)])
+    return differences.mean, differences.spread
 
 
 def outcome_of(advantage: float, noise: float | None) -> str:
@@ -120,10 +125,15 @@ def lemons(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def claims(content: dict[str, Any]) -> list[Comparison]:
-    """Every LEMON arm against what starts from the same source, and against what needs none."""
+    """Every LEMON arm against what starts from the same source, and against what needs none.
+
+    Where an experiment compares variants with a reference, that arm alone.
+    """
+    reference = content["experiment"].get("reference")
     return [
         judge(content, arm, other)
         for arm in lemons(content)
+        if reference in (None, arm["label"])
         for other in content["arms"]
         if other is not arm and _rivals(content, arm, other)
     ]
@@ -136,15 +146,13 @@ def _rivals(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any])
 
 
 def variants(content: dict[str, Any]) -> list[Comparison]:
-    """The further LEMON arms of a source against its first."""
-    found: list[Comparison] = []
+    """The further LEMON arms of a source against the reference, which is its first if the experiment names none."""
+    arms = [arm for arm in lemons(content) if not is_baseline(content, arm)]
+    named = [arm for arm in arms if arm["label"] == content["experiment"].get("reference")]
     first: dict[str, dict[str, Any]] = {}
-    for arm in lemons(content):
-        if not is_baseline(content, arm):
-            leader = first.setdefault(arm["source"], arm)
-            if leader is not arm:
-                found.append(judge(content, arm, leader))
-    return found
+    for arm in [*named, *arms]:
+        first.setdefault(arm["source"], arm)
+    return [judge(content, arm, first[arm["source"]]) for arm in arms if arm is not first[arm["source"]]]
 
 
 def tuned(content: dict[str, Any]) -> list[tuple[str, Comparison]]:
@@ -155,9 +163,8 @@ def tuned(content: dict[str, Any]) -> list[tuple[str, Comparison]]:
             if other is not arm and _rivals(content, arm, other):
                 for task, first in arm["downstream"].items():
                     second = other["downstream"][task]
-                    sign = -1.0 if "loss" in first["metric"] else 1.0
-                    advantage = sign * (first["mean"] - second["mean"])
-                    noise = combined(first["spread"], second["spread"])
+                    better, worse = (second, first) if "loss" in first["metric"] else (first, second)
+                    advantage, noise = paired(better["by_seed"], worse["by_seed"])
                     outcome = outcome_of(advantage, noise)
                     found.append((task, Comparison(arm["label"], other["label"], outcome, FINAL, advantage, noise)))
     return found

@@ -118,7 +118,7 @@ def _digits(values: Sequence[float]) -> Text:
 
 def _shown(content: dict[str, Any]) -> list[dict[str, Any]]:
     """One run an arm: the shortest that ends at the mark or beyond, else the longest."""
-    mark, better = content["mark"]["mean"], content["experiment"]["better"]
+    mark, better = content["mark"]["by_seed"][0], content["experiment"]["better"]  # curves are of the first seed
     found = []
     for arm in content["arms"]:
         own = sorted((c for c in content["curves"] if c["arm"] == arm["label"]), key=lambda c: c["steps"])
@@ -147,7 +147,7 @@ def _course(
     if not series:
         return None
     is_loss = y_name == "validation_loss"
-    mark = content["mark"]["mean"] if is_loss and content["experiment"]["metric"] == y_name else None
+    mark = content["mark"]["by_seed"][0] if is_loss and content["experiment"]["metric"] == y_name else None
     values = [y for one in series for _, y in one.points]
     if is_loss:
         longest = max(c["steps"] for c in shown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from lemonx.experiments import verdict, wording
@@ -99,7 +100,7 @@ class _Section:
         found = arm["reach"]["steps"]
         return strip(
             found["by_seed"] if found and not wording.is_baseline(self.content, arm) else (),
-            needed.steps,
+            fmean(needed.steps),
             full=self.content["steps"],
             style=self.looks[arm["label"]],
             open_end=needed.more,

@@ -1,0 +1,124 @@
+"""The experiments' results in docs/: tables and figures from the result.json files that `lemonx compare` wrote.
+
+lemonx compare vit -o docs/results/vit       run it (what is in the cache is not run again), and keep its result
+python benchmarks/experiments.py             print the tables of all results under docs/results
+python benchmarks/experiments.py --write     put them into docs/experiments.md, the figures beside the results, and
+                                             all of it as a page into docs/report.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from lemonx.experiments import compare, report, verdict, wording
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+RESULTS = DOCS / "results"
+FIGURE = "finals.png"
+
+
+def section(content: dict[str, Any]) -> str:
+    """What one experiment says, in Markdown."""
+    experiment = content["experiment"]
+    folder = f"results/{experiment['name']}"
+    lines = [
+        f"## {experiment['name']}: {experiment['title']}",
+        "",
+        f"Claim: {experiment['claim']} In the paper: {experiment['paper']['finding']}",
+        "",
+        f"**{headline(content)}** Mark: {wording.mark_text(content)}; {wording.seeds_text(content)}. "
+        f"`lemonx compare {experiment['name']}`",
+        "",
+        *table(content),
+        "",
+        f"![Final {wording.name(experiment['metric'])} by length of the schedule]({folder}/{FIGURE})",
+    ]
+    return "\n".join(lines)
+
+
+def headline(content: dict[str, Any]) -> str:
+    """What becomes of the claim; where variants of LEMON are compared, what becomes of each."""
+    said = [verdict.headline(verdict.claims(content))[1]]
+    if found := verdict.variants(content):
+        by = {word: [c.arm for c in found if verdict.VARIANT[c.outcome] == word] for word in verdict.VARIANT.values()}
+        parts = [f"{word}: {' / '.join(arms)}" for word, arms in by.items() if arms]
+        said.append(f"Against {found[0].other}, {'; '.join(parts)}.")
+    return " ".join(said)
+
+
+def table(content: dict[str, Any]) -> list[str]:
+    lengths = sorted({at["steps"] for arm in content["arms"] for at in arm["at"]})
+    tasks = list(content["arms"][0]["downstream"])
+    names = ["", *(f"{wording.steps(n)} steps" for n in lengths), *tasks, "steps to the mark", "steps saved"]
+    names += ["FLOPs saved", "source counted"]
+    rows = [names, ["---"] * len(names)]
+    for arm in content["arms"]:
+        at = {entry["steps"]: entry for entry in arm["at"]}
+        values = [value(at[n]) if n in at else "" for n in lengths]
+        saved = [wording.saved_text(arm, what) for what in ("steps", "flops", "flops_with_source")]
+        tuned = [value(arm["downstream"][task]) for task in tasks]
+        rows.append([arm["label"], *values, *tuned, wording.reach_text(content, arm), *saved])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def value(at: dict[str, Any]) -> str:
+    return f"{wording.metric(at['mean'])}{wording.plus_minus(at['spread'], wording.metric)}"
+
+
+def draw(content: dict[str, Any], path: Path) -> None:
+    """Final quality by length of the schedule, mean and spread over seeds."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    axes.axhline(content["mark"]["mean"], color="black", linestyle=":", linewidth=1)
+    colours = pyplot.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
+    for number, arm in enumerate(content["arms"]):
+        lemon = arm["method"] == verdict.LEMON
+        axes.errorbar(
+            [at["steps"] for at in arm["at"]],
+            [at["mean"] for at in arm["at"]],
+            [at["spread"] or 0.0 for at in arm["at"]],
+            label=arm["label"],
+            color=colours[(2 * number) % 20 + (number >= 10)],
+            linewidth=2 if lemon else 1,
+            marker="o" if lemon else "s",
+            markersize=5,
+            capsize=3,
+        )
+    axes.set_xlabel("steps (each point is a run with a schedule of its own)")
+    axes.set_ylabel(wording.name(content["experiment"]["metric"]))
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write docs/experiments.md, the figures and the page")
+    options = parser.parse_args()
+    order = {name: place for place, name in enumerate(ORDER)}
+    folders = sorted((path.parent for path in RESULTS.glob("*/result.json")), key=lambda f: order.get(f.name, 99))
+    results = [report.read(folder) for folder in folders]
+    text = "\n\n".join(map(section, results))
+    print(text)
+    if options.write:
+        path = DOCS / "experiments.md"
+        pattern = re.compile(r"(<!-- results -->\n).*?(\n<!-- /results -->)", re.S)
+        content, count = pattern.subn(lambda match: f"{match[1]}\n{text}\n{match[2]}", path.read_text())
+        if count != 1:
+            raise SystemExit(f"{path} has no markers <!-- results --> ... <!-- /results -->")
+        path.write_text(content)
+        for folder, result in zip(folders, results, strict=True):
+            draw(result, folder / FIGURE)
+        report.write(results, DOCS / "report.html")
+
+
+# As in the paper, and what goes beyond it last.
+ORDER = ("vit", "bert", "lm", "max-lr", "decay", "recipe-on-baselines", "ligo", "glue")
+assert set(ORDER) < set(compare.names())
+
+if __name__ == "__main__":
+    main()
