@@ -217,3 +217,23 @@ def test_a_class_by_the_end_of_its_name() -> None:
     config = Config({"architectures": ["CLIPForImageClassification"]}, {})
     assert config.is_a("ForImageClassification") and not config.is_a("Model")
     assert not Config({}, {}).is_a("Model")
+
+
+# ----------------------------------------------------------------- training
+
+
+def test_images_of_another_size_are_refused_by_both_towers() -> None:
+    """A model of text and images is told of other images in one line, before anything runs."""
+    from types import SimpleNamespace
+
+    from lemonx.data.model import require_fit
+    from lemonx.data.tasks import task_of
+    from lemonx.errors import BadData, BadTarget
+
+    made: Any = SimpleNamespace(model={"image_size": 16, "num_channels": 1}, length=None)
+    config = {"architectures": ["CLIPForImageClassification"], "vision_config": {"image_size": 16, "num_channels": 3}}
+    assert task_of(config) == "image-classification"
+    with pytest.raises(BadData, match="the model has num_channels 3, the data 1"):
+        require_fit(made, config)
+    with pytest.raises(BadTarget, match="CLIPModel has no head that is trained here"):
+        task_of({"architectures": ["CLIPModel"]})

@@ -46,9 +46,11 @@ def require_fit(prepared: Prepared, config: Mapping[str, Any] | None) -> None:
                 f"the model has {positions} positions ({field}), the data has examples of {prepared.length} tokens: "
                 f"set length to {positions} or less"
             )
+    # A model of text and images has the sizes of its images in a part of its config.
+    images = config.get("vision_config") or config
     for field, remedy in (("image_size", "set image_size"), ("num_channels", "choose other images")):
-        if field in needs and config.get(field) is not None and _pair(config[field]) != _pair(needs[field]):
-            raise BadData(f"the model has {field} {config[field]}, the data {needs[field]}: {remedy}")
+        if field in needs and images.get(field) is not None and _pair(images[field]) != _pair(needs[field]):
+            raise BadData(f"the model has {field} {images[field]}, the data {needs[field]}: {remedy}")
     labels = _labels(config)
     if "num_labels" in needs and labels is not None and labels != needs["num_labels"]:
         raise BadData(
