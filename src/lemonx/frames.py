@@ -225,7 +225,9 @@ def _feed(gain: bytes, target: int) -> Feeder:
     worst, stacks, gains = min(found, key=lambda solution: solution[0])
     forth = Blocks(len(mu), target, stacks)
     written = forth.scaled(mu, 1.0 / gains)
-    sums = sum(np.bincount(_targets(s).ravel(), s.values.sum(1).ravel(), target) for s in written.stacks)
+    sums = np.zeros(target)
+    for stack in written.stacks:
+        sums += np.bincount(_targets(stack).ravel(), stack.values.sum(1).ravel(), target)
     inputs = Blocks(len(mu), target, written.stacks, 1.0 - sums)
     return Feeder(Frame(forth, forth.scaled(np.full(len(mu), 1 / rho), np.ones(target))), gains, Frame(inputs), worst)
 

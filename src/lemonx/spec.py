@@ -276,8 +276,9 @@ def architecture(
     *model_types: str,
     free: str,
     defaults: Mapping[str, Any] | None = None,
-    dense: Mapping[str, Dense] | None = None,
-    completed: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None,
+    # As in Architecture; Any, because a dict of sizes could name them, for all that a type checker knows.
+    dense: Any = None,
+    completed: Any = None,
     **sizes: str | tuple[str, ...],
 ) -> Callable[[Callable[[Config], Spec]], Callable[[Config], Spec]]:
     """Register a spec for these model types; `width=...`, `heads=...` name the config fields that are sizes.

@@ -184,7 +184,7 @@ def _checked(config: Config, name: str, value: Any) -> Any:
         )
     if isinstance(before, list) and isinstance(value, list) and len(value) != len(before):
         raise BadTarget(f"--set {name}: want {len(before)} numbers, got {len(value)}")
-    return float(value) if isinstance(before, float) else value
+    return float(value) if isinstance(before, float) and isinstance(value, int) else value
 
 
 def _is_size(value: Any) -> bool:

@@ -40,19 +40,20 @@ def origin(checkpoint: Checkpoint, wanted: Target) -> tuple[Origin, Target]:
     """The checkpoint as it is, or as one of the family that `model_type` asks for; and what else is asked for."""
     family, config = architectures.find(checkpoint.config), checkpoint.config
     asked = wanted.fields.get(FIELD)
-    becomes = asked or (wanted.like or {}).get(FIELD)
+    own = architectures.model_type_of(config) or ""
+    becomes = str(asked or (wanted.like or {}).get(FIELD) or own)
     rest = replace(wanted, fields={name: value for name, value in wanted.fields.items() if name != FIELD})
     known = architectures.families()
-    dense = known[becomes].dense if becomes in known and becomes != config[FIELD] else {}
-    if config[FIELD] in dense:
-        turn = dense[config[FIELD]]
+    dense = known[becomes].dense if becomes in known and becomes != own else {}
+    if own in dense:
+        turn = dense[own]
         files = {turn.renamed(name): name for name in checkpoint.tensors}
         tensors = {name: checkpoint.tensors[file] for name, file in files.items()}
         return Origin(known[becomes], turn.config(family.config(config)), tensors, files), rest
-    if asked not in (None, config[FIELD]):
-        able = sorted(name for name, other in known.items() if config[FIELD] in other.dense)
+    if asked not in (None, own):
+        able = sorted(name for name, other in known.items() if own in other.dense)
         advice = f"it can become {' or '.join(able)}" if able else "leave model_type out"
-        raise BadTarget(f"a {config[FIELD]} cannot become a {asked} without loss: {advice}")
+        raise BadTarget(f"a {own} cannot become a {asked} without loss: {advice}")
     return Origin(family, config, checkpoint.tensors, {name: name for name in checkpoint.tensors}), rest
 
 

@@ -149,4 +149,4 @@ class TimmViTForImageClassification(PreTrainedModel):
         pooled = x[:, 1:].mean(1) if self.config.global_pool == "avg" else x[:, 0]
         logits = self.head(self.fc_norm(pooled))
         loss = None if labels is None else F.cross_entropy(logits, labels)
-        return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)
+        return ImageClassifierOutputWithNoAttention(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
