@@ -93,7 +93,7 @@ SIZES = [
     Bad("twice", ("--width", 96, "--width-factor", 2), BAD_TARGET, "give one"),
     Bad("like-missing", ("--like", "nowhere"), BAD_TARGET, "--like nowhere: cannot read"),
     Bad("no-kv-heads", ("--kv-heads", 4), BAD_TARGET, "has no size for --kv-heads", "gpt2-lm"),
-    Bad("post-ln", ("--width", 72), REFUSED, "72 is not a multiple of 48.*: try 96", "bert-mlm"),
+    Bad("post-ln", ("--width", 72), REFUSED, "transform passes a nonlinearity.*: try 96", "bert-mlm"),
     Bad("stages-width", ("--width", 32), BAD_TARGET, "use --width-factor, or --set", "resnet-basic"),
     Bad("stages-depth", ("--depth", 4), BAD_TARGET, "use --set depths=", "resnet-basic"),
     Bad("stages-count", ("--set", "depths=[3]"), BAD_TARGET, "want 2 numbers, got 1", "resnet-basic"),
