@@ -312,17 +312,9 @@ ERRATA = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Uneven(Free):
-    """alpha = 0.7, beta = 0.3 and no noise: what section 4.1 calls enough."""
-
-    def share(self, copies: int) -> float:
-        return 0.3
-
-
 SPLITS: dict[str, Free] = {
     "even, no noise (Net2Net)": replace(PRESETS["vision"], phi=0.0),
-    "α = 0.7, β = 0.3, no noise (section 4.1)": Uneven("uneven", even=False, phi=0.0, depth_type=1),
+    "α = 0.7, β = 0.3, no noise (section 4.1)": Free("uneven", split=0.6, phi=0.0, depth_type=1),
     "W/2 ± Φ, 0.02 (C.4, vision)": PRESETS["vision"],
     "W − Φ and Φ, 0.002 (C.4, language)": PRESETS["language"],
 }

@@ -21,7 +21,7 @@ from lemonx.frames import Feeder, Frame, feeder, group_sizes, reader
 from lemonx.modules import LayerNorm, Linear, Vector
 from lemonx.operators import Spare
 from lemonx.spec import Spec
-from lemonx.vectors import DENSE, SPARE, Expansion, expansion
+from lemonx.vectors import DENSE, SPARE, Expansion, expansion, multiples_near
 
 UNTIE = "tie_word_embeddings"
 # Reads the gains of a norm, by its row and its block in the source.
@@ -111,16 +111,20 @@ def _found(source: Spec, stack: str, norms: list[str], fed: list[str], size: int
 
 def _require(found: Framed, source: Spec, target: Spec, rows: Collection[str]) -> None:
     """Raise Refused if a row cannot follow a frame."""
-    order = list(source.rows)
+    order, advice = list(source.rows), multiples_near(found.size, found.target)
     for name in rows:
         row = source.rows[name]
         for side in (row.reads, row.writes):
             if not found.spaces.isdisjoint(side.axes) and side.is_fused:
-                raise Refused(f"{name}: {side} is fused of several axes, and a frame must be an axis of its own")
+                raise Refused(
+                    f"{name}: {side} is fused of several axes, and a frame must be an axis of its own: try {advice}"
+                )
         if found.spaces.isdisjoint(row.reads.axes) or name in found.norms:
             continue
         if not isinstance(row, Linear):
-            raise Refused(f"{name}: only linear maps and LayerNorms can read {row.reads}, which a frame carries")
+            raise Refused(
+                f"{name}: only linear maps and LayerNorms can read {row.reads}, which a frame carries: try {advice}"
+            )
         above = [n for n in found.readers if order.index(n) < order.index(name)]
         if row.reads.axes[0] not in (found.stream, *(source.rows[n].writes.axes[0] for n in above)):
             raise Refused(

@@ -10,7 +10,8 @@ GROUPS = "albert.encoder.albert_layer_groups"
 
 
 @architecture("albert", **SIZES, embeddings="embedding_size", groups="num_hidden_groups", free="language",
-              defaults=DEFAULTS | {"embedding_size": 128, "num_hidden_groups": 1, "inner_group_num": 1})  # fmt: skip
+              defaults=DEFAULTS | {"hidden_act": "gelu_new", "embedding_size": 128, "num_hidden_groups": 1,
+                                   "inner_group_num": 1})  # fmt: skip
 def albert(c: Config) -> Spec:
     """ALBERT: BERT whose layers share their weights, with embeddings of another width."""
     width, word = c["hidden_size"], c["embedding_size"]
