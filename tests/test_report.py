@@ -313,7 +313,8 @@ def test_what_does_not_reproduce_is_said_first(results: list[dict[str, Any]], pa
     """G_stack is faster than LEMON here, FPI is not, and nothing is known of a single seed."""
     first, single, rates = results
     outcome, sentence = verdict.headline(verdict.claims(first))
-    assert outcome == verdict.BEHIND and sentence.startswith("The claim does not reproduce here against G_stack.")
+    assert outcome == verdict.BEHIND
+    assert sentence.startswith("The claim does not reproduce here against G_stack (LEMON).")
     by = {(c.arm, c.other): c.outcome for c in verdict.claims(first)}
     assert by["LEMON", "FPI"] == verdict.AHEAD and ("LEMON", "FPI, indivisible") not in by
     assert {c.outcome for c in verdict.claims(single)} == {verdict.OPEN}

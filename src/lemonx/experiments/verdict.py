@@ -185,7 +185,7 @@ def headline(comparisons: Sequence[Comparison]) -> tuple[str, str]:
         (OPEN, "Not decided against {}."),
     ):
         if by[outcome]:
-            parts.append(words.format(_listed(by[outcome])))
+            parts.append(words.format(_listed(by[outcome], several=len({c.arm for c in comparisons}) > 1)))
     if single := [c for c in by[OPEN] if c.noise is None]:
         ahead = sum(c.known and c.advantage > 0 for c in single)
         parts.append(f"One seed leaves no spread to judge by; on it LEMON is ahead of {ahead} of {len(single)}.")
@@ -198,8 +198,7 @@ def _count(total: int) -> str:
     return "the one comparison made" if total == 1 else f"all {total} comparisons"
 
 
-def _listed(comparisons: Sequence[Comparison]) -> str:
+def _listed(comparisons: Sequence[Comparison], *, several: bool) -> str:
     """`FPI, AKI`; with the arm where several LEMON arms are compared: `scratch (LEMON, indivisible)`."""
-    arms = {c.arm for c in comparisons}
-    names = [c.other if len(arms) == 1 else f"{c.other} ({c.arm})" for c in comparisons]
+    names = [f"{c.other} ({c.arm})" if several else c.other for c in comparisons]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
