@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import pages
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,15 +119,7 @@ def main() -> None:
     for (path, name), text in tables.items():
         print(text)
         if options.write:
-            write(ROOT / path, name, text)
-
-
-def write(path: Path, name: str, content: str) -> None:
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.S)
-    text, count = pattern.subn(lambda match: match[1] + content + match[2], path.read_text())
-    if count != 1:
-        raise SystemExit(f"{path} has no markers <!-- {name} --> ... <!-- /{name} -->")
-    path.write_text(text)
+            pages.write(ROOT / path, name, text)
 
 
 if __name__ == "__main__":

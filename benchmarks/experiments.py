@@ -9,9 +9,10 @@ python benchmarks/experiments.py --write     put them into docs/experiments.md, 
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
+
+import pages
 
 from lemonx.experiments import compare, report, verdict, wording
 
@@ -57,15 +58,11 @@ def table(content: dict[str, Any]) -> list[str]:
     rows = [names, ["---"] * len(names)]
     for arm in content["arms"]:
         at = {entry["steps"]: entry for entry in arm["at"]}
-        values = [value(at[n]) if n in at else "" for n in lengths]
+        values = [wording.figure(at[n]) if n in at else "" for n in lengths]
         saved = [wording.saved_text(arm, what) for what in ("steps", "flops", "flops_with_source")]
-        tuned = [value(arm["downstream"][task]) for task in tasks]
+        tuned = [wording.figure(arm["downstream"][task]) for task in tasks]
         rows.append([arm["label"], *values, *tuned, wording.reach_text(content, arm), *saved])
     return [f"| {' | '.join(row)} |" for row in rows]
-
-
-def value(at: dict[str, Any]) -> str:
-    return f"{wording.metric(at['mean'])}{wording.plus_minus(at['spread'], wording.metric)}"
 
 
 def draw(content: dict[str, Any], path: Path) -> None:
@@ -105,12 +102,7 @@ def main() -> None:
     text = "\n\n".join(map(section, results))
     print(text)
     if options.write:
-        path = DOCS / "experiments.md"
-        pattern = re.compile(r"(<!-- results -->\n).*?(\n<!-- /results -->)", re.S)
-        content, count = pattern.subn(lambda match: f"{match[1]}\n{text}\n{match[2]}", path.read_text())
-        if count != 1:
-            raise SystemExit(f"{path} has no markers <!-- results --> ... <!-- /results -->")
-        path.write_text(content)
+        pages.write(DOCS / "experiments.md", "results", f"\n{text}\n")
         for folder, result in zip(folders, results, strict=True):
             draw(result, folder / FIGURE)
         report.write(results, DOCS / "report.html")

@@ -17,13 +17,14 @@ import argparse
 import csv
 import json
 import math
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = {
@@ -159,14 +160,8 @@ def main() -> None:
         tables = {"scale": table(headers(Path(folder) / "llama-7b"), options.processes), "sizes": sizes()}
     print("\n\n".join(tables.values()))
     if options.write:
-        path = ROOT / "docs" / "scale.md"
-        content = path.read_text()
         for name, text in tables.items():
-            pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.S)
-            content, count = pattern.subn(lambda match, text=text: match[1] + text + match[2], content)
-            if count != 1:
-                raise SystemExit(f"{path} has no markers <!-- {name} --> ... <!-- /{name} -->")
-        path.write_text(content)
+            pages.write(ROOT / "docs" / "scale.md", name, text)
 
 
 if __name__ == "__main__":

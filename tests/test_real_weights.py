@@ -23,6 +23,7 @@ from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM
 
 import lemonx
 import pico
+from lemonx.exactness import BIT_EXACT, EXACT_SUM, ROUNDED
 from lemonx.models.resnet import (
     TorchvisionResNetConfig,
     TorchvisionResNetForImageClassification,
@@ -30,7 +31,8 @@ from lemonx.models.resnet import (
 )
 from lemonx.modules import Vector
 from lemonx.operators import CANCEL, SILENT, Matrix
-from lemonx.planning import BIT_EXACT, EXACT_SUM, ROUNDED, Plan, Step
+from lemonx.planning import Plan
+from lemonx.steps import Step
 from lemonx.vectors import AVG
 from lemonx.verification.float64 import Float64
 

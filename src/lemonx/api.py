@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -14,10 +14,11 @@ from lemonx import methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.companions import carried
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
+from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE
 from lemonx.free import Free
 from lemonx.methods import Lessons
 from lemonx.modules import Norm
-from lemonx.planning import BIT_EXACT, EXACT_SUM, MADE, Plan, make_plan
+from lemonx.planning import Plan, make_plan
 from lemonx.runner import Progress, run_plan, write_made
 from lemonx.summary import changed_fields
 from lemonx.target import Target
@@ -127,7 +128,7 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 
     `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
     model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
-    threads, max_shard_size, force, progress, allow_pickle, with_optimizer (folders; in memory:
+    threads, max_shard_size, force, planned, progress, allow_pickle, with_optimizer (folders; in memory:
     `optimizer_state.grow_optimizer`); for a method that learns also lessons (data, steps).
     """
     if not isinstance(source, (str, Path)):
@@ -159,6 +160,7 @@ def _expand_folder(
     threads: int | None = None,
     max_shard_size: int = SHARD,
     force: bool = False,
+    planned: Callable[[Plan], None] | None = None,
     progress: Progress | None = None,
     lessons: Lessons | None = None,
     with_optimizer: bool = False,
@@ -167,6 +169,8 @@ def _expand_folder(
 ) -> Path:
     with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         made = _plan(checkpoint, **options)
+        if planned:
+            planned(made)
         method = methods.find(made.reading.method)
         if lessons and lessons.data and not method.learns:
             raise BadTarget(f"{method.name} grows a model without data: leave the data out, or use --method ligo")

@@ -246,11 +246,10 @@ def _with_gains(
         values = {eta[name] for name in behind}
         if not isinstance(config[where], float | int) or not config[where] >= 0:
             raise BadCheckpoint(f"config.json: {where} is {config[where]!r}, not a number: save the model again")
-        if len(values) == 1 and not any(norms[name].reads in fixed for name in behind):
+        bound = any(norms[name].reads in fixed for name in behind)
+        if len(values) == 1 and not bound:
             eps[where] = config[where] * values.pop() ** 2
-        elif len(own := {stiff[name] for name in behind if name in stiff}) == 1 and not any(
-            norms[name].reads in fixed for name in behind
-        ):
+        elif len(own := {stiff[name] for name in behind if name in stiff}) == 1 and not bound:
             shared[where] = own.pop()
             eps[where] = config[where] * shared[where] ** 2
         else:

@@ -20,10 +20,9 @@ from lemonx.errors import Refused
 from lemonx.frames import Feeder, Frame, feeder, group_sizes, reader
 from lemonx.modules import LayerNorm, Linear, Vector
 from lemonx.operators import Spare
-from lemonx.spec import Spec
+from lemonx.spec import TIED, Spec
 from lemonx.vectors import DENSE, SPARE, Expansion, expansion, multiples_near
 
-UNTIE = "tie_word_embeddings"
 # Reads the gains of a norm, by its row and its block in the source.
 Gains = Callable[[str, int], np.ndarray]
 
@@ -151,7 +150,7 @@ def require_untied(found: Framed, target: Spec, rows: Collection[str]) -> None:
         if tied and not found.spaces.isdisjoint({*target.rows[name].reads.axes, *target.rows[tied].writes.axes}):
             raise Refused(
                 f"{name}: a decoder that is the embedding cannot read a frame, which {found.size} -> {found.target} "
-                f"needs: give --set {UNTIE}=false, or a multiple of {found.size}"
+                f"needs: give --set {TIED}=false, or a multiple of {found.size}"
             )
 
 

@@ -39,8 +39,8 @@ from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, rea
 from lemonx.checkpoints.values import all_finite, blocks
 from lemonx.coverage import LOST, gaps, list_problems, matched, settled, tensor_problems, tied_copies
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
-from lemonx.planning import FLOATS
 from lemonx.spec import Spec
+from lemonx.steps import FLOATS
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 

@@ -14,8 +14,8 @@ from lemonx.check import check, with_tied
 from lemonx.errors import LemonxError
 from lemonx.modules import Norm
 from lemonx.notes import conditions
-from lemonx.spec import Architecture, Spec
-from lemonx.target import UNTIED, Target, target_config
+from lemonx.spec import TIED, Architecture, Spec
+from lemonx.target import Target, target_config
 
 EXACT, REFUSED, NONE = "exact", "refused", "-"
 COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn", "head_dim", "vocab", "experts")
@@ -83,7 +83,7 @@ def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Itera
     elif column == "width x1.5":
         yield Target(width_factor=Fraction(3, 2)), ""
         if family.spec(config).ties:
-            yield Target(width_factor=Fraction(3, 2), fields={UNTIED: False}), f"with {UNTIED}=false"
+            yield Target(width_factor=Fraction(3, 2), fields={TIED: False}), f"with {TIED}=false"
         # Three heads cannot grow by half, but by a third; a prime number of heads by one.
         yield Target(width_factor=Fraction(4, 3)), "at x4/3"
         if isinstance(heads := _sizes(family, config, "heads").get(family.sizes.get("heads", ("",))[0]), int):

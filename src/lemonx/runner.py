@@ -24,7 +24,8 @@ from lemonx.checkpoints.values import all_finite
 from lemonx.errors import BadCheckpoint
 from lemonx.modules import Vector
 from lemonx.operators import Matrix, Reader, blocks, expand_block
-from lemonx.planning import Plan, Step
+from lemonx.planning import Plan
+from lemonx.steps import Step
 from lemonx.vectors import Expansion, Run
 
 if TYPE_CHECKING:
@@ -190,11 +191,10 @@ class _Task:
             if recipe.constant is not None:
                 values = np.full_like(values, recipe.constant)
                 values -= recipe.offset
-            level = _level(values) if recipe.constant is None else recipe.constant
-            values = _placed(values, recipe.expansion)
+            placed = _placed(values, recipe.expansion)
             if recipe.levelled:
-                values[recipe.expansion.source < 0] = level
-            values = values * recipe.factor + recipe.rest
+                placed[recipe.expansion.source < 0] = _level(values) if recipe.constant is None else recipe.constant
+            values = placed * recipe.factor + recipe.rest
             # The gain v + offset takes the factor: what stays has no rounding.
             values = torch.from_numpy(values + recipe.offset * (recipe.factor - 1.0))
             free = torch.from_numpy(recipe.expansion.source < 0)

@@ -21,9 +21,10 @@ from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadTarget, Refused
 from lemonx.modules import Vector
 from lemonx.operators import SILENT
-from lemonx.planning import Plan, Step
+from lemonx.planning import Plan
 from lemonx.runner import everything, is_whole, run_plan, source_rows, wanted_blocks
 from lemonx.spec import flat_fields
+from lemonx.steps import Step
 from lemonx.vectors import AVG, DENSE, WEIGHED
 
 if TYPE_CHECKING:

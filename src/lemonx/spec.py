@@ -19,6 +19,8 @@ from lemonx.vectors import Space
 
 # The place of a block's index in the name of a row that belongs to the last block alone.
 LAST = "-1"
+# The config field that says whether a decoder is the embedding.
+TIED = "tie_word_embeddings"
 # Larger than any axis of any model: a typing error is told before memory runs out.
 LARGEST = 2**24
 
@@ -153,7 +155,7 @@ class Config(Mapping[str, Any]):
 
     def tied(self, embedding: str) -> str | None:
         """The embedding that the head of this model shares its weight with, if it has a head and shares one."""
-        return embedding if self["tie_word_embeddings"] and not self.headless else None
+        return embedding if self[TIED] and not self.headless else None
 
     def is_a(self, *ends: str) -> bool:
         """The class that config.json names ends in one of these: `ForImageClassification`."""

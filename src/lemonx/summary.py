@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lemonx.checkpoints.safetensors_file import item_size
-from lemonx.planning import Plan, Step
+from lemonx.planning import Plan
 from lemonx.spec import flat_fields
+from lemonx.steps import Step
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from fractions import Fraction
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, BadTarget
-from lemonx.spec import Architecture, Config, Spec, with_fields
+from lemonx.spec import TIED, Architecture, Config, Spec, with_fields
 
-# The one field besides sizes that may be changed, from true to false: a decoder becomes a weight of its own.
-UNTIED = "tie_word_embeddings"
 # The options whose sizes grow with the width.
 FOLLOWERS = ("heads", "kv_heads", "ffn")
 
@@ -49,7 +47,8 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
         if (value := wanted.given(option)) is not None:
             new[_single(family, config, option)] = _positive(option, value)
     for name, value in wanted.fields.items():
-        new[name] = value if name == UNTIED and spec.ties and value is False else _checked(config, name, value)
+        # The one field besides sizes that may be changed, from true to false: a decoder becomes a weight of its own.
+        new[name] = value if name == TIED and spec.ties and value is False else _checked(config, name, value)
     new |= {name: new.get(leader, config[leader]) for name, leader in spec.follows.items() if name not in wanted.fields}
     try:
         target = family.spec(with_fields(values, new))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lemonx.architectures.rotary import head
 from lemonx.modules import Row, dropped, embedding, layer_norm, linear, parameter
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
+from lemonx.vectors import Space, avg, circ, fresh, zero
 
 Rows = Mapping[str, Row]
 SIZES = {
@@ -75,6 +75,22 @@ def post_ln(root: str) -> dict[str, Rows]:
     }
 
 
+def spaces(c: Config) -> dict[str, Space]:
+    """The spaces of a Post-LN encoder with a masked-LM head."""
+    width = c["hidden_size"]
+    return {
+        "residual": avg(width),
+        "heads": circ(c["num_attention_heads"]),
+        **head(width // c["num_attention_heads"], {}),
+        "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
+        "pooled": circ(width),
+        "transform": avg(width),
+        "decoded": zero(width),
+        "vocab": fresh(c["vocab_size"]),
+        "positions": fresh(c["max_position_embeddings"]),
+    }
+
+
 def encoder(
     c: Config, root: str, heads: Rows, norms: Mapping[str, Rows], normed: str = "residual", embedded: str = "residual"
 ) -> Spec:
@@ -89,16 +105,8 @@ def encoder(
         prefix=f"{root}.",
         acts=("transform",),
         spaces={
-            "residual": avg(width),
+            **spaces(c),
             **({} if normed == "residual" else {"normed": zero(width), "final": zero(width)}),
-            "heads": circ(c["num_attention_heads"]),
-            **head(width // c["num_attention_heads"], {}),
-            "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
-            "pooled": circ(width),
-            "transform": avg(width),
-            "decoded": zero(width),
-            "vocab": fresh(c["vocab_size"]),
-            "positions": fresh(c["max_position_embeddings"]),
             **({} if embedded == "residual" else {"embedded": avg(width)}),
         },
         fixed={"types": c["type_vocab_size"]},

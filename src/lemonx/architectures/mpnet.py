@@ -1,11 +1,9 @@
 """MPNet."""
 
-from lemonx.architectures.bert import DEFAULTS, SIZES
+from lemonx.architectures.bert import DEFAULTS, SIZES, spaces
 from lemonx.architectures.roberta import heads
-from lemonx.architectures.rotary import head
 from lemonx.modules import dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 LAYER = "mpnet.encoder.layer.*"
 
@@ -15,23 +13,12 @@ LAYER = "mpnet.encoder.layer.*"
               | {"relative_attention_num_buckets": 32})  # fmt: skip
 def mpnet(c: Config) -> Spec:
     """MPNet: RoBERTa without types of tokens, with a bias per head for every distance, the same in all blocks."""
-    width = c["hidden_size"]
     return Spec(
         stacks={"mpnet.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_eps",
         prefix="mpnet.",
         acts=("transform",),
-        spaces={
-            "residual": avg(width),
-            "heads": circ(c["num_attention_heads"]),
-            **head(width // c["num_attention_heads"], {}),
-            "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
-            "pooled": circ(width),
-            "transform": avg(width),
-            "decoded": zero(width),
-            "vocab": fresh(c["vocab_size"]),
-            "positions": fresh(c["max_position_embeddings"]),
-        },
+        spaces=spaces(c),
         fixed={"distances": c["relative_attention_num_buckets"]},
         rows={
             "mpnet.embeddings.word_embeddings": embedding("vocab -> residual"),

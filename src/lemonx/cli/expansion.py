@@ -142,8 +142,7 @@ def expand_command(
         "dtype": value_of(dtype),
         "allow_pickle": allow_pickle,
     }
-    made = api.plan(source, **target, **options)
-    with show.progress(made, quiet=as_json, verify=verify, lessons=lessons) as tell:
+    with show.progress(quiet=as_json, verify=verify, lessons=lessons) as tell:
         api.expand(
             source,
             output,
@@ -153,6 +152,7 @@ def expand_command(
             threads=threads,
             verify=verify,
             force=force,
+            planned=tell.planned,
             progress=tell.written,
             lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
             with_optimizer=with_optimizer,
@@ -160,7 +160,7 @@ def expand_command(
     if as_json:
         print_json(json.loads((output / "lemonx.json").read_text()))
     else:
-        show.print_expanded(made, output)
+        show.print_expanded(source, output)
 
 
 @app.command("verify", rich_help_panel="Commands")

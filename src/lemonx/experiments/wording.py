@@ -49,6 +49,11 @@ def plus_minus(spread: float | None, text: Callable[[float], str]) -> str:
     return "" if spread is None else f" ± {text(spread)}"
 
 
+def figure(found: dict[str, Any]) -> str:
+    """A metric's mean with its spread over seeds."""
+    return f"{metric(found['mean'])}{plus_minus(found['spread'], metric)}"
+
+
 def is_baseline(content: dict[str, Any], arm: dict[str, Any]) -> bool:
     return arm["label"] == content["experiment"]["baseline"]
 

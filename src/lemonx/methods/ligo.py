@@ -22,8 +22,9 @@ from lemonx.free import EVEN, Free
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
 from lemonx.modules import Axis, Row
-from lemonx.planning import Plan, Step
+from lemonx.planning import Plan
 from lemonx.reading import Change, Reading, copies, kept, stacked
+from lemonx.steps import Step
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,9 @@ from lemonx.modules import Norm, Row, Scale, Vector
 from lemonx.operators import KEEP
 from lemonx.optimizer_state.along import Along, reads
 from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals
-from lemonx.planning import Plan, Step
+from lemonx.planning import Plan
 from lemonx.signature import Side
+from lemonx.steps import Step
 from lemonx.vectors import ZERO, Expansion, concat, identity, product
 
 if TYPE_CHECKING:

@@ -108,16 +108,16 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Told:
-    """What the progress bar listens to: bytes written, and the steps of a method that learns."""
+    """What the progress bar listens to: the plan, bytes written, and the steps of a method that learns."""
 
+    planned: Callable[[Plan], None]
     written: Callable[[int], None]
     learned: Callable[[int, float], None]
 
 
 @contextmanager
-def progress(plan: Plan, *, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
+def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
     """A bar over the bytes written; then a word on the verification, which takes the rest of the time."""
-    total = summary.bytes_on_disk(plan)[1]
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -126,7 +126,10 @@ def progress(plan: Plan, *, quiet: bool, verify: bool, lessons: int) -> Iterator
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console(stderr=True), disable=quiet, transient=True) as bar:
-        task = bar.add_task("expanding", total=total)
+        task = bar.add_task("planning", total=None)
+
+        def planned(plan: Plan) -> None:
+            bar.update(task, total=summary.bytes_on_disk(plan)[1], description="expanding")
 
         def written(count: int) -> None:
             bar.advance(task, count)
@@ -135,10 +138,10 @@ def progress(plan: Plan, *, quiet: bool, verify: bool, lessons: int) -> Iterator
         def learned(step: int, loss: float) -> None:
             bar.update(task, description=f"learning to grow: step {step + 1} of {lessons}, loss {loss:.3f}")
 
-        yield Told(written, learned)
+        yield Told(planned, written, learned)
 
 
-def print_expanded(plan: Plan, output: Path) -> None:
+def print_expanded(source: Path, output: Path) -> None:
     out = console()
     content = json.loads((output / "lemonx.json").read_text())
     before, after = content["source"]["parameters"], content["target"]["parameters"]
@@ -156,7 +159,7 @@ def print_expanded(plan: Plan, output: Path) -> None:
             far = "" if kl is None else f": its predictions are {kl:.2g} nats from the source's"
             out.print(f"[yellow]{content['method']} is not lossless here[/yellow]{far}")
     else:
-        out.print(f"not verified ({verified['skipped']}): `lemonx verify {plan.source} {output}` does it later")
+        out.print(f"not verified ({verified['skipped']}): `lemonx verify {source} {output}` does it later")
 
 
 def verified_json(measured: Verified) -> dict[str, Any]:

@@ -48,12 +48,8 @@ def print_result(content: dict[str, Any], page: Path) -> None:
     table = Table(*columns, box=None, pad_edge=False)
     for arm in content["arms"]:
         at = {entry["steps"]: entry for entry in arm["at"]}
-        values = [_value(at[n]) if n in at else "" for n in lengths]
+        values = [wording.figure(at[n]) if n in at else "" for n in lengths]
         reached = wording.reach_text(content, arm)
         table.add_row(escape(arm["label"]), *values, reached, wording.saved_text(arm, "steps"))
     out.print(table)
     out.print(f"report: {page}")
-
-
-def _value(at: dict[str, Any]) -> str:
-    return f"{wording.metric(at['mean'])}{wording.plus_minus(at['spread'], wording.metric)}"

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 EXACT = 1e-10
 NOISE_MULTIPLE = 4.0
 NEW_TOKENS = 8
-# What a model without a head gives.
 # What a model without a head gives out.
 HIDDEN = ("last_hidden_state", "pooler_output")
 Back = Callable[["np.ndarray"], "np.ndarray"]

@@ -16,7 +16,8 @@ import numpy as np
 from lemonx.checkpoints import Checkpoint
 from lemonx.coverage import UNIT
 from lemonx.modules import Axis
-from lemonx.planning import Plan, Step
+from lemonx.planning import Plan
+from lemonx.steps import Step
 
 
 @dataclass(frozen=True)
