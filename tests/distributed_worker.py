@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers.utils import logging
 
 import pico
-from lemonx import api, runner
+from lemonx import api, sources
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import LemonxError
 from lemonx.sharded_expansion import load_expanded, local_rows, shares, tensors_on_disk
@@ -141,14 +141,14 @@ def main(folder: Path) -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     jobs = json.loads((folder / "jobs.json").read_text())
-    usual, runner.BLOCK = runner.BLOCK, jobs["block"]
+    usual, sources.BLOCK = sources.BLOCK, jobs["block"]
     mesh = sharded.start()
     found: dict[str, Any] = {"expand": {}, "train": {}}
     for name, options in jobs["expand"].items():
         found["expand"][name] = expand(folder, name, options, mesh)
     name = next(iter(jobs["expand"]))
     found["refused"] = refusals(folder, name, jobs["expand"][name], mesh)
-    runner.BLOCK = usual
+    sources.BLOCK = usual
     for name, job in jobs["train"].items():
         found["train"][name] = train(folder, name, job["recipe"], job["stop"], job["resume"])
     (folder / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))

@@ -198,10 +198,10 @@ def test_zero_std_and_bad_dtype():
 def test_streams_are_pinned():
     """The files that a seed writes must not change unnoticed, nor from one machine to another."""
     words = noise.generator(0, "model.embed_tokens.weight", 0).bit_generator.random_raw(2)
-    assert np.array_equal(words, np.array([13766890640425175404, 11595123944097376206], dtype=np.uint64))
+    assert np.array_equal(words, np.array([13859476426803961854, 626874286205505226], dtype=np.uint64))
     for dtype, pinned in PINNED.items():
         drawn = noise.as_numpy(draw(dtype, 0.02, 100_003))
         assert hashlib.sha256(drawn.tobytes()).hexdigest()[:16] == pinned
 
 
-PINNED = {torch.bfloat16: "43a68c7b80919499", torch.float16: "772465e05feee581", torch.float32: "9ac4604b28bec2df"}
+PINNED = {torch.bfloat16: "01f5aa3b017bbe01", torch.float16: "05b7a136ff9f3b6f", torch.float32: "ed99101fa4d57acb"}

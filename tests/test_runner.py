@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,31 @@ from safetensors.torch import load_file
 
 import lemonx
 import pico
-from lemonx import noise, operators, runner
+from lemonx import api, noise, operators, runner, sources
+from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint
 from lemonx.free import PRESETS
 from lemonx.operators import CANCEL, KEEP, SILENT, Matrix, Reader
+from lemonx.planning import make_plan
+from lemonx.sharded_expansion import bytes_read
 from lemonx.vectors import expansion, identity
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
-# A Llama; weights that are kept transposed; a table with leading axes and mean rows; added blocks that cancel.
+# A Llama; weights that are kept transposed; a table with leading axes and mean rows; added blocks that cancel; experts
+# that are kept as (experts, in, out), where blocks reach from one into the next.
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
         ("llama-tied", {"width": 72, "depth": 3}),
         ("gpt2-lm", {"width": 72, "depth": 3}),
         ("vit-cls", {"width": 72, "depth": 3, "depth_type": 2}),
+        ("gpt-oss", {"width": 72, "depth": 3}),
     ],
 )
 def test_many_small_blocks(name: str, sizes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "BLOCK", 5000)
+    monkeypatch.setattr(sources, "BLOCK", 5000)
     source = pico.save(pico.PICO[name](), tmp_path / "source")
     lemonx.expand(source, tmp_path / "one", threads=1, **sizes)  # verified
     lemonx.expand(source, tmp_path / "three", threads=3, verify=False, **sizes)
@@ -42,18 +48,56 @@ def test_many_small_blocks(name: str, sizes: dict[str, Any], tmp_path: Path, mon
         assert tensor.numpy().tobytes() == three[key].numpy().tobytes(), key
 
 
+def test_experts_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that holds one expert of a tensor (experts, in, out) makes that one, of the source's expert alone."""
+    monkeypatch.setattr(sources, "BLOCK", 500)
+    source, read = pico.save(pico.PICO["gpt-oss"](), tmp_path / "source"), dict[str, int]()
+    lemonx.expand(source, tmp_path / "whole", verify=False, width=72)
+    whole = load_file(tmp_path / "whole" / "model.safetensors")
+    with Checkpoint.open(source) as checkpoint:
+        plan = make_plan(checkpoint, api.wanted(width=72))
+        experts = [step for step in plan.steps if len(step.shape) == 3]
+        assert {sources.tables(step.shape) for step in experts} == {4}
+        original = Checkpoint.read
+
+        def counted(self: Checkpoint, name: str, *where: Any, **options: Any) -> torch.Tensor:
+            found = original(self, name, *where, **options)
+            read[name] = read.get(name, 0) + found.nbytes
+            return found
+
+        monkeypatch.setattr(Checkpoint, "read", counted)
+        held = dict[str, torch.Tensor]()
+        runner.run_plan(
+            replace(plan, steps=tuple(experts)), checkpoint, Kept(held), wanted=lambda step: range(2, 3), threads=1
+        )
+    for step in experts:
+        assert held[step.name].numpy().tobytes() == whole[step.name][2:3].numpy().tobytes()
+        assert read[step.source] == bytes_read(plan, step, range(2, 3)) < plan.tensors[step.source].nbytes
+
+
+@dataclass
+class Kept:
+    """Keeps the one piece of each tensor that is written."""
+
+    held: dict[str, torch.Tensor]
+
+    def write(self, name: str, start: int, values: torch.Tensor, /) -> None:
+        assert start == 2
+        self.held[name] = values
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nan_and_inf_are_found(dtype: torch.dtype) -> None:
     kind = torch.finfo(dtype)
     fine = torch.tensor([0.0, -0.0, kind.max, kind.min, kind.tiny, -kind.tiny, 1.0, -1.0] * 40, dtype=dtype)
-    runner._check_finite(fine, "w")
-    runner._check_finite(fine[:0], "w")
+    sources.check_finite(fine, "w")
+    sources.check_finite(fine[:0], "w")
     for position in (0, 77, 319):
         for bad in (torch.nan, -torch.nan, torch.inf, -torch.inf):
             broken = fine.clone()
             broken[position] = bad
             with pytest.raises(BadCheckpoint, match="w holds NaN or Inf"):
-                runner._check_finite(broken.view(20, 16), "w")
+                sources.check_finite(broken.view(20, 16), "w")
 
 
 def test_a_cast_that_overflows_is_refused(tmp_path: Path) -> None:

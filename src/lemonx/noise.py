@@ -31,12 +31,14 @@ import math
 import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 # Normals per call. Smaller pays for the calls, larger leaves the caches: measured, and flat around here.
-CHUNK = 1 << 17
+CHUNK = 1 << 18
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -46,32 +48,48 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self._buffers: dict[str, np.ndarray] = {}
+        self._tensors: dict[tuple[str, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
 
     def get(self, slot: str, size: int, dtype: type) -> np.ndarray:
         """A vector with undefined contents, valid until its slot is asked for again; one dtype per slot."""
         buffer = self._buffers.get(slot)
         if buffer is None or buffer.size < size or buffer.dtype != dtype:
             buffer = self._buffers[slot] = np.empty(size, dtype)
+            self._tensors.clear()  # they hold on to buffers
         return buffer[:size]
 
     def tensor(self, slot: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        """The same as a tensor."""
-        size = math.prod(shape) * dtype.itemsize
-        # At least one byte more than nothing: torch cannot view an empty vector of numpy's as another dtype.
-        return torch.from_numpy(self.get(slot, size + 8, np.uint8))[:size].view(dtype).view(shape)
+        """The same as a tensor. Most blocks have the shape of the one before, and making a view takes the GIL."""
+        key = (slot, dtype, shape)
+        found = self._tensors.get(key)
+        if found is None:
+            size = math.prod(shape) * dtype.itemsize
+            # At least one byte more than nothing: torch cannot view an empty vector of numpy's as another dtype.
+            found = torch.from_numpy(self.get(slot, size + 8, np.uint8))[:size].view(dtype).view(shape)
+            self._tensors[key] = found
+        return found
 
 
 _scratch = Scratch()
 
 
 def generator(seed: int, name: str, part: int) -> np.random.Generator:
-    """The generator of chunk `part` of tensor `name`: SFC64 keyed by the SHA-256 of all three.
+    """The generator of chunk `part` of tensor `name`: SFC64 whose state is the SHA-256 of all three.
 
     >>> int(generator(0, "a", 0).integers(1000)) == int(generator(0, "a", 0).integers(1000))
     True
     """
-    key = hashlib.sha256(f"{seed}/{part}/{name}".encode()).digest()
-    return np.random.Generator(np.random.SFC64(int.from_bytes(key, "little")))
+    return np.random.Generator(np.random.SFC64(_Key(f"{seed}/{part}/{name}")))  # pyright: ignore[reportArgumentType]
+
+
+class _Key(np.random.bit_generator.ISeedSequence):
+    """A digest as a generator's state: numpy's own seed sequence would mix what is mixed, at 50 us a block."""
+
+    def __init__(self, key: str) -> None:
+        self._digest = hashlib.sha256(key.encode()).digest()
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        return np.frombuffer(self._digest, "<u8")[:n_words].astype(dtype, copy=False)
 
 
 def normal(out: torch.Tensor, std: float, rng: np.random.Generator) -> torch.Tensor:
@@ -128,7 +146,7 @@ def _draw_half(out: np.ndarray, pairs: np.ndarray, rng: np.random.Generator) -> 
         chunk = out[start : start + CHUNK]
         count = (chunk.size + 1) // 2
         cells = _cells(count, rng)
-        if chunk.size % 2 == 0 and chunk.ctypes.data % 4 == 0:
+        if chunk.size % 2 == 0:
             _look_up(pairs, cells, chunk.view(np.int32))
         else:
             drawn = _scratch.get("pairs", count, np.int32)

@@ -22,7 +22,8 @@ from lemonx.errors import BadTarget, Refused
 from lemonx.modules import Vector
 from lemonx.operators import SILENT
 from lemonx.planning import Plan
-from lemonx.runner import everything, is_whole, run_plan, source_rows, wanted_blocks
+from lemonx.runner import everything, run_plan
+from lemonx.sources import blocks_within, is_whole, source_rows
 from lemonx.spec import flat_fields
 from lemonx.steps import Step
 from lemonx.vectors import AVG, DENSE, WEIGHED
@@ -207,7 +208,7 @@ def bytes_read(made: Plan, step: Step, rows: range) -> int:
         return needed * row_bytes * (2 if step.appended not in (None, step.source) else 1)
     if how.mode == SILENT:
         return 0
-    blocks = [run for _, run in wanted_blocks(step, rows)]
+    blocks = [run for _, run in blocks_within(step, rows)]
     copied = sum(run.length for run in blocks if run.source >= 0)
     mean = count if any(run.source in (AVG, DENSE, WEIGHED) for run in blocks) else 0
     return (copied + mean) * row_bytes

@@ -185,11 +185,11 @@ class Expansion:
     def target_size(self) -> int:
         return len(self.source)
 
-    @property
+    @cached_property
     def is_identity(self) -> bool:
         return self.target_size == self.size and self.is_plain and bool((self.source == np.arange(self.size)).all())
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Copies are exact copies: no amplitude, no gain."""
         return self.gain == 1.0 and bool((self.amp == 1.0).all())

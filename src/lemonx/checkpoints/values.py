@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,8 +60,17 @@ def all_finite(tensor: torch.Tensor) -> bool:
         tensor = torch.view_as_real(tensor)
     if tensor.element_size() == 1:  # the 8-bit formats encode NaN and Inf in ways of their own
         return bool(torch.isfinite(tensor.float()).all())
-    bits = tensor.element_size() * 8
-    kind = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
+    kind, unsigned, infinity, negative = _infinity(tensor.dtype)
     signed = tensor.contiguous().view(kind).numpy()
-    infinity = torch.tensor(torch.inf, dtype=tensor.dtype).view(kind).item()
-    return bool(signed.max() < infinity and signed.view(f"u{bits // 8}").max() < infinity + 2 ** (bits - 1))
+    return bool(signed.max() < infinity and signed.view(unsigned).max() < negative)
+
+
+@cache
+def _infinity(dtype: torch.dtype) -> tuple[torch.dtype, str, int, int]:
+    """The integers of a dtype's size, signed and by name unsigned, and Inf and -Inf as such."""
+    import torch
+
+    bits = dtype.itemsize * 8
+    kind = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
+    infinity = int(torch.tensor(torch.inf, dtype=dtype).view(kind).item())
+    return kind, f"u{bits // 8}", infinity, infinity + 2 ** (bits - 1)
