@@ -39,6 +39,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 )
 def test_many_small_blocks(name: str, sizes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "BLOCK", 5000)
+    monkeypatch.setattr(sources, "STRIP", 3000)
     source = pico.save(pico.PICO[name](), tmp_path / "source")
     lemonx.expand(source, tmp_path / "one", threads=1, **sizes)  # verified
     lemonx.expand(source, tmp_path / "three", threads=3, verify=False, **sizes)
@@ -77,13 +78,15 @@ def test_experts_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
 
 @dataclass
 class Kept:
-    """Keeps the one piece of each tensor that is written."""
+    """Keeps the one expert of each tensor that is written, strip after strip."""
 
     held: dict[str, torch.Tensor]
 
-    def write(self, name: str, start: int, values: torch.Tensor, /) -> None:
+    def write(self, name: str, start: int, values: torch.Tensor, column: int = 0, /) -> None:
         assert start == 2
-        self.held[name] = values
+        before = self.held.get(name, values[..., :0])
+        assert before.shape[-1] == column
+        self.held[name] = torch.cat([before, values], -1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,8 +2,8 @@
 
 The blocks of a tensor depend on its shape alone and each has a generator of its own, so the bytes written
 depend on neither threads nor shards, and a process that holds some rows of a tensor makes only the blocks that these
-are in. Memory holds a few blocks per thread, whatever the size of the model; only weights that a file keeps transposed
-(GPT-2) are in memory whole, two at a time, and of weights with a leading axis (experts, in, out) two tables of it.
+are in. Memory holds a few blocks per thread, whatever the size of the model and of its largest tensor; of weights
+that a file keeps transposed (GPT-2; experts, in, out) it holds a few strips.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Wanted = Callable[[Step], range]
 class Sink(Protocol):
     """Where rows of tensors go: a file, or what one process holds of a model."""
 
-    def write(self, name: str, start: int, values: torch.Tensor, /) -> None:
-        """Take the rows from `start` on; they are valid during the call only."""
+    def write(self, name: str, start: int, values: torch.Tensor, column: int = 0, /) -> None:
+        """Take the rows from `start` on, or of their last axis what begins at `column`; valid during the call only."""
 
 
 def everything(step: Step) -> range:
@@ -136,8 +136,8 @@ class _Task:
                 yield partial(self._write_vector, step, step.recipe)
             elif is_whole(step):
                 source = Whole(step, step.recipe, self.plan, self.checkpoint, self.scratch, wanted)
-                for table in wanted if tables(step.shape) > 1 else (0,):
-                    yield partial(self._write_table, step, step.recipe, source, table)
+                for rows in source.pieces():
+                    yield partial(self._write_piece, step, step.recipe, source, rows)
             else:
                 source = Source(step, step.recipe, self.plan, self.checkpoint, self.scratch)
                 for part, run in blocks_within(step, wanted):
@@ -149,22 +149,20 @@ class _Task:
         self.writer.write(step.name, run.target, block.reshape(run.length, *step.shape[1:]))
         self.tell(out.nbytes)
 
-    def _write_table(self, step: Step, how: Matrix, source: Whole, table: int) -> None:
-        """A weight kept as (in, out), or one expert's of several, or a table such as (1, positions, width)."""
+    def _write_piece(self, step: Step, how: Matrix, source: Whole, rows: range) -> None:
+        """A strip of a weight kept as (in, out), one expert's of several, or a table such as (1, positions, width)."""
         import torch
 
-        count = tables(step.shape)
-        size = how.rows.target_size // count
-        first = table * size
+        table, column = divmod(rows.start, how.rows.target_size // tables(step.shape))
         with self.whole_tensors:
-            rows = torch.empty(size, how.columns.target_size, dtype=source.dtype)
-            # A block may reach into the next table: it is made for both, and each takes its rows.
-            for part, run in blocks_within(step, range(first, first + size)):
-                low, high = max(run.target, first), min(run.target + run.length, first + size)
+            made = torch.empty(len(rows), how.columns.target_size, dtype=source.dtype)
+            # A block may reach beyond: it is made for both pieces, and each takes its rows.
+            for part, run in source.within(rows):
+                low, high = max(run.target, rows.start), min(run.target + run.length, rows.stop)
                 block = self._expanded(step, how, source, part, run)
-                rows[low - first : high - first] = block[low - run.target : high - run.target]
-            result = source.as_stored(rows, (step.shape[0] // count, *step.shape[1:]))
-            self.writer.write(step.name, table, result)
+                made[low - rows.start : high - rows.start] = block[low - run.target : high - run.target]
+            result = source.as_stored(made)
+            self.writer.write(step.name, table, result, column)
         self.tell(result.nbytes)
 
     def _expanded(

@@ -78,12 +78,13 @@ class _Shards:
 
     held: Mapping[str, _Part]
 
-    def write(self, name: str, start: int, values: torch.Tensor, /) -> None:
+    def write(self, name: str, start: int, values: torch.Tensor, column: int = 0, /) -> None:
         part = self.held[name]
         values, local = (values, part.local) if part.shape else (values.reshape(1), part.local.reshape(1))
         low, high = max(start, part.rows.start), min(start + len(values), part.rows.stop)
         if low < high:
-            local[low - part.rows.start : high - part.rows.start].copy_(values[low - start : high - start])
+            local = local[low - part.rows.start : high - part.rows.start]
+            local[..., column : column + values.shape[-1]].copy_(values[low - start : high - start])
 
 
 def _part(name: str, tensor: torch.Tensor) -> _Part:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Bytes per block of the target: large enough that a call's cost does not show, small enough for the caches.
 # Measured with bf16 and float32: at 1 MB a fifth of the speed is lost, at 8 MB between a tenth and a half.
 BLOCK = 1 << 21
+# Bytes of a weight that a file keeps transposed: of its target and of its source so much is in memory at a time. Each
+# strip is a piece of every row of the file, so a small one costs many short reads and writes.
+STRIP = 1 << 24
 # Rows whose noise, where several tensors share it, is drawn from one generator.
 NOISE_ROWS = 64
 
@@ -41,7 +44,7 @@ def _blocks(how: Matrix, dtype: torch.dtype) -> Iterator[tuple[int, Run]]:
 
 
 def is_whole(step: Step) -> bool:
-    """The rows that a block is made of are not the first axis of the file: the tensor is made in one go."""
+    """The rows that a block is made of are not the first axis of the file: the tensor is made in tables and strips."""
     how = step.recipe
     return isinstance(how, Matrix) and (how.transposed or step.shape[0] != how.rows.target_size)
 
@@ -162,7 +165,7 @@ class Source:
 
 
 class Whole(Source):
-    """The same for tensors whose rows are not the first axis of the file: the last few tables are held in memory."""
+    """The same for tensors whose rows are not the first axis of the file: the last few strips are held in memory."""
 
     HELD = 4  # two threads, and each may read a second tensor for further copies
 
@@ -171,52 +174,75 @@ class Whole(Source):
     ) -> None:
         super().__init__(step, how, plan, checkpoint, scratch)
         self._wanted = wanted
+        self._blocks = list(_blocks(how, self.dtype))
+        self._ends = [run.target + run.length for _, run in self._blocks]
         self._held: dict[tuple[str, int], torch.Tensor] = {}
         self._reading = threading.Lock()
 
-    def _table(self, name: str, table: int) -> torch.Tensor:
-        """A table's rows as they are expanded."""
-        with self._reading:
-            if (name, table) not in self._held:
-                while len(self._held) >= self.HELD:
-                    del self._held[next(iter(self._held))]
-                self._held[name, table] = self.as_rows(self._needed(name, table), self.how.columns.size)
-            return self._held[name, table]
+    def pieces(self) -> Iterator[range]:
+        """The rows that are made at a time: a table, or a strip of one that is kept transposed."""
+        count = tables(self._step.shape)
+        size = self.how.rows.target_size // count
+        limit = self._limit(size, self.how.columns.target_size, self.dtype)
+        for first in (table * size for table in (self._wanted if count > 1 else (0,))):
+            for start in range(first, first + size, limit):
+                yield range(start, min(start + limit, first + size))
 
-    def _needed(self, name: str, table: int) -> torch.Tensor:
-        """A table as the file keeps it, with zeros in rows that the wanted ones do not need."""
-        import torch
+    def _limit(self, size: int, width: int, dtype: torch.dtype) -> int:
+        return min(size, max(1, STRIP // (width * dtype.itemsize))) if self.how.transposed else size
 
-        shape = self._checkpoint.tensors[name].shape
-        if tables(shape) > 1:
-            return self._checkpoint.read(name, table, table + 1)
-        held = torch.zeros(shape, dtype=self._stored)
-        for start, stop in source_rows(self._step, shape[0], self._wanted):
-            self._checkpoint.read(name, start, stop, out=held[start:stop])
-        return held
+    def within(self, rows: range) -> Iterator[tuple[int, Run]]:
+        """The numbered blocks that hold any of these rows."""
+        for part, run in self._blocks[bisect_right(self._ends, rows.start) :]:
+            if run.target >= rows.stop:
+                return
+            yield part, run
 
-    def as_rows(self, tensor: torch.Tensor, columns: int) -> torch.Tensor:
-        """A tensor as the file keeps it, rows first."""
-        if not self.how.transposed:
-            return tensor.view(-1, columns)
-        return tensor.view(math.prod(tensor.shape[:-2]), columns, -1).transpose(1, 2).reshape(-1, columns)
-
-    def as_stored(self, rows: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """The way back."""
-        if not self.how.transposed:
-            return rows.view(shape)
-        slices = math.prod(shape[:-2])
-        return rows.view(slices, -1, rows.shape[1]).transpose(1, 2).reshape(shape)
+    def as_stored(self, rows: torch.Tensor) -> torch.Tensor:
+        """A piece as the file keeps it."""
+        shape = self._step.shape
+        if self.how.transposed:
+            return rows.T.reshape(*(1,) * (len(shape) - 2), -1, len(rows))
+        return rows.view(shape[0] // tables(shape), *shape[1:])
 
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
         import torch
 
+        width = self.how.columns.size
         size = self.how.rows.size // tables(self._checkpoint.tensors[name].shape)
-        parts = [
-            self._table(name, table)[max(start - table * size, 0) : stop - table * size]
-            for table in range(start // size, -(-stop // size))
-        ]
-        return torch.cat(parts) if parts else torch.empty(0, self.how.columns.size, dtype=self._stored)
+        limit, parts = self._limit(size, width, self._stored), []
+        while start < stop:
+            table, place = divmod(start, size)
+            first = table * size + place // limit * limit
+            end = min(first + limit, (table + 1) * size)
+            parts.append(self._strip(name, first, end)[start - first : stop - first])
+            start = end
+        return torch.cat(parts) if parts else torch.empty(0, width, dtype=self._stored)
+
+    def _strip(self, name: str, first: int, end: int) -> torch.Tensor:
+        with self._reading:
+            if (name, first) not in self._held:
+                while len(self._held) >= self.HELD:
+                    del self._held[next(iter(self._held))]
+                kept = self._needed(name, first, end)
+                width = self.how.columns.size
+                rows = kept.reshape(width, -1).T.contiguous() if self.how.transposed else kept.view(-1, width)
+                self._held[name, first] = rows
+            return self._held[name, first]
+
+    def _needed(self, name: str, first: int, end: int) -> torch.Tensor:
+        """Rows as the file keeps them, with zeros in rows of the file that the wanted ones do not need."""
+        import torch
+
+        shape = self._checkpoint.tensors[name].shape
+        table, place = divmod(first, self.how.rows.size // tables(shape))
+        columns = range(place, place + end - first) if self.how.transposed else None
+        if tables(shape) > 1:
+            return self._checkpoint.read(name, table, table + 1, columns=columns)
+        held = torch.zeros((*shape[:-1], len(columns) if columns else shape[-1]), dtype=self._stored)
+        for start, stop in source_rows(self._step, shape[0], self._wanted):
+            self._checkpoint.read(name, start, stop, columns=columns, out=held[start:stop])
+        return held
 
 
 def level(values: np.ndarray) -> float:

@@ -55,6 +55,11 @@ def test_reads_rows_into_a_buffer(tmp_path: Path) -> None:
         for start, stop in ((-1, 2), (3, 2), (0, 8)):
             with pytest.raises(ValueError):
                 checkpoint.read("weight", start, stop)
+        assert torch.equal(checkpoint.read("weight", 2, 5, columns=range(1, 3)), weight[2:5, 1:3])
+        assert torch.equal(checkpoint.read("weight", columns=range(3)), weight)
+        for columns in (range(1, 4), range(-1, 2), range(1, 1), range(0, 3, 2)):
+            with pytest.raises(ValueError, match="columns"):
+                checkpoint.read("weight", columns=columns)
         for bad in (torch.empty(4, 3), torch.empty(3, 3, dtype=torch.float64), torch.empty(3, 6)[:, ::2]):
             with pytest.raises(ValueError):
                 checkpoint.read("weight", 4, out=bad)

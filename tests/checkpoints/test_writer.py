@@ -107,6 +107,32 @@ def test_rows_in_any_order_from_any_thread_give_the_same_bytes(tmp_path: Path) -
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
+def test_strips_in_any_order_give_the_same_bytes(tmp_path: Path) -> None:
+    """A part of the last axis, of a matrix and of a table of several."""
+    weights = {"w": torch.randn(7, 12), "t": torch.randn(3, 4, 10).half()}
+    write_all(tmp_path / "a", weights)
+    with writer(tmp_path / "b", weights) as target:
+        target.add_text("config.json", "{}")
+        for start in (5, 0):
+            target.write("w", 0, weights["w"][:, start : start + 7 if start else 5], start)
+        for table in (2, 0, 1):
+            for start in (6, 0, 3):
+                stop = {0: 3, 3: 6, 6: 10}[start]
+                target.write("t", table, weights["t"][table : table + 1, :, start:stop], start)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+@pytest.mark.parametrize("strips", [[(0, 2)], [(0, 2), (3, 4)], [(0, 3), (2, 4)], [(0, 4), (0, 2)]])
+def test_every_column_is_written_once_or_nothing_appears(strips: list[tuple[int, int]], tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="columns of tensor 'w'"),
+        writer(tmp_path / "out", {"w": torch.ones(5, 4)}) as target,
+    ):
+        for start, stop in strips:
+            target.write("w", 0, torch.ones(5, stop - start), start)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_strided_tensor_is_written_by_value(tmp_path: Path) -> None:
     weight = torch.randn(6, 4, requires_grad=True)
     write_all(tmp_path / "out", {"w": weight.T})
@@ -308,6 +334,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(ValueError):
                 target.write(name, row, tensor)
+        for column in (-1, 2):
+            with pytest.raises(ValueError, match="columns"):
+                target.write("w", 0, torch.ones(5, 1), column)
         for bad in ("../x", "/x", "", "model.safetensors", "a/../../x"):
             with pytest.raises(ValueError):
                 target.add_text(bad, "x")

@@ -129,9 +129,18 @@ class Checkpoint:
         self._states[path] = _state(self._descriptors[path])
 
     def read(
-        self, name: str, start: int = 0, stop: int | None = None, *, out: torch.Tensor | None = None
+        self,
+        name: str,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        columns: range | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rows `start` to `stop` of a tensor, along its first axis, in a fresh tensor or in `out`."""
+        """Rows `start` to `stop` of a tensor, along its first axis, in a fresh tensor or in `out`.
+
+        `columns`: only these of its last axis.
+        """
         import torch
 
         info = self.tensors[name]
@@ -140,16 +149,24 @@ class Checkpoint:
         if not 0 <= start <= stop <= rows:
             raise ValueError(f"rows {start} to {stop} of {name!r}, which has {rows}")
         shape = (stop - start, *info.shape[1:]) if info.shape else ()
+        if columns is not None:
+            if columns.step != 1 or not 0 <= columns.start < columns.stop <= info.shape[-1]:
+                raise ValueError(f"columns {columns} of {name!r}, which has {info.shape[-1]}")
+            shape = (*shape[:-1], len(columns))
         dtype = torch_dtype(info.dtype)
         if out is None:
             out = torch.empty(shape, dtype=dtype, device="cpu")
         elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device.type != "cpu":
             raise ValueError(f"out for {name!r} must be contiguous, on the CPU, {dtype} of shape {shape}")
         row_bytes = info.nbytes // rows if rows else 0
-        buffer = out.reshape(-1).view(torch.uint8).numpy().data
-        read_into(
-            self._descriptor(info.file), info.file, info.begin + start * row_bytes, buffer[: (stop - start) * row_bytes]
-        )
+        begin, buffer = info.begin + start * row_bytes, out.reshape(-1).view(torch.uint8).numpy().data
+        stride = size = (stop - start) * row_bytes
+        if columns is not None and len(columns) < info.shape[-1]:
+            stride, size = info.shape[-1] * dtype.itemsize, len(columns) * dtype.itemsize
+            begin += columns.start * dtype.itemsize
+        for piece in range(len(buffer) // size if size else 0):
+            part = buffer[piece * size : (piece + 1) * size]
+            read_into(self._descriptor(info.file), info.file, begin + piece * stride, part)
         return out
 
     def blocks(self, name: str) -> Iterator[torch.Tensor]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, final
@@ -53,7 +53,8 @@ class CheckpointWriter:
             for shard in self._shards
             for entry, offset in zip(shard.entries, shard.offsets, strict=True)
         }
-        self._written: dict[str, list[tuple[int, int]]] = {name: [] for name in self._place}
+        # By columns, which rows: most tensors are written in whole rows.
+        self._written: dict[str, dict[tuple[int, int], list[tuple[int, int]]]] = {name: {} for name in self._place}
         self._names = {shard.name for shard in self._shards}
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -79,26 +80,38 @@ class CheckpointWriter:
         _reserve(fd, shard.size)
         _write_all(fd, memoryview(shard.header), 0)
 
-    def write(self, name: str, start_row: int, tensor: torch.Tensor) -> None:
-        """Write rows `start_row` onwards of tensor `name` (a scalar is row 0); no copy if contiguous."""
+    def write(self, name: str, start_row: int, tensor: torch.Tensor, start_column: int = 0) -> None:
+        """Write rows `start_row` onwards of tensor `name` (a scalar is row 0); no copy if contiguous.
+
+        The tensor may hold a part of the last axis, which then begins at `start_column`.
+        """
         import torch
 
         shard, (_, dtype, shape), offset = self._place[name]
-        rows, row_shape = (shape[0], shape[1:]) if shape else (1, ())
+        rows, width = (shape[0] if shape else 1), (shape[-1] if len(shape) > 1 else 1)
         count = (tensor.shape[0] if tensor.ndim else 0) if shape else 1
-        if dtype_name(tensor.dtype) != dtype or tuple(tensor.shape) != ((count, *row_shape) if shape else ()):
+        part = tensor.shape[-1] if len(shape) > 1 and tensor.ndim else width
+        wanted = (count, *shape[1:-1], part)[: len(shape)]
+        if dtype_name(tensor.dtype) != dtype or tuple(tensor.shape) != wanted:
             found = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
             raise ValueError(f"{found} does not fit tensor {name!r}, {dtype} {shape}")
         if not 0 <= start_row <= start_row + count <= rows:
             raise ValueError(f"rows {start_row} to {start_row + count} of {name!r}, which has {rows}")
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        row_bytes = entry_bytes((name, dtype, row_shape))
+        if not 0 <= start_column <= start_column + part <= width:
+            raise ValueError(f"columns {start_column} to {start_column + part} of {name!r}, which has {width}")
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        row_bytes = entry_bytes((name, dtype, shape[1:]))
+        begin, stride = offset + start_row * row_bytes + start_column * tensor.itemsize, width * tensor.itemsize
+        size = part * tensor.itemsize if part < width else len(flat)
         try:
-            _write_all(self._descriptors[shard.name], flat.numpy().data, offset + start_row * row_bytes)
+            for piece in range(len(flat) // size if size else 0):
+                data = flat[piece * size : (piece + 1) * size]
+                _write_all(self._descriptors[shard.name], data, begin + piece * stride)
         except OSError as error:
             raise self._failed(error) from None
         with self._lock:
-            self._written[name].append((start_row, start_row + count))
+            written = self._written[name].setdefault((start_column, start_column + part), [])
+            written.append((start_row, start_row + count))
 
     def add_text(self, name: str, text: str) -> None:
         """Add a text file, in UTF-8."""
@@ -153,15 +166,14 @@ class CheckpointWriter:
             raise
 
     def _check_complete(self) -> None:
-        """Every row of every tensor was written exactly once."""
+        """Every row of every tensor was written exactly once, and all of its columns."""
         for name, (_, entry, _) in self._place.items():
-            position = 0
-            for start, stop in sorted(self._written[name]):
-                if start != position:
-                    raise ValueError(f"rows of tensor {name!r} are missing or written twice near row {position}")
-                position = stop
-            if position != (entry[2][0] if entry[2] else 1) and entry_bytes(entry):
-                raise ValueError(f"tensor {name!r} was written up to row {position} only")
+            shape = entry[2]
+            if not entry_bytes(entry):
+                continue
+            _check_joined(self._written[name], shape[-1] if len(shape) > 1 else 1, f"columns of tensor {name!r}")
+            for rows in self._written[name].values():
+                _check_joined(rows, shape[0] if shape else 1, f"rows of tensor {name!r}")
 
     def _sync(self) -> None:
         """Everything is on the disk, not just in its cache, before the rename that makes it count."""
@@ -221,6 +233,17 @@ class CheckpointWriter:
                 "or write smaller ones with --max-shard-size"
             )
         return BadOutput(f"{str(self.output)!r} cannot be written ({error}): choose another output")
+
+
+def _check_joined(parts: Iterable[tuple[int, int]], size: int, what: str) -> None:
+    """Raise if parts (start, stop) do not make up 0 to `size`."""
+    position = 0
+    for start, stop in sorted(parts):
+        if start != position:
+            raise ValueError(f"{what} are missing or written twice near {position}")
+        position = stop
+    if position != size:
+        raise ValueError(f"{what} were written up to {position} of {size} only")
 
 
 def _reserve(fd: int, size: int) -> None:
