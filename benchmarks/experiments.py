@@ -51,18 +51,9 @@ def headline(content: dict[str, Any]) -> str:
 
 
 def table(content: dict[str, Any]) -> list[str]:
-    lengths = sorted({at["steps"] for arm in content["arms"] for at in arm["at"]})
-    tasks = list(content["arms"][0]["downstream"])
-    names = ["", *(f"{wording.steps(n)} steps" for n in lengths), *tasks, "steps to the mark", "steps saved"]
-    names += ["FLOPs saved", "source counted"]
-    rows = [names, ["---"] * len(names)]
-    for arm in content["arms"]:
-        at = {entry["steps"]: entry for entry in arm["at"]}
-        values = [wording.figure(at[n]) if n in at else "" for n in lengths]
-        saved = [wording.saved_text(arm, what) for what in ("steps", "flops", "flops_with_source")]
-        tuned = [wording.figure(arm["downstream"][task]) for task in tasks]
-        rows.append([arm["label"], *values, *tuned, wording.reach_text(content, arm), *saved])
-    return [f"| {' | '.join(row)} |" for row in rows]
+    saved = {"steps": "steps saved", "flops": "FLOPs saved", "flops_with_source": "source counted"}
+    names, *rows = wording.table(content, saved)
+    return [f"| {' | '.join(row)} |" for row in (names, ["---"] * len(names), *rows)]
 
 
 def draw(content: dict[str, Any], path: Path) -> None:

@@ -19,7 +19,7 @@ from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
 from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE, ROUNDED
 from lemonx.framing import Solved
-from lemonx.free import Free, preset
+from lemonx.free import DEFAULT, Free, preset
 from lemonx.modules import Dropped
 from lemonx.reading import Change, Reading, lemon
 from lemonx.spec import Architecture, Spec, Stack, with_fields
@@ -82,7 +82,7 @@ def make_plan(
     family, config = origin.family, origin.config
     if checkpoint.config.get("quantization_config"):
         raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
-    chosen = free if isinstance(free, Free) else preset(free or family.free)
+    chosen = free if isinstance(free, Free) else preset(free or DEFAULT)
     if depth_type is not None:
         if depth_type not in (1, 2):
             raise BadTarget(f"--depth-type is 1 or 2, not {depth_type}")

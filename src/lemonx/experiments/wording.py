@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lemonx.experiments.answer import AT_MOST, NOT_REACHED
@@ -106,3 +106,18 @@ def mark_text(content: dict[str, Any]) -> str:
 def seeds_text(content: dict[str, Any]) -> str:
     count = len(content["experiment"]["seeds"])
     return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def table(content: dict[str, Any], saved: Mapping[str, str]) -> list[list[str]]:
+    """The answer as rows of text, the names of the columns first; `saved`: which savings, and their names."""
+    lengths = sorted({at["steps"] for arm in content["arms"] for at in arm["at"]})
+    tasks = list(content["arms"][0]["downstream"])
+    rows = [["method", *(f"{steps(n)} steps" for n in lengths), *tasks, "steps to the mark", *saved.values()]]
+    for arm in content["arms"]:
+        at = {entry["steps"]: entry for entry in arm["at"]}
+        finals = [figure(at[n]) if n in at else "" for n in lengths]
+        tuned = [figure(arm["downstream"][task]) for task in tasks]
+        rows.append(
+            [arm["label"], *finals, *tuned, reach_text(content, arm), *(saved_text(arm, what) for what in saved)]
+        )
+    return rows

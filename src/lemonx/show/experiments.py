@@ -43,13 +43,9 @@ def print_result(content: dict[str, Any], page: Path) -> None:
     out, experiment = console(), content["experiment"]
     out.print(f"[bold]{escape(experiment['title'])}[/bold]")
     out.print(f"mark: {wording.mark_text(content)}; {wording.seeds_text(content)}", markup=False)
-    lengths = sorted({at["steps"] for arm in content["arms"] for at in arm["at"]})
-    columns = ("method", *(f"{wording.steps(n)} steps" for n in lengths), "steps to the mark", "saved")
-    table = Table(*columns, box=None, pad_edge=False)
-    for arm in content["arms"]:
-        at = {entry["steps"]: entry for entry in arm["at"]}
-        values = [wording.figure(at[n]) if n in at else "" for n in lengths]
-        reached = wording.reach_text(content, arm)
-        table.add_row(escape(arm["label"]), *values, reached, wording.saved_text(arm, "steps"))
+    names, *rows = wording.table(content, {"steps": "saved"})
+    table = Table(*(escape(name) for name in names), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(escape(text) for text in row))
     out.print(table)
     out.print(f"report: {page}")
