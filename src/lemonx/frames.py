@@ -130,6 +130,20 @@ class Blocks:
         )
         return Blocks(self.size, self.target_size, stacks, None if self.mean is None else self.mean * by_target)
 
+    def repeated(self, times: int) -> Blocks:
+        """M for each of so many vectors that lie one after the other; a mean over all of them would be another."""
+        assert self.mean is None
+        steps = np.arange(times)
+        stacks = tuple(
+            Stack(
+                np.concatenate([s.index + self.size * i for i in steps]),
+                np.concatenate([s.start + self.target_size * i for i in steps]),
+                np.tile(s.values, (times, 1, 1)),
+            )
+            for s in self.stacks
+        )
+        return Blocks(times * self.size, times * self.target_size, stacks)
+
 
 def _targets(stack: Stack) -> NDArray[np.int64]:
     return stack.start[:, None] + np.arange(stack.height)
@@ -141,6 +155,12 @@ class Frame:
 
     forth: Blocks
     back: Blocks | None = None
+
+    def repeated(self, times: int) -> Frame:
+        """The expansion of so many vectors in a row, each by this one."""
+        if times == 1:
+            return self
+        return Frame(self.forth.repeated(times), self.back.repeated(times) if self.back else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,8 +267,7 @@ def _dealt(mu: Array, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], ND
 def feeder(gain: Array, target: int, name: str = "a LayerNorm") -> Feeder:
     """The frame that a LayerNorm with these gains can write, at `target` coordinates."""
     gain = np.asarray(gain, np.float64)
-    if not (np.abs(gain) > 1e-6 * np.abs(gain).max()).all():
-        raise Refused(f"{name} has a gain of 0 somewhere, which no frame can carry: choose a multiple of the width")
+    _require_gains(gain, name)
     found = _feed(gain.tobytes(), target)
     if found.residual > SOLVED:
         raise Refused(
@@ -258,8 +277,14 @@ def feeder(gain: Array, target: int, name: str = "a LayerNorm") -> Feeder:
     return found
 
 
-def reader(stream: Frame, gain: Array) -> Frame:
+def _require_gains(gain: Array, name: str) -> None:
+    if not (np.abs(gain) > 1e-6 * np.abs(gain).max()).all():
+        raise Refused(f"{name} has a gain of 0 somewhere, which no frame can carry: choose a multiple of the width")
+
+
+def reader(stream: Frame, gain: Array, name: str = "a LayerNorm") -> Frame:
     """What a LayerNorm with these gains writes when it reads a frame, and has gains of one instead."""
+    _require_gains(gain, name)
     assert stream.back is not None
     ones = np.ones(stream.forth.target_size)
     return Frame(stream.forth.scaled(1.0 / gain, ones), stream.back.scaled(gain, ones))

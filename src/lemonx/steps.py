@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from lemonx import depth, upcycling
+from lemonx.carriers import Frames
 from lemonx.check import Types, split_into
 from lemonx.checkpoints import TensorInfo
 from lemonx.coverage import UNIT, Matched, tensor_problems
@@ -17,7 +18,6 @@ from lemonx.depth import Block
 from lemonx.errors import raise_first
 from lemonx.exactness import BIT_EXACT, BITS, MADE, exactness
 from lemonx.experts import part
-from lemonx.framing import Solved
 from lemonx.modules import Axis, Linear, Recipe, Row, Scale, Typed
 from lemonx.operators import KEEP, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Reading
@@ -86,7 +86,7 @@ class Builder:
     dtype: str | None
     # Spaces of experts whose router is new.
     scored_anew: frozenset[str] = frozenset()
-    frames: Solved | None = None
+    frames: Frames | None = None
 
     @cached_property
     def split(self) -> dict[str, int]:
@@ -174,9 +174,11 @@ class Builder:
             return reads, writes
         if self.frames is None:
             return self.types, self.types
-        there = (self.frames.read(hit.row, hit.index), self.frames.written(hit.row, hit.index))
-        known = self.types.spaces
-        reads, writes = (replace(self.types, spaces={**known, **own}, _known={}) for own in there)
+        row, there = self.source.rows[hit.row], self.frames.types(hit.row, hit.index)
+        reads, writes = (
+            replace(self.types, _known={(side, None): own} if own else {})
+            for side, own in zip((row.reads, row.writes), there, strict=True)
+        )
         return reads, writes
 
     def _of(self, types: Types, row: Row, axis: Axis, size: int) -> Expansion:
