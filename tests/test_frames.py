@@ -61,6 +61,12 @@ def test_equal_gains_take_any_frame(gain: np.ndarray) -> None:
     assert assert_carries(gain, 18).spread == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("size", "target"), [(4, 6), (48, 49), (48, 52), (36, 54), (50, 75)])
+def test_what_no_norm_feeds_takes_a_frame_of_any_size(size: int, target: int) -> None:
+    a = frames.any_frame(size, target).stream.forth.columns(0, target)
+    assert np.abs(a.T @ a - target / size * np.eye(size)).max() < TINY and np.abs(a.sum(1) - 1).max() < TINY
+
+
 def test_it_is_the_same_every_time() -> None:
     gain = 0.5 + np.random.default_rng(0).random(24)
     first = frames.feeder(gain, 36)
@@ -141,7 +147,7 @@ def test_the_plan_names_the_price_of_every_stream(tmp_path: Path) -> None:
     plan = lemonx.plan(source, width=36)
     first, second = notes(plan)
     assert first.startswith("stage0 24 -> 36 is carried by 1 frame of 4 dense blocks") and "spread" in first
-    assert second.startswith("stage1 48 -> 72 is carried by 1 frame of 8 dense blocks") and "no norm feeds" in second
+    assert second.startswith("stage1 48 -> 72 is carried by 1 frame of 24 dense blocks") and "no norm feeds" in second
     rules = {step.name: step.rule for step in plan.steps}
     assert rules["swin.encoder.layers.0.downsample.reduction.weight"] == "col-frame ∘ row-frame"
     assert rules["swin.encoder.layers.1.downsample.reduction.weight"] == "col-frame ∘ row-avg"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lemonx.frames import Feeder, Frame, feeder, reader
+from lemonx.frames import Feeder, Frame, any_frame, feeder, reader
 from lemonx.framing import Framed, norm_above
 from lemonx.modules import Vector
 from lemonx.operators import Spare
@@ -179,7 +179,7 @@ def _solved(framed: Framed, gains: Gains) -> Solved:
         feeders[-1] = feeder(gains(framed.entry, 0), framed.target, framed.entry)
     else:
         # Linear maps can write any frame: that of the first block, so that this may be used again, or just one.
-        feeders[-1] = feeders.get(0) or feeder(np.ones(framed.size), framed.target, framed.stream)
+        feeders[-1] = feeders.get(0) or any_frame(framed.size, framed.target)
     return Solved(framed, feeders, gains, time.monotonic() - began)
 
 

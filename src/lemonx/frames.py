@@ -187,15 +187,17 @@ def freedom(p: int, wide: int) -> int:
     return (p - 1) * (wide - 1) - p * (p - 1) // 2 + wide - p * (p + 1) // 2 - p
 
 
-def group_sizes(size: int, target: int) -> list[tuple[int, int]]:
+def group_sizes(size: int, target: int, *, fed: bool = True) -> list[tuple[int, int]]:
     """Groups (p, P) that make up a width; Refused if none of a size that can be solved has enough freedom.
+
+    Where no norm feeds them there is nothing to solve, and any size does.
 
     >>> group_sizes(48, 72)[:2], len(group_sizes(48, 72))
     ([(6, 9), (6, 9)], 8)
     """
-    found = _group_sizes(size, target)
+    found = _group_sizes(size, target, fed)
     if found is None:
-        near = [n for n in _near(size, target) if _group_sizes(size, n)]
+        near = [n for n in _near(size, target) if _group_sizes(size, n, fed)]
         advice = " or ".join(str(n) for n in near[:2]) or "a multiple of the width"
         raise Refused(
             f"no frame carries {size} coordinates into {target}: groups of them have too little freedom, or too many "
@@ -204,13 +206,14 @@ def group_sizes(size: int, target: int) -> list[tuple[int, int]]:
     return found
 
 
-def _group_sizes(size: int, target: int) -> list[tuple[int, int]] | None:
+def _group_sizes(size: int, target: int, fed: bool) -> list[tuple[int, int]] | None:
     """The smallest groups with freedom to spare: with just enough, most starts end in no solution."""
     common = math.gcd(size, target)
     wide, step = target // common, size // common
     for p in range(step, size + 1, step):
         last = p + size % p
-        if p > 1 and (last + 1) * last * wide // step <= UNKNOWNS and freedom(p, p * wide // step) >= p:
+        solvable = (last + 1) * last * wide // step <= UNKNOWNS and freedom(p, p * wide // step) >= p
+        if p > 1 and (solvable or not fed):
             return [(n, n * wide // step) for n in [p] * (size // p - 1) + [last]]
     return None
 
@@ -225,9 +228,9 @@ def _near(size: int, target: int) -> Iterator[int]:
 
 
 @lru_cache(maxsize=64)
-def _feed(gain: bytes, target: int) -> Feeder:
+def _feed(gain: bytes, target: int, fed: bool = True) -> Feeder:
     mu = np.frombuffer(gain)
-    shapes, rho = group_sizes(len(mu), target), target / len(mu)
+    shapes, rho = group_sizes(len(mu), target, fed=fed), target / len(mu)
     found = list[tuple[float, tuple[Stack, ...], Array]]()
     for share in SHARES if np.ptp(mu) else (1.0,):  # one for all groups; with equal gains, that of any frame
         stacks, gains, worst, at, dealt = list[Stack](), np.empty(target), 0.0, 0, _dealt(mu, shapes)
@@ -275,6 +278,11 @@ def feeder(gain: Array, target: int, name: str = "a LayerNorm") -> Feeder:
             f"equations is {found.residual:.0e}): try another width, or a multiple of it"
         )
     return found
+
+
+def any_frame(size: int, target: int) -> Feeder:
+    """A frame that linear maps write: with equal gains, any is one."""
+    return _feed(np.ones(size).tobytes(), target, fed=False)
 
 
 def _require_gains(gain: Array, name: str) -> None:

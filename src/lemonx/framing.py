@@ -62,6 +62,11 @@ class Framed:
         return frozenset(name for name in (self.entry, self.first, self.last, *self.readers) if name)
 
     @property
+    def groups(self) -> list[tuple[int, int]]:
+        """The sizes of its blocks; Refused if there are none that norms can feed."""
+        return group_sizes(self.size, self.target, fed=bool(self.entry or self.last))
+
+    @property
     def sets(self) -> int:
         """How many sets of weights its blocks have."""
         return self.spec.stacks[self.stack].stored if self.stack else 0
@@ -98,19 +103,22 @@ def find(source: Spec, target: Spec, rows: Collection[str], refusing: Collection
         if framed is None:
             return ()
         _require(framed, source, target, rows)
-        group_sizes(size, wide)
+        _ = framed.groups
         found.append(framed)
     norms = Counter(name for framed in found for name in framed.norms)
     return tuple(found) if max(norms.values(), default=0) == 1 else ()
 
 
 def _in_the_way(source: Spec, row: Row) -> Iterator[str]:
-    """The space whose frame would let this row follow: the stream that it feeds, or else what it reads."""
+    """The space that this row could follow if it held a frame, not means: the stream that it feeds, or what it reads."""
     streams = {stack.stream for stack in source.stacks.values()}
+    axis = None
     if isinstance(row, LayerNorm) and not row.writes.is_fused and row.writes.axes[0] in streams:
-        yield row.writes.axes[0]
-    elif isinstance(row, LayerNorm | UnitLength) and row.reads.repeats:
-        yield row.reads.repeats[1]
+        axis = row.writes.axes[0]
+    elif isinstance(row, UnitLength) or (isinstance(row, LayerNorm) and row.reads.is_fused):
+        axis = _of(row.reads)
+    if axis in source.spaces and source.spaces[axis].kind == "avg":
+        yield axis
 
 
 def _found(source: Spec, stream: str, rows: Collection[str], size: int, wide: int) -> Framed | None:

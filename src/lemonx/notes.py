@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from lemonx.carriers import Solved
 from lemonx.check import Types, is_tied
-from lemonx.frames import group_sizes
 from lemonx.modules import Router
 from lemonx.planning import Plan
 from lemonx.spec import Spec
@@ -51,16 +50,15 @@ def _frames(plan: Plan) -> Iterator[str]:
 
 def _frame(plan: Plan, solved: Solved) -> Iterator[str]:
     framed = solved.framed
-    groups = group_sizes(framed.size, framed.target)
-    (p, wide), number = groups[0], solved.number
+    (p, wide), number = framed.groups[0], solved.number
     fed = framed.entry or framed.last
     spread = (
         f"the gains of norms that feed it spread over a factor of {solved.spread:.1f}" if fed else "no norm feeds it"
     )
     yield (
         f"{framed.stream} {framed.size} -> {framed.target} is carried by {number} frame{'s' if number > 1 else ''} of "
-        f"{len(groups)} dense blocks, {wide} x {p}: {p} products for an entry of a weight beside it instead of a copy; "
-        f"solved in {solved.seconds:.1f} s, to {solved.residual:.0e}; {spread}"
+        f"{len(framed.groups)} dense blocks, {wide} x {p}: {p} products for an entry of a weight beside it instead of "
+        f"a copy; solved in {solved.seconds:.1f} s, to {solved.residual:.0e}; {spread}"
     )
     if framed.hidden:
         yield (
