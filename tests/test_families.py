@@ -215,7 +215,8 @@ FRAMED_POST_LN = (
     exact("width-64-wide-heads", width=64, heads=4, ffn=300),
     refused("width-60", Refused, "passes through 96 spare neurons.*give --ffn 288 or more", width=60),
     refused("width-52", Refused, "no frame carries 48.*too little freedom.*try", width=52, heads=4, ffn=300),
-    refused("width-72-deeper", Refused, "expand twice, depth first", width=72, depth=3),
+    exact("width-72-deeper", width=72, depth=3),
+    exact("all-120-type-2-by-frames", width=120, ffn=600, depth=5, depth_type=2),
     exact("all-96", width=96, ffn=500, depth=5),
     exact("all-144-type-2", width=144, depth=3, depth_type=2),
 )
@@ -419,7 +420,10 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("groups-4", fields={"num_hidden_groups": 4}),
         refused("width-72", Refused, "share.*a multiple of 48, or first.*--set num_hidden_groups=4 alone", width=72),
     ),
-    "albert-uneven": (exact("width-72-by-frames", width=72),),
+    "albert-uneven": (
+        exact("width-72-by-frames", width=72),
+        exact("all-120-by-frames", width=120, depth=5, fields={"num_hidden_groups": 5}),
+    ),
     "albert-tokens": (ENCODER_VARIANT[1], exact("width-72-by-frames", width=72)),
     "modernbert-mlm": (
         *ENCODER_VARIANT[:2],

@@ -16,6 +16,7 @@ import lemonx
 import pico
 from lemonx import frames
 from lemonx.errors import Refused
+from lemonx.exactness import ROUNDED
 from lemonx.notes import notes
 
 # Every property is a sum of products of a few numbers of order one: rounding leaves some 1e-15.
@@ -192,6 +193,29 @@ def test_a_norm_that_reads_must_have_gains() -> None:
     stream = frames.feeder(np.ones(12), 18).stream
     with pytest.raises(Refused, match="gain of 0"):
         frames.reader(stream, np.append(np.ones(11), 0.0))
+
+
+@pytest.mark.parametrize("depth_type", [1, 2])
+def test_a_post_ln_model_becomes_deeper_and_wider_at_once(depth_type: int, tmp_path: Path) -> None:
+    """Up to eps, as without frames: blocks of a group without affine parts keep one frame, and the last turns it."""
+    source = pico.save(pico.PICO["bert-cls"](), tmp_path / "source")
+    deeper: Any = {"depth": 5, "depth_type": depth_type, "verify": False}
+    lost = []
+    for eps in (1e-12, 1e-5):
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps(config | {"layer_norm_eps": eps}))
+        for options in (deeper, deeper | {"width": 72}):
+            target = lemonx.expand(source, tmp_path / f"{eps}-{len(options)}", **options)
+            measured = lemonx.verify(source, target, layerwise=True)
+            assert measured.passed, measured.reason()
+            lost.append(measured.outputs.difference)
+    assert max(lost[:2]) < 1e-11
+    # What eps costs is the same with and without frames, so frames cost nothing themselves.
+    assert lost[3] == pytest.approx(lost[2], rel=1e-3) and lost[2] > 1e-8
+    plan = lemonx.plan(source, width=72, depth=5)
+    steps = {step.name: step for step in plan.steps}
+    silent = steps["bert.encoder.layer.4.output.dense.weight"]
+    assert silent.rule == "silent: zero + pass-through" and silent.exactness == ROUNDED
 
 
 def test_moments_cannot_follow_a_frame(tmp_path: Path) -> None:

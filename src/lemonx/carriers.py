@@ -19,6 +19,19 @@ Gains = Callable[[str, int], np.ndarray]
 
 
 @dataclass(frozen=True)
+class Place:
+    """A block of the target: the set of weights that it comes from, and its place in a group of added ones.
+
+    In a Post-LN group the norms from the last of the block that is not added to the first of the one that closes it
+    have no affine part.
+    """
+
+    index: int = 0
+    added: bool = False
+    closes: bool = True
+
+
+@dataclass(frozen=True)
 class Solved:
     """The frames of one stream: what feeds it from where on, and what every norm that reads it writes."""
 
@@ -57,26 +70,43 @@ class Solved:
     def _place(self, row: str) -> int:
         return list(self.framed.spec.rows).index(row)
 
-    def read(self, row: str, index: int) -> Expansion | None:
+    @property
+    def _unit(self) -> Frame:
+        """What norms without an affine part write when they read it, and so read when they wrote it."""
+        return any_frame(self.framed.size, self.framed.target).stream
+
+    def _before(self, at: Place) -> Frame:
+        """The stream in front of a block of the target."""
+        return self._unit if self.framed.last and at.added else self.stream_before(at.index).stream
+
+    def _between(self, at: Place) -> Frame:
+        """The stream between the first norm of a Post-LN block and its MLP."""
+        return self._unit if at.added else self._after(self.framed.first or "", at.index)
+
+    def _behind(self, at: Place) -> Frame:
+        """The stream between the MLP of a Post-LN block and its last norm."""
+        return self.feeders[at.index].inputs if at.closes else self._unit
+
+    def read(self, row: str, at: Place) -> Expansion | None:
         """What a row reads there, if a frame carries it."""
         reads = self.framed.spec.rows[row].reads
         if reads.repeats is None or reads.repeats[1] not in self.framed.spaces:
             return None
         times, axis = reads.repeats
         if axis == self.framed.stream:
-            return _typed(self._stream_read(row, index).repeated(times))
+            return _typed(self._stream_read(row, at).repeated(times))
         above = norm_above(self.framed, row)
-        return _typed(self._after(above, index)) if above else None
+        return _typed(self._after(above, at.index)) if above else None
 
-    def _stream_read(self, row: str, index: int) -> Frame:
+    def _stream_read(self, row: str, at: Place) -> Frame:
         framed = self.framed
         if framed.spec.stack_of(row) != framed.stack:
             return self.stream_before(framed.sets).stream
         if framed.first and self._place(row) > self._place(framed.first):
-            return self._after(framed.first, index)
-        return self.stream_before(index).stream
+            return self._between(at)
+        return self._before(at)
 
-    def written(self, row: str, index: int) -> Expansion | None:
+    def written(self, row: str, at: Place) -> Expansion | None:
         """What a row must write there, if a frame carries it."""
         framed, spec, axis = self.framed, self.framed.spec, self.framed.spec.rows[row].writes.axes[-1]
         if axis not in framed.spaces:
@@ -88,7 +118,7 @@ class Solved:
             return None
         inside = framed.first and spec.stack_of(row) == framed.stack
         between = inside and self._place(row) > self._place(framed.first or "")
-        return _typed(self.feeders[index].inputs if between else self.stream_before(index).stream)
+        return _typed(self._behind(at) if between else self._before(at))
 
     def stream_after(self, index: int) -> Expansion:
         """What the stream is behind a block of the source."""
@@ -103,30 +133,32 @@ class Solved:
         norms = [name for name in framed.readers if framed.spec.stack_of(name) is None]
         return [self.stream_after(framed.sets - 1), *(_typed(self._after(name, 0)) for name in norms)]
 
-    def norm(self, row: str, index: int, suffix: str) -> Vector | None:
+    def norm(self, row: str, at: Place, suffix: str) -> Vector | None:
         """The parameters of a norm that feeds or reads the stream."""
-        framed = self.framed
+        framed, bias, constant = self.framed, suffix == "bias", None
         if row not in framed.norms:
             return None
-        if row in (framed.entry, framed.last):
-            found = self.feeders[index if row == framed.last else -1]
+        if (row == framed.first and at.added) or (row == framed.last and not at.closes):
+            constant = 0.0 if bias else 1.0
+            where, gains, rule = _typed(self._unit), 1.0, "LayerNorm of a frame"
+        elif row in (framed.entry, framed.last):
+            found = self.feeders[at.index if row == framed.last else -1]
             where, gains, rule = _typed(found.stream), found.gains, "LayerNorm into a frame"
         else:
-            where, gains, rule = _typed(self._after(row, index)), 1.0, "LayerNorm of a frame"
-        if suffix == "bias":
-            return Vector(where, np.ones(where.target_size), rule=f"{rule}, bias")
-        return Vector(where, np.zeros(where.target_size), rule=rule, rest=gains)
+            where, gains, rule = _typed(self._after(row, at.index)), 1.0, "LayerNorm of a frame"
+        if bias:
+            return Vector(where, np.ones(where.target_size), constant=constant, rule=f"{rule}, bias")
+        return Vector(where, np.zeros(where.target_size), constant=constant, rule=rule, rest=gains)
 
-    def spare(self, row: str, index: int) -> Spare | None:
+    def spare(self, row: str, at: Place) -> Spare | None:
         """The spare neurons of a block's MLP: they read the stream as it is, and write what turns it."""
         framed = self.framed
         if row not in (framed.up, framed.down):
             return None
-        now = self._after(framed.first or "", index)
+        now, new = self._between(at), self._behind(at)
         assert now.back is not None
         if row == framed.up:
             return Spare(now.back.rows, framed.size)
-        new = self.feeders[index].inputs
         return Spare(lambda start, stop: new.forth.columns(start, stop) - now.forth.columns(start, stop), framed.size)
 
 
@@ -141,19 +173,19 @@ class Frames:
 
     streams: tuple[Solved, ...]
 
-    def types(self, row: str, index: int) -> tuple[Expansion | None, Expansion | None]:
+    def types(self, row: str, at: Place) -> tuple[Expansion | None, Expansion | None]:
         """What a row reads and what it writes there, as far as frames carry it."""
-        read = (found for stream in self.streams if (found := stream.read(row, index)))
-        written = (found for stream in self.streams if (found := stream.written(row, index)))
+        read = (found for stream in self.streams if (found := stream.read(row, at)))
+        written = (found for stream in self.streams if (found := stream.written(row, at)))
         return next(read, None), next(written, None)
 
-    def norm(self, row: str, index: int, suffix: str) -> Vector | None:
+    def norm(self, row: str, at: Place, suffix: str) -> Vector | None:
         """The parameters of a norm that feeds or reads a frame."""
-        return next((found for stream in self.streams if (found := stream.norm(row, index, suffix))), None)
+        return next((found for stream in self.streams if (found := stream.norm(row, at, suffix))), None)
 
-    def spare(self, row: str, index: int) -> Spare | None:
+    def spare(self, row: str, at: Place) -> Spare | None:
         """The spare neurons of an MLP that turns one frame into another."""
-        return next((found for stream in self.streams if (found := stream.spare(row, index))), None)
+        return next((found for stream in self.streams if (found := stream.spare(row, at))), None)
 
     def of_stack(self, stack: str) -> Solved | None:
         """The frames of the stream that these blocks add to."""

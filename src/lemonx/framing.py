@@ -5,7 +5,8 @@ The table's order is the order of computation: what a row reads was written by t
 Pre-LN with a norm on the embeddings: that norm decides A; every block adds A x; every other norm reads it and gets
 gains of one, its own being taken over by what reads it. Post-LN: the last norm of every block decides an A of its
 own; the first norm of the next block reads it; and the MLP between the two, which must turn the one into the other,
-passes the stream through pairs of spare neurons, act(a) - act(-a) = a. Where linear maps alone write a space, and
+passes the stream through pairs of spare neurons, act(a) - act(-a) = a. Inside a group of added blocks, where norms
+have no affine part, the stream is one frame throughout. Where linear maps alone write a space, and
 means in it would not do, any A does: a norm over several vectors in a row, `(4 stage)`, reads it, since mean and
 variance stay in each of them; and lengths and angles are kept, because A^T A is a multiple of I. Not in the paper.
 """
@@ -110,7 +111,7 @@ def find(source: Spec, target: Spec, rows: Collection[str], refusing: Collection
 
 
 def _in_the_way(source: Spec, row: Row) -> Iterator[str]:
-    """The space that this row could follow if it held a frame, not means: the stream that it feeds, or what it reads."""
+    """The space that, in a frame instead of means, this row could follow: the stream it feeds, or what it reads."""
     streams = {stack.stream for stack in source.stacks.values()}
     axis = None
     if isinstance(row, LayerNorm) and not row.writes.is_fused and row.writes.axes[0] in streams:
@@ -201,8 +202,6 @@ def _require(found: Framed, source: Spec, target: Spec, rows: Collection[str]) -
     order = list(source.rows)
     if found.entry and order.index(found.entry) > order.index(found.first or ""):
         raise Refused(f"{found.entry} stands below the blocks it feeds: the rows of a spec are in order of computation")
-    if source.stacks[found.stack or ""].size != target.stacks[found.stack or ""].size:
-        raise Refused("a Post-LN model cannot become deeper and indivisibly wider at once: expand twice, depth first")
     _require_spare(found, source, target)
 
 

@@ -50,7 +50,8 @@ def _frames(plan: Plan) -> Iterator[str]:
 
 def _frame(plan: Plan, solved: Solved) -> Iterator[str]:
     framed = solved.framed
-    (p, wide), number = framed.groups[0], solved.number
+    grouped = framed.last and any(block.added for block in plan.blocks[framed.stack or ""])
+    (p, wide), number = framed.groups[0], solved.number + bool(grouped)
     fed = framed.entry or framed.last
     spread = (
         f"the gains of norms that feed it spread over a factor of {solved.spread:.1f}" if fed else "no norm feeds it"
