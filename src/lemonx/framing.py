@@ -171,8 +171,8 @@ def _require_turns(source: Spec, stream: str, norms: Sequence[str], advice: str)
     for norm, before, behind in zip(norms, [False, *turns], [*turns, False], strict=True):
         if not before and not behind:
             raise Refused(
-                f"{norm} reads what one norm feeds and feeds what another reads, and no MLP on either side of it can "
-                f"turn one frame into the next; a frame for all three has more equations than unknowns: try {advice}"
+                f"{norm} reads what one norm feeds and feeds what another reads, with no MLP on either side of it to "
+                f"turn one frame into the next, and up to about x1.75 no frame is free enough for all: try {advice}"
             )
 
 
