@@ -172,7 +172,7 @@ def _require_turns(source: Spec, stream: str, norms: Sequence[str], advice: str)
         if not before and not behind:
             raise Refused(
                 f"{norm} reads what one norm feeds and feeds what another reads, with no MLP on either side of it to "
-                f"turn one frame into the next, and up to about x1.75 no frame is free enough for all: try {advice}"
+                f"turn one frame into the next, and one frame for all has too little freedom: try {advice}"
             )
 
 
