@@ -118,7 +118,7 @@ def _in_the_way(source: Spec, row: Row) -> Iterator[str]:
         axis = row.writes.axes[0]
     elif isinstance(row, UnitLength) or (isinstance(row, LayerNorm) and row.reads.is_fused):
         axis = _of(row.reads)
-    if axis in source.spaces and source.spaces[axis].kind == "avg":
+    if axis is not None and axis in source.spaces and source.spaces[axis].kind == "avg":
         yield axis
 
 
