@@ -243,6 +243,9 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         albert_cls=(hf.AlbertForSequenceClassification, {"num_hidden_groups": 2, "inner_group_num": 2}),
         albert_tokens=hf.AlbertForTokenClassification,
         albert_apart=(hf.AlbertForMaskedLM, {"num_hidden_groups": 4}),
+        # Two sets of weights: for two blocks each, or for two blocks and one.
+        albert_runs=(hf.AlbertForMaskedLM, {"num_hidden_groups": 2}),
+        albert_uneven=(hf.AlbertForMaskedLM, {"num_hidden_groups": 2, "num_hidden_layers": 3}),
     ),
     **_family(
         hf.ModernBertConfig,
@@ -535,6 +538,7 @@ PICO |= {
         {k: v for k, v in _SWINV2.items() if k != "pretrained_window_sizes"},
         swin_cls=hf.SwinForImageClassification,
         swin_base=(hf.SwinModel, {"use_absolute_embeddings": True, "qkv_bias": False}),
+        swin_stages=(hf.SwinForImageClassification, {"depths": [1, 2, 1], "num_heads": [2, 4, 8], "window_size": 2}),
     ),
     **_family(
         hf.BeitConfig,

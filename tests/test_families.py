@@ -29,7 +29,7 @@ from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.planning import Plan
 from lemonx.verification.float64 import Float64
 from lemonx.verification.loading import new_cache
-from lemonx.verification.outputs import HIDDEN
+from lemonx.verification.outputs import GIVEN_OUT
 
 EXACT = 1e-10
 NEW_TOKENS = 10
@@ -215,7 +215,8 @@ FRAMED_POST_LN = (
     exact("width-64-wide-heads", width=64, heads=4, ffn=300),
     refused("width-60", Refused, "passes through 96 spare neurons.*give --ffn 288 or more", width=60),
     refused("width-52", Refused, "no frame carries 48.*too little freedom.*try", width=52, heads=4, ffn=300),
-    refused("width-72-deeper", Refused, "expand twice, depth first", width=72, depth=3),
+    exact("width-72-deeper", width=72, depth=3),
+    exact("all-120-type-2-by-frames", width=120, ffn=600, depth=5, depth_type=2),
     exact("all-96", width=96, ffn=500, depth=5),
     exact("all-144-type-2", width=144, depth=3, depth_type=2),
 )
@@ -224,7 +225,7 @@ ENCODER_VARIANT = (
     refused(
         "width-72",
         Refused,
-        r"(be a copy.*: try 96\b|give --ffn 196|blocks with weights of their own|not a multiple of 48)",
+        r"(be a copy.*: try 96\b|give --ffn 196|not a multiple of 48)",
         width=72,
     ),
     exact("width-96", width=96),
@@ -278,7 +279,7 @@ T5 = (
 DEEPER = {"encoder_layers": 3, "decoder_layers": 5}
 WIDER = {"encoder_ffn_dim": 150, "decoder_ffn_dim": 130}
 BART_VARIANT = (
-    refused("width-72", Refused, r"(not a multiple of 48|copy).*: try 96\b", width=72),
+    refused("width-72", Refused, r"(no MLP on either side of it|copy).*: try 96\b", width=72),
     exact("width-96", width=96),
     exact_to_eps("all-144-type-2", width=144, fields=DEEPER, depth_type=2),
 )
@@ -396,7 +397,9 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "electra-cls": (*ENCODER_VARIANT, exact("embeddings-36", fields={"embedding_size": 36})),
     "electra-tokens": ENCODER_VARIANT,
     "albert-mlm": (
-        *ENCODER_VARIANT[:2],
+        ENCODER_VARIANT[1],
+        exact("width-72-by-frames", width=72),
+        exact("width-120-groups-4-by-frames", width=120, free="vision", fields={"num_hidden_groups": 4}),
         exact("all-96-ffn-500", width=96, ffn=500, fields={"vocab_size": 80, "max_position_embeddings": 100}),
         exact("embeddings-48", fields={"embedding_size": 48}),
         refused("depth-5", Refused, "share their weights.*with --set num_hidden_groups=5$", depth=5),
@@ -405,15 +408,23 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("depth-7-type-2", depth=7, fields={"num_hidden_groups": 7}, depth_type=2),
         exact("all-96", width=96, ffn=500, depth=5, fields={"num_hidden_groups": 5}),
     ),
-    "albert-pretraining": ENCODER_VARIANT[:2],
+    "albert-pretraining": (ENCODER_VARIANT[1], exact("width-72-by-frames", width=72)),
     "albert-cls": (
         *ENCODER_VARIANT[:2],
         exact("embeddings-36", fields={"embedding_size": 36}),
         # Two layers in each of two groups, for four blocks.
         exact("depth-6", depth=6, fields={"num_hidden_groups": 6}),
     ),
-    "albert-apart": (exact("depth-5", depth=5),),
-    "albert-tokens": ENCODER_VARIANT[:2],
+    "albert-apart": (exact("depth-5", depth=5), exact("width-72-by-frames", width=72)),
+    "albert-runs": (
+        exact("groups-4", fields={"num_hidden_groups": 4}),
+        refused("width-72", Refused, "share.*a multiple of 48, or first.*--set num_hidden_groups=4 alone", width=72),
+    ),
+    "albert-uneven": (
+        exact("width-72-by-frames", width=72),
+        exact("all-120-by-frames", width=120, depth=5, fields={"num_hidden_groups": 5}),
+    ),
+    "albert-tokens": (ENCODER_VARIANT[1], exact("width-72-by-frames", width=72)),
     "modernbert-mlm": (
         *ENCODER_VARIANT[:2],
         exact("width-96-wide-heads", width=96, heads=4),
@@ -646,11 +657,11 @@ GROWTH |= {
         exact("depths", fields={"text_config.num_hidden_layers": 3, "vision_config.num_hidden_layers": 5}),
         exact("vocab-80", fields={"text_config.vocab_size": 80, "text_config.max_position_embeddings": 33}),
         exact("all-language", width_factor=3, free="language", fields={"vision_config.num_hidden_layers": 3}),
-        refused(
-            "vision-54",
-            Refused,
-            "angle: pooled is divided by its length.*36 -> 54.*try 72",
-            fields={"vision_config.hidden_size": 54},
+        exact("vision-54-by-frames", fields={"vision_config.hidden_size": 54}),
+        exact(
+            "both-by-frames",
+            fields={"vision_config.hidden_size": 48, "vision_config.num_attention_heads": 4}
+            | {"text_config.hidden_size": 60, "text_config.num_attention_heads": 5},
         ),
     ),
     "siglip-cls": (
@@ -684,16 +695,13 @@ GROWTH |= {
     "convnext-unscaled": (exact("all", width_factor=2, fields={"depths": [3, 5]}),),
     "swin-cls": (
         *(case for case in SWINV2 if case.name not in ("width-36", "width-60", "heads-alone")),
-        refused(
-            "width-36",
-            Refused,
-            r"downsample.norm: \(4 stage0\) is fused.*: try 48 \(x2\)",
-            width=36,
-        ),
+        exact("width-36-by-frames", width=36),
+        exact("all-60-by-frames", width=60, fields={"depths": [3, 3]}, free="language"),
         exact("wide-heads", width=48, fields={"num_heads": [2, 4]}),
         exact("ffn-ratio-6", fields={"mlp_ratio": 6}),
     ),
-    "swin-base": (exact("all-48", width=48, fields={"depths": [3, 3]}),),
+    "swin-base": (exact("all-48", width=48, fields={"depths": [3, 3]}), exact("width-36-by-frames", width=36)),
+    "swin-stages": (exact("width-36-by-frames", width=36), exact("width-60-by-frames", width=60)),
     "beit-cls": PRE_LN,
     "beit-token": VARIANT,
     "beit-masked": VARIANT,
@@ -818,12 +826,12 @@ def assert_same(before: Behaviour, after: Behaviour, tolerance: float = EXACT, p
     assert before.outputs.keys() == after.outputs.keys()
     for name, reference in before.outputs.items():
         # A base model's last hidden state is wider: its first entries are the source's.
-        other = after.outputs[name][tuple(slice(size) for size in reference.shape)]
-        if plan and plan.frames and name.startswith(HIDDEN):
-            ways = [other, *(torch.from_numpy(back(after.outputs[name].numpy())) for back in plan.frames.backs)]
-            other = min(ways, key=lambda way: float((reference - way).abs().max()))
+        ways = [after.outputs[name][tuple(slice(size) for size in reference.shape)]]
+        if plan and plan.frames and name.startswith(GIVEN_OUT):
+            ways += map(torch.from_numpy, plan.frames.ways_back(after.outputs[name].numpy()))
         if name.startswith(("text_embeds", "image_embeds")):  # some are divided by their length
-            other = other * (reference.norm() / other.norm())
+            ways = [way * (reference.norm() / way.norm()) for way in ways]
+        other = min(ways, key=lambda way: float((reference - way).abs().max()))
         assert other.dtype == reference.dtype == torch.float64
         difference = float((reference - other).abs().max() / reference.abs().max())
         assert difference <= tolerance, f"{name} differs by {difference:.1e} of its largest"

@@ -16,6 +16,7 @@ import lemonx
 import pico
 from lemonx import frames
 from lemonx.errors import Refused
+from lemonx.exactness import ROUNDED
 from lemonx.notes import notes
 
 # Every property is a sum of products of a few numbers of order one: rounding leaves some 1e-15.
@@ -59,6 +60,12 @@ def test_whatever_the_gains_are(gain: list[float]) -> None:
 @pytest.mark.parametrize("gain", [np.ones(12), np.full(12, -0.7)], ids=["ones", "negative"])
 def test_equal_gains_take_any_frame(gain: np.ndarray) -> None:
     assert assert_carries(gain, 18).spread == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("size", "target"), [(4, 6), (48, 49), (48, 52), (36, 54), (50, 75)])
+def test_what_no_norm_feeds_takes_a_frame_of_any_size(size: int, target: int) -> None:
+    a = frames.any_frame(size, target).stream.forth.columns(0, target)
+    assert np.abs(a.T @ a - target / size * np.eye(size)).max() < TINY and np.abs(a.sum(1) - 1).max() < TINY
 
 
 def test_it_is_the_same_every_time() -> None:
@@ -109,6 +116,9 @@ def test_a_gain_of_zero_cannot_be_carried() -> None:
         ("bert-base", {"width": 72}),
         ("bert-cls", {"width": 72}),
         ("bloom", {"width": 72, "depth": 3, "fields": {"tie_word_embeddings": False}}),
+        ("swin-stages", {"width": 36, "fields": {"depths": [1, 4, 2]}}),
+        ("albert-mlm", {"width": 72}),
+        ("siglip", {"fields": {"vision_config.hidden_size": 54}}),
     ],
 )
 def test_the_result_verifies_also_block_by_block(name: str, options: Any, tmp_path: Path) -> None:
@@ -116,7 +126,7 @@ def test_the_result_verifies_also_block_by_block(name: str, options: Any, tmp_pa
     target = lemonx.expand(source, tmp_path / "target", **options)
     measured = lemonx.verify(source, target, layerwise=True)
     assert measured.passed, measured.reason()
-    assert measured.outputs.tolerance == 1e-10
+    assert measured.outputs.tolerance == 1e-10 and measured.layers and measured.layers.places
     assert json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]["passed"]
 
 
@@ -131,6 +141,81 @@ def test_the_plan_names_the_price(tmp_path: Path) -> None:
     assert rules["encoder.layer.0.intermediate.dense.weight"] == "col-frame ∘ row-circ + pass-through"
     assert rules["encoder.layer.0.output.dense.weight"] == "col-circ ∘ row-frame + pass-through"
     assert rules["embeddings.LayerNorm.weight"] == "LayerNorm into a frame"
+
+
+def test_the_plan_names_the_price_of_every_stream(tmp_path: Path) -> None:
+    source = pico.save(pico.PICO["swin-stages"](), tmp_path / "source")
+    plan = lemonx.plan(source, width=36)
+    first, second = notes(plan)
+    assert first.startswith("stage0 24 -> 36 is carried by 1 frame of 4 dense blocks") and "spread" in first
+    assert second.startswith("stage1 48 -> 72 is carried by 1 frame of 24 dense blocks") and "no norm feeds" in second
+    rules = {step.name: step.rule for step in plan.steps}
+    assert rules["swin.encoder.layers.0.downsample.reduction.weight"] == "col-frame ∘ row-frame"
+    assert rules["swin.encoder.layers.1.downsample.reduction.weight"] == "col-frame ∘ row-avg"
+    # Norms over means need another eps, those of a frame the same: the means take a gain, and the field stays.
+    assert plan.target_config["layer_norm_eps"] == plan.source_config["layer_norm_eps"]
+
+
+def test_a_norm_over_several_vectors_reads_a_frame() -> None:
+    """Patch merging: mean and variance over four patches stay, and each quarter has gains of its own."""
+    rng = np.random.default_rng(0)
+    stream = frames.feeder(0.5 + rng.random(12), 18).stream.repeated(4)
+    gain, x = 0.5 + rng.random(48), rng.standard_normal((5, 48))
+    written = frames.reader(stream, gain)
+    assert written.back is not None
+    found = layer_norm(x @ stream.forth.columns(0, 72).T, 1e-2)
+    wanted = layer_norm(x, 1e-2) * gain
+    assert np.abs(found - wanted @ written.forth.columns(0, 72).T).max() < TINY
+    assert np.abs(found @ written.back.rows(0, 48).T - wanted).max() < TINY
+    read = written.back.along_columns(torch.from_numpy(wanted)).numpy()
+    assert np.abs(read - wanted @ written.back.rows(0, 48)).max() < TINY
+
+
+def test_norms_beside_a_frame_leave_it_its_eps(tmp_path: Path) -> None:
+    """The norm of embeddings at an indivisible width shares its eps with norms of a frame, which need it as it is."""
+    source = pico.save(pico.PICO["electra-cls"](), tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-2}))
+    target = lemonx.expand(source, tmp_path / "target", width=72, fields={"embedding_size": 36}, verify=False)
+    assert lemonx.verify(source, target).outputs.difference < 1e-12
+
+
+def test_sets_of_weights_for_several_blocks_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    source = pico.save(pico.PICO["albert-runs"](), tmp_path / "source")
+    with pytest.raises(Refused, match="--set num_hidden_groups=4 alone"):
+        lemonx.plan(source, width=72)
+    apart = lemonx.expand(source, tmp_path / "apart", fields={"num_hidden_groups": 4}, verify=False)
+    target = lemonx.expand(apart, tmp_path / "target", width=72, verify=False)
+    assert lemonx.verify(source, target).passed
+
+
+def test_a_norm_that_reads_must_have_gains() -> None:
+    stream = frames.feeder(np.ones(12), 18).stream
+    with pytest.raises(Refused, match="gain of 0"):
+        frames.reader(stream, np.append(np.ones(11), 0.0))
+
+
+@pytest.mark.parametrize("depth_type", [1, 2])
+def test_a_post_ln_model_becomes_deeper_and_wider_at_once(depth_type: int, tmp_path: Path) -> None:
+    """Up to eps, as without frames: blocks of a group without affine parts keep one frame, and the last turns it."""
+    source = pico.save(pico.PICO["bert-cls"](), tmp_path / "source")
+    deeper: Any = {"depth": 5, "depth_type": depth_type, "verify": False}
+    lost = []
+    for eps in (1e-12, 1e-5):
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps(config | {"layer_norm_eps": eps}))
+        for options in (deeper, deeper | {"width": 72}):
+            target = lemonx.expand(source, tmp_path / f"{eps}-{len(options)}", **options)
+            measured = lemonx.verify(source, target, layerwise=True)
+            assert measured.passed, measured.reason()
+            lost.append(measured.outputs.difference)
+    assert max(lost[:2]) < 1e-11
+    # What eps costs is the same with and without frames, so frames cost nothing themselves.
+    assert lost[3] == pytest.approx(lost[2], rel=1e-3) and lost[2] > 1e-8
+    plan = lemonx.plan(source, width=72, depth=5)
+    steps = {step.name: step for step in plan.steps}
+    silent = steps["bert.encoder.layer.4.output.dense.weight"]
+    assert silent.rule == "silent: zero + pass-through" and silent.exactness == ROUNDED
 
 
 def test_moments_cannot_follow_a_frame(tmp_path: Path) -> None:

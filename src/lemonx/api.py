@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from lemonx import methods
+from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.companions import carried
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
@@ -20,6 +20,7 @@ from lemonx.methods import Lessons
 from lemonx.modules import Norm
 from lemonx.planning import Plan, make_plan
 from lemonx.runner import Progress, run_plan, write_made
+from lemonx.spec import TIED
 from lemonx.summary import changed_fields
 from lemonx.target import Target
 
@@ -233,13 +234,13 @@ def _compare(
     from lemonx.verification.layerwise import compare_layerwise
     from lemonx.verification.outputs import compare
 
-    exact, slack, backs = False, 0.0, ()
+    exact, slack, back = False, 0.0, None
     if made is not None:
-        backs = made.frames.backs if made.frames else ()
+        back = made.frames.ways_back if made.frames else None
         exact, slack = made.exactness in (BIT_EXACT, EXACT_SUM), eps_slack(made)
     if by_layer:
         return compare_layerwise(source, target, made, exact=exact, slack=slack)
-    return compare(source, target, exact=exact, slack=slack, backs=backs), None
+    return compare(source, target, exact=exact, slack=slack, back=back), None
 
 
 def eps_slack(made: Plan) -> float:
@@ -269,7 +270,7 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
     ):
         try:
             made = make_plan(
-                small, Target(like=large.config), dtype=stored_dtype(large), read=methods.find(_method_of(large)).read
+                small, _sizes_of(small, large), dtype=stored_dtype(large), read=methods.find(_method_of(large)).read
             )
         except BadCheckpoint:
             raise
@@ -278,6 +279,12 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
             outputs, layers = _compare(small, large, None, by_layer=layerwise)
             return Verified(outputs, None, layers)
         return _measure(made, small, large, by_layer=layerwise)
+
+
+def _sizes_of(small: Checkpoint, large: Checkpoint) -> Target:
+    """The sizes of a checkpoint, and whether its decoder is still the embedding."""
+    tied = [architectures.find(checkpoint.config).spec(checkpoint.config).ties for checkpoint in (small, large)]
+    return Target(like=large.config, fields={TIED: False} if tied == [True, False] else {})
 
 
 def _method_of(target: Checkpoint) -> str:

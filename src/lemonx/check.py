@@ -39,14 +39,14 @@ from lemonx.vectors import (
 class Types:
     """The expansion of every space, and the eps that the target's norms need (config field -> value).
 
-    `exact`: every row was proved to follow. `framed`: the stream that frames carry, if one is.
+    `exact`: every row was proved to follow. `framed`: the streams that frames carry.
     """
 
     source: Spec
     spaces: Mapping[str, Expansion]
     eps: Mapping[str, float]
     exact: bool = True
-    framed: Framed | None = None
+    framed: tuple[Framed, ...] = ()
     # One object per side, however many blocks there are: a plan holds a reference, not an array, per tensor.
     _known: dict[tuple[Side, int | None], Expansion] = field(default_factory=dict, compare=False, repr=False)
 
@@ -79,21 +79,23 @@ def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str
     """
     _check_sizes(source, target)
     try:
-        return _checked(source, target, rows, config, None)
+        return _checked(source, target, rows, config, ())
     except Refused:
-        framed = framing.find(source, target, rows)
-        if framed is None:
+        framed = framing.find(source, target, rows, _refusing(source, target, rows))
+        if not framed:
             raise
     return _checked(source, target, rows, config, framed)
 
 
 def _checked(
-    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], framed: Framed | None
+    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], framed: tuple[Framed, ...]
 ) -> Types:
-    carried = framed.norms if framed else frozenset[str]()
-    norms = {name: row for name in rows if isinstance(row := source.rows[name], Norm) and name not in carried}
-    spaces = _expansions(source, target) | (framed.expansions(target) if framed else {})
-    spaces, eps = _with_gains(source, norms, Types(source, spaces, {}), config)
+    carried = {name for stream in framed for name in (*stream.norms, *stream.angles)}
+    spaces = _expansions(source, target)
+    for stream in framed:
+        spaces |= stream.expansions(target)
+    norms = {name: row for name in rows if isinstance(row := source.rows[name], Norm)}
+    spaces, eps = _with_gains(source, norms, Types(source, spaces, {}), config, carried)
     _follow(source, target, rows, spaces)
     types = Types(source, spaces, eps, framed=framed)
     for name in rows:
@@ -105,9 +107,23 @@ def _checked(
         except Refused as refusal:
             raise Refused(f"{name}: {refusal}") from None
     _check_units(source, rows, types)
-    if framed:
-        framing.require_untied(framed, target, rows)
+    for stream in framed:
+        framing.require_untied(stream, target, rows)
     return types
+
+
+def _refusing(source: Spec, target: Spec, rows: Collection[str]) -> list[str]:
+    """The rows that cannot follow copies, means and zeros."""
+    spaces = _expansions(source, target)
+    _follow(source, target, rows, spaces)
+    types, result = Types(source, spaces, {}), []
+    for name in rows:
+        row = source.rows[name]
+        try:
+            row.require(types.of(row.reads), types.of(row.writes))
+        except Refused:
+            result.append(name)
+    return result
 
 
 def unchecked(source: Spec, target: Spec, rows: Collection[str], kinds: Mapping[str, str]) -> Types:
@@ -222,18 +238,19 @@ def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = No
 
 
 def _with_gains(
-    source: Spec, norms: Mapping[str, Norm], types: Types, config: Mapping[str, Any]
+    source: Spec, norms: Mapping[str, Norm], types: Types, config: Mapping[str, Any], carried: Collection[str]
 ) -> tuple[dict[str, Expansion], dict[str, float]]:
     """Keep (variance + eps) in proportion: eps* = (gain eta)^2 eps.
 
     Where all norms behind one config field shrink alike, the field takes eta^2 (the paper's way) and every
     gain is 1. Where they differ, or a norm's eps is fixed in code, the space it reads takes gain 1/eta; but if one
     of them reads what a nonlinearity wrote, which can take no gain, the field is its, and the others take what is left.
+    Norms of a frame (`carried`) find mean and variance as they were, so their field stays.
     """
     eta = {}
     for name, row in norms.items():
         try:
-            eta[name] = row.eta(types.of(row.reads))
+            eta[name] = 1.0 if name in carried else row.eta(types.of(row.reads))
         except Refused as refusal:
             raise Refused(f"{name}: {refusal}") from None
     spaces, eps, shared = dict(types.spaces), dict[str, float](), dict[str, float]()
@@ -246,7 +263,7 @@ def _with_gains(
         values = {eta[name] for name in behind}
         if not isinstance(config[where], float | int) or not config[where] >= 0:
             raise BadCheckpoint(f"config.json: {where} is {config[where]!r}, not a number: save the model again")
-        bound = any(norms[name].reads in fixed for name in behind)
+        bound = any(norms[name].reads in fixed or name in carried for name in behind)
         if len(values) == 1 and not bound:
             eps[where] = config[where] * values.pop() ** 2
         elif len(own := {stiff[name] for name in behind if name in stiff}) == 1 and not bound:

@@ -18,7 +18,7 @@ BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8}
 
 def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
     """How exact a tensor is as it is stored: every entry, the sum over copies, or to one rounding."""
-    if isinstance(recipe, Matrix) and recipe.mode == SILENT:
+    if isinstance(recipe, Matrix) and recipe.mode == SILENT and not recipe.spare:
         return BIT_EXACT
     if BITS.get(target, 64) < BITS.get(source, 64):
         return ROUNDED

@@ -130,6 +130,20 @@ class Blocks:
         )
         return Blocks(self.size, self.target_size, stacks, None if self.mean is None else self.mean * by_target)
 
+    def repeated(self, times: int) -> Blocks:
+        """M for each of so many vectors that lie one after the other; a mean over all of them would be another."""
+        assert self.mean is None
+        steps = np.arange(times)
+        stacks = tuple(
+            Stack(
+                np.concatenate([s.index + self.size * i for i in steps]),
+                np.concatenate([s.start + self.target_size * i for i in steps]),
+                np.tile(s.values, (times, 1, 1)),
+            )
+            for s in self.stacks
+        )
+        return Blocks(times * self.size, times * self.target_size, stacks)
+
 
 def _targets(stack: Stack) -> NDArray[np.int64]:
     return stack.start[:, None] + np.arange(stack.height)
@@ -141,6 +155,12 @@ class Frame:
 
     forth: Blocks
     back: Blocks | None = None
+
+    def repeated(self, times: int) -> Frame:
+        """The expansion of so many vectors in a row, each by this one."""
+        if times == 1:
+            return self
+        return Frame(self.forth.repeated(times), self.back.repeated(times) if self.back else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,15 +187,17 @@ def freedom(p: int, wide: int) -> int:
     return (p - 1) * (wide - 1) - p * (p - 1) // 2 + wide - p * (p + 1) // 2 - p
 
 
-def group_sizes(size: int, target: int) -> list[tuple[int, int]]:
+def group_sizes(size: int, target: int, *, fed: bool = True) -> list[tuple[int, int]]:
     """Groups (p, P) that make up a width; Refused if none of a size that can be solved has enough freedom.
+
+    Where no norm feeds them there is nothing to solve, and any size does.
 
     >>> group_sizes(48, 72)[:2], len(group_sizes(48, 72))
     ([(6, 9), (6, 9)], 8)
     """
-    found = _group_sizes(size, target)
+    found = _group_sizes(size, target, fed)
     if found is None:
-        near = [n for n in _near(size, target) if _group_sizes(size, n)]
+        near = [n for n in _near(size, target) if _group_sizes(size, n, fed)]
         advice = " or ".join(str(n) for n in near[:2]) or "a multiple of the width"
         raise Refused(
             f"no frame carries {size} coordinates into {target}: groups of them have too little freedom, or too many "
@@ -184,13 +206,14 @@ def group_sizes(size: int, target: int) -> list[tuple[int, int]]:
     return found
 
 
-def _group_sizes(size: int, target: int) -> list[tuple[int, int]] | None:
+def _group_sizes(size: int, target: int, fed: bool) -> list[tuple[int, int]] | None:
     """The smallest groups with freedom to spare: with just enough, most starts end in no solution."""
     common = math.gcd(size, target)
     wide, step = target // common, size // common
     for p in range(step, size + 1, step):
         last = p + size % p
-        if p > 1 and (last + 1) * last * wide // step <= UNKNOWNS and freedom(p, p * wide // step) >= p:
+        solvable = (last + 1) * last * wide // step <= UNKNOWNS and freedom(p, p * wide // step) >= p
+        if p > 1 and (solvable or not fed):
             return [(n, n * wide // step) for n in [p] * (size // p - 1) + [last]]
     return None
 
@@ -205,9 +228,9 @@ def _near(size: int, target: int) -> Iterator[int]:
 
 
 @lru_cache(maxsize=64)
-def _feed(gain: bytes, target: int) -> Feeder:
+def _feed(gain: bytes, target: int, fed: bool = True) -> Feeder:
     mu = np.frombuffer(gain)
-    shapes, rho = group_sizes(len(mu), target), target / len(mu)
+    shapes, rho = group_sizes(len(mu), target, fed=fed), target / len(mu)
     found = list[tuple[float, tuple[Stack, ...], Array]]()
     for share in SHARES if np.ptp(mu) else (1.0,):  # one for all groups; with equal gains, that of any frame
         stacks, gains, worst, at, dealt = list[Stack](), np.empty(target), 0.0, 0, _dealt(mu, shapes)
@@ -247,8 +270,7 @@ def _dealt(mu: Array, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], ND
 def feeder(gain: Array, target: int, name: str = "a LayerNorm") -> Feeder:
     """The frame that a LayerNorm with these gains can write, at `target` coordinates."""
     gain = np.asarray(gain, np.float64)
-    if not (np.abs(gain) > 1e-6 * np.abs(gain).max()).all():
-        raise Refused(f"{name} has a gain of 0 somewhere, which no frame can carry: choose a multiple of the width")
+    _require_gains(gain, name)
     found = _feed(gain.tobytes(), target)
     if found.residual > SOLVED:
         raise Refused(
@@ -258,8 +280,19 @@ def feeder(gain: Array, target: int, name: str = "a LayerNorm") -> Feeder:
     return found
 
 
-def reader(stream: Frame, gain: Array) -> Frame:
+def any_frame(size: int, target: int) -> Feeder:
+    """A frame that linear maps write: with equal gains, any is one."""
+    return _feed(np.ones(size).tobytes(), target, fed=False)
+
+
+def _require_gains(gain: Array, name: str) -> None:
+    if not (np.abs(gain) > 1e-6 * np.abs(gain).max()).all():
+        raise Refused(f"{name} has a gain of 0 somewhere, which no frame can carry: choose a multiple of the width")
+
+
+def reader(stream: Frame, gain: Array, name: str = "a LayerNorm") -> Frame:
     """What a LayerNorm with these gains writes when it reads a frame, and has gains of one instead."""
+    _require_gains(gain, name)
     assert stream.back is not None
     ones = np.ones(stream.forth.target_size)
     return Frame(stream.forth.scaled(1.0 / gain, ones), stream.back.scaled(gain, ones))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from lemonx.carriers import Solved
 from lemonx.check import Types, is_tied
-from lemonx.frames import group_sizes
 from lemonx.modules import Router
 from lemonx.planning import Plan
 from lemonx.spec import Spec
@@ -44,24 +44,33 @@ def _dead(types: Types, name: str) -> bool:
 
 
 def _frames(plan: Plan) -> Iterator[str]:
-    if plan.frames is None:
-        return
-    solved, framed = plan.frames, plan.frames.framed
-    groups = group_sizes(framed.size, framed.target)
-    (p, wide), number = groups[0], len(solved.feeders)
+    for solved in plan.frames.streams if plan.frames else ():
+        yield from _frame(plan, solved)
+
+
+def _frame(plan: Plan, solved: Solved) -> Iterator[str]:
+    framed = solved.framed
+    grouped = framed.last and any(block.added for block in plan.blocks[framed.stack or ""])
+    (p, wide), number = framed.groups[0], solved.number + bool(grouped)
+    fed = framed.entry or framed.last
+    spread = (
+        f"the gains of norms that feed it spread over a factor of {solved.spread:.1f}" if fed else "no norm feeds it"
+    )
     yield (
         f"{framed.stream} {framed.size} -> {framed.target} is carried by {number} frame{'s' if number > 1 else ''} of "
-        f"{len(groups)} dense blocks, {wide} x {p}: {p} products for an entry of a weight beside it instead of a copy; "
-        f"solved in {solved.seconds:.1f} s, to {solved.residual:.0e}; the gains of norms that feed it spread over a "
-        f"factor of {solved.spread:.1f}"
+        f"{len(framed.groups)} dense blocks, {wide} x {p}: {p} products for an entry of a weight beside it instead of "
+        f"a copy; solved in {solved.seconds:.1f} s, to {solved.residual:.0e}; {spread}"
     )
     if framed.hidden:
         yield (
             f"{2 * framed.size} of the {plan.target_spec.spaces[framed.hidden].size} units of {framed.hidden} in every "
             "block pass the stream through, act(a) - act(-a) = a, and begin with no other use"
         )
-    if plan.family.config(plan.source_config).headless:
-        yield f"the last hidden state is the source's in another basis of {framed.target} coordinates, not a copy of it"
+    if framed.ends and plan.family.config(plan.source_config).headless:
+        yield (
+            f"what the model gives out of {framed.stream} is the source's in another basis of {framed.target} "
+            "coordinates, not a copy of it"
+        )
 
 
 def _new_routers(plan: Plan) -> Iterator[str]:

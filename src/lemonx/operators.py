@@ -87,14 +87,15 @@ class Matrix:
     @property
     def rule(self) -> str:
         """The operators in the paper's words; an axis that stays is not named."""
+        passing = " + pass-through" if self.spare else ""
         if self.mode != KEEP:
-            return "silent: zero" if self.mode == SILENT else "type 2: cancelling copies"
+            return ("silent: zero" if self.mode == SILENT else "type 2: cancelling copies") + passing
         words = []
         if not self.columns.is_identity:
             words.append(column_rule(self.columns) if self.consumes else row_rule(self.columns))
         if not self.rows.is_identity:
             words.append(row_rule(self.rows))
-        return (" ∘ ".join(words) or "copied") + (" + pass-through" if self.spare else "")
+        return (" ∘ ".join(words) or "copied") + passing
 
 
 def row_rule(rows: Expansion) -> str:
@@ -140,12 +141,11 @@ def expand_block(
 
     Without `out` they are in fresh memory. Either way the source's rows are not written to.
     """
-    import torch
 
     if out is None:
         out = read.rows(0, 0).new_empty(run.length, how.columns.target_size)
     if how.mode == SILENT:
-        return out.zero_()
+        return _with_spare_columns(run, how, out.zero_())
     if run.source == SPARE and how.spare:
         return _spare_rows(run, how, how.spare, out)
     base = _produced_rows(run, how, read, free, rng)
@@ -156,7 +156,13 @@ def expand_block(
     if how.columns.frame:
         assert how.columns.frame.back
         return out.copy_(how.columns.frame.back.along_columns(base))
-    _consume_columns(base, how, free, rng, out)
+    return _with_spare_columns(run, how, _consume_columns(base, how, free, rng, out))
+
+
+def _with_spare_columns(run: Run, how: Matrix, out: torch.Tensor) -> torch.Tensor:
+    """The same rows, of which the last columns write what spare units pass on."""
+    import torch
+
     if how.spare and how.columns.has(SPARE):
         values = torch.from_numpy(how.spare.values(run.target, run.target + run.length)).to(out.dtype)
         out[:, -2 * how.spare.size : -how.spare.size] = values

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lemonx import framing, upcycling
+from lemonx import carriers, upcycling
+from lemonx.carriers import Frames
 from lemonx.check import Types, check, is_tied, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.coverage import Matched, list_problems, match, settled, tied_copies
 from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
 from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE, ROUNDED
-from lemonx.framing import Solved
 from lemonx.free import DEFAULT, Free, preset
 from lemonx.modules import Dropped
 from lemonx.reading import Change, Reading, lemon
@@ -53,7 +53,7 @@ class Plan:
     reading: Reading
     seed: int
     # What carries the stream where copies and means cannot.
-    frames: Solved | None = None
+    frames: Frames | None = None
 
     @property
     def free(self) -> Free:
@@ -97,7 +97,7 @@ def make_plan(
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
-    solved = framing.solve(types.framed, _gains(checkpoint, origin.files, found)) if types.framed else None
+    solved = carriers.solve(types.framed, _gains(checkpoint, origin.files, found)) if types.framed else None
     blocks = {name: _blocks(name, stack, target.stacks[name], reading) for name, stack in source.stacks.items()}
     scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
     builder = Builder(source, target, types, blocks, reading, origin.tensors, _dtype(dtype), scored, solved)
@@ -132,7 +132,7 @@ def _is_untied(source: Spec, target: Spec, name: str) -> bool:
     return getattr(source.rows[name], "tied", None) is not None and not is_tied(target, name)
 
 
-def _gains(checkpoint: Checkpoint, files: Mapping[str, str], found: list[Matched]) -> framing.Gains:
+def _gains(checkpoint: Checkpoint, files: Mapping[str, str], found: list[Matched]) -> carriers.Gains:
     """Reads a norm's gains, by row and block."""
     names = {(hit.row, hit.index): files[hit.name] for hit in found if hit.suffix == "weight"}
     return lambda row, index: checkpoint.read(names[row, index]).double().numpy()

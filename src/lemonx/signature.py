@@ -19,6 +19,7 @@ An axis is the name of a space or of a fixed size, a number, or `_` for a size t
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,18 @@ class Side:
     @property
     def is_fused(self) -> bool:
         return len(self.axes) > 1
+
+    @cached_property
+    def repeats(self) -> tuple[int, str] | None:
+        """How often it is one axis over and what axis, (4, "stage") of `(4 stage)`; None of any other product or sum.
+
+        >>> side("stage").repeats, side("(4 stage)").repeats, side("(heads value)").repeats
+        ((1, 'stage'), (4, 'stage'), None)
+        """
+        *times, axis = self.parts[0]
+        if len(self.parts) > 1 or not all(number.isdigit() for number in times):
+            return None
+        return math.prod(map(int, times)), axis
 
     def __str__(self) -> str:
         parts = [part[0] if len(part) == 1 else f"({' '.join(part)})" for part in self.parts]

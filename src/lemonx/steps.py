@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from lemonx import depth, upcycling
+from lemonx.carriers import Frames, Place
 from lemonx.check import Types, split_into
 from lemonx.checkpoints import TensorInfo
 from lemonx.coverage import UNIT, Matched, tensor_problems
@@ -17,7 +18,6 @@ from lemonx.depth import Block
 from lemonx.errors import raise_first
 from lemonx.exactness import BIT_EXACT, BITS, MADE, exactness
 from lemonx.experts import part
-from lemonx.framing import Solved
 from lemonx.modules import Axis, Linear, Recipe, Row, Scale, Typed
 from lemonx.operators import KEEP, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Reading
@@ -86,7 +86,7 @@ class Builder:
     dtype: str | None
     # Spaces of experts whose router is new.
     scored_anew: frozenset[str] = frozenset()
-    frames: Solved | None = None
+    frames: Frames | None = None
 
     @cached_property
     def split(self) -> dict[str, int]:
@@ -163,7 +163,14 @@ class Builder:
         recipe = replace(step.recipe, jitter=first if step.recipe.rows.copies.max() > first else 0)
         return replace(step, recipe=recipe, appended=following if choice == NEXT else None)
 
-    def _types_at(self, hit: Matched, unit: int | None) -> tuple[Types, Types]:
+    def _place(self, hit: Matched, block: int) -> Place:
+        """Where frames find a tensor of the target."""
+        if hit.stack is None:
+            return Place()
+        here = self.blocks[hit.stack][block]
+        return Place(hit.index, here.added, here.closes)
+
+    def _types_at(self, hit: Matched, unit: int | None, at: Place) -> tuple[Types, Types]:
         """The types that a row reads and writes: where frames carry a space, and in parts of an expert, its own."""
         if self.split and unit is not None:
             ((name, times),) = self.split.items()
@@ -174,9 +181,11 @@ class Builder:
             return reads, writes
         if self.frames is None:
             return self.types, self.types
-        there = (self.frames.read(hit.row, hit.index), self.frames.written(hit.row, hit.index))
-        known = self.types.spaces
-        reads, writes = (replace(self.types, spaces={**known, **own}, _known={}) for own in there)
+        row, there = self.source.rows[hit.row], self.frames.types(hit.row, at)
+        reads, writes = (
+            replace(self.types, _known={(side, None): own} if own else {})
+            for side, own in zip((row.reads, row.writes), there, strict=True)
+        )
         return reads, writes
 
     def _of(self, types: Types, row: Row, axis: Axis, size: int) -> Expansion:
@@ -212,16 +221,17 @@ class Builder:
         row, info = self.source.rows[hit.row], self.tensors[hit.name]
         axes = row.tensors()[hit.suffix]
         sizes = info.shape if axes else (1,)
-        reads, writes = self._types_at(hit, unit)
+        at = self._place(hit, block)
+        reads, writes = self._types_at(hit, unit, at)
         expansions = tuple(
             self._of(reads if axis.role == "r" else writes, row, axis, size)
             for axis, size in zip(axes, sizes, strict=False)
         )
         typed = Typed(reads.of(row.reads), writes.of(row.writes), expansions, self.types.exact)
-        recipe = self.frames.norm(hit.row, hit.index, hit.suffix) if self.frames else None
+        recipe = self.frames.norm(hit.row, at, hit.suffix) if self.frames else None
         recipe = self._told_apart(recipe or row.recipe(hit.suffix, typed, mode), hit, unit, added)
         if self.frames and isinstance(recipe, Matrix) and hit.suffix == "weight":
-            recipe = replace(recipe, spare=self.frames.spare(hit.row, hit.index))
+            recipe = replace(recipe, spare=self.frames.spare(hit.row, at))
         shape = tuple(e.target_size for e in expansions)
         dtype = self.dtype if self.dtype and info.dtype in BITS else info.dtype
         weight = hit.suffix in ("weight", "_weight", "")

@@ -95,8 +95,8 @@ def compare_layerwise(
         # The same texts: the target's vocabulary may be larger.
         after = _observe(target, "float64", seed, judge or (lambda *_: None), before.batch)
         noise = whole.largest_difference(before.outputs, _outputs(noisy)) if noisy else None
-    backs = plan.frames.backs if plan and plan.frames else ()
-    comparison = whole.compared(source, target, before, after, noise=noise, slack=slack, backs=backs)
+    back = plan.frames.ways_back if plan and plan.frames else None
+    comparison = whole.compared(source, target, before, after, noise=noise, slack=slack, back=back)
     sizes = [_block_bytes(c) for c in (source, target)]
     layers = Layers(
         places=tuple(judge.places) if judge else (),
@@ -126,7 +126,7 @@ class _Judge:
         run = self.runs[stack, index] + sum(b.source == origin and not b.added for b in blocks[: index + 1]) - 1
         self.runs[stack, index] += 1
         before = _stream(self.source, stack, origin, run)
-        frames = self.plan.frames if self.plan.frames and self.plan.frames.framed.stack == stack else None
+        frames = self.plan.frames.of_stack(stack) if self.plan.frames else None
         known = self.plan.types.spaces.get(spec.behind(stack, origin))
         expansion = frames.stream_after(origin) if frames else known
         difference = _difference(before, found, expansion)

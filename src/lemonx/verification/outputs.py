@@ -33,8 +33,8 @@ EXACT = 1e-10
 NOISE_MULTIPLE = 4.0
 NEW_TOKENS = 8
 # What a model without a head gives out.
-HIDDEN = ("last_hidden_state", "pooler_output")
-Back = Callable[["np.ndarray"], "np.ndarray"]
+GIVEN_OUT = ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds")
+Back = Callable[["np.ndarray"], Sequence["np.ndarray"]]
 # From coarse to fine.
 PRECISION = ("bfloat16", "float16", "float32", "float64")
 
@@ -81,11 +81,11 @@ def compare(
     exact: bool,
     slack: float = 0.0,
     seed: int = 0,
-    backs: Sequence[Back] = (),
+    back: Back | None = None,
 ) -> Comparison:
     """Run both on the same sample. `exact`: no tensor was rounded; `slack`: what is known to be lost (eps).
 
-    `backs`: ways from the target's hidden states to the source's, where these are not its first entries.
+    `back`: all ways from the target's hidden states to the source's, where these are not its first entries.
     """
     if (short := memory_short(source, target)) is not None:
         raise NotVerified(f"{short}: verify with --layerwise, or on a larger machine")
@@ -95,7 +95,7 @@ def compare(
         noise = None if exact or stored == "float64" else _noise(source, stored, before, seed)
         # The same texts: the target's vocabulary and its longest text may be larger.
         after = _run(target.path, seed, before.batch)
-    return compared(source, target, before, after, noise=noise, slack=slack, backs=backs)
+    return compared(source, target, before, after, noise=noise, slack=slack, back=back)
 
 
 def compared(
@@ -106,7 +106,7 @@ def compared(
     *,
     noise: float | None,
     slack: float,
-    backs: Sequence[Back] = (),
+    back: Back | None = None,
 ) -> Comparison:
     """The figures of two runs on the same sample."""
     shared = [name for name in before.outputs if name in after.outputs]
@@ -115,8 +115,8 @@ def compared(
         reference = before.outputs[name]
         # A base model's output is wider: the inverse of an expansion that copies reads the first entries.
         other = _first_entries(reference, after.outputs[name])
-        if name in HIDDEN and other.shape == reference.shape:
-            other = _nearest(reference, [other, *(_through(back, after.outputs[name]) for back in backs)])
+        if back and name in GIVEN_OUT and other.shape == reference.shape:
+            other = _nearest(reference, [other, *_through(back, reference, after.outputs[name])])
         if other.shape != reference.shape:
             shapes = f"{list(reference.shape)} in the source and {list(other.shape)} in the target"
             raise NotVerified(f"{name} has shape {shapes}: they are different models")
@@ -140,8 +140,15 @@ def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     first = wide[tuple(slice(size) for size in reference.shape)] if wide.ndim == reference.ndim else wide
     if wide.shape[-1] == reference.shape[-1] or first.shape != reference.shape:
         return first
-    of_length_one = all(bool(((x.norm(dim=-1) - 1).abs() < 1e-9).all()) for x in (reference, wide))
-    return first / first.norm(dim=-1, keepdim=True) if of_length_one else first
+    return _of_length_one(first) if _are_of_length_one(reference, wide) else first
+
+
+def _are_of_length_one(*vectors: torch.Tensor) -> bool:
+    return all(bool(((x.norm(dim=-1) - 1).abs() < 1e-9).all()) for x in vectors)
+
+
+def _of_length_one(vectors: torch.Tensor) -> torch.Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True)
 
 
 def _nearest(reference: torch.Tensor, ways: list[torch.Tensor]) -> torch.Tensor:
@@ -149,10 +156,13 @@ def _nearest(reference: torch.Tensor, ways: list[torch.Tensor]) -> torch.Tensor:
     return min(ways, key=lambda other: float((reference - other).abs().max()))
 
 
-def _through(back: Back, states: torch.Tensor) -> torch.Tensor:
+def _through(back: Back, reference: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
+    """The states as the source would have them; what has length one there keeps it."""
     import torch
 
-    return torch.from_numpy(back(states.numpy()))
+    ways = [torch.from_numpy(way) for way in back(states.numpy())]
+    fitting = [way for way in ways if way.shape == reference.shape]
+    return [_of_length_one(way) if _are_of_length_one(reference, states) else way for way in fitting]
 
 
 def _divergence(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float | None:

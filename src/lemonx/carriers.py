@@ -1,0 +1,219 @@
+"""What the frames of a plan are, once the gains of the norms that feed them are read: every row's own types."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lemonx.frames import Feeder, Frame, any_frame, feeder, reader
+from lemonx.framing import Framed, norm_above
+from lemonx.modules import Vector
+from lemonx.operators import Spare
+from lemonx.vectors import DENSE, Expansion
+
+# Reads the gains of a norm, by its row and its block in the source.
+Gains = Callable[[str, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block of the target: the set of weights that it comes from, and its place in a group of added ones.
+
+    In a Post-LN group the norms from the last of the block that is not added to the first of the one that closes it
+    have no affine part.
+    """
+
+    index: int = 0
+    added: bool = False
+    closes: bool = True
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The frames of one stream: what feeds it from where on, and what every norm that reads it writes."""
+
+    framed: Framed
+    feeders: Mapping[int, Feeder]  # by set of weights; -1: in front of all
+    gains: Gains
+    seconds: float = 0.0
+    _written: dict[tuple[str, int], Frame] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def number(self) -> int:
+        """How many frames there are."""
+        return len({id(found) for found in self.feeders.values()})
+
+    @property
+    def spread(self) -> float:
+        return max(found.spread for found in self.feeders.values())
+
+    @property
+    def residual(self) -> float:
+        return max(found.residual for found in self.feeders.values())
+
+    def stream_before(self, index: int) -> Feeder:
+        """What the stream is when it enters a block of the source."""
+        return self.feeders[index - 1 if self.framed.last else -1]
+
+    def _after(self, norm: str, index: int) -> Frame:
+        """What a norm that reads the stream writes."""
+        if (norm, index) not in self._written:
+            at = index if self.framed.spec.stack_of(norm) == self.framed.stack else self.framed.sets
+            times, _ = self.framed.spec.rows[norm].reads.repeats or (1, "")
+            stream = self.stream_before(at).stream.repeated(times)
+            self._written[norm, index] = reader(stream, self.gains(norm, index), _named(norm, index))
+        return self._written[norm, index]
+
+    def _place(self, row: str) -> int:
+        return list(self.framed.spec.rows).index(row)
+
+    @property
+    def _unit(self) -> Frame:
+        """What norms without an affine part write when they read it, and so read when they wrote it."""
+        return any_frame(self.framed.size, self.framed.target).stream
+
+    def _before(self, at: Place) -> Frame:
+        """The stream in front of a block of the target."""
+        return self._unit if self.framed.last and at.added else self.stream_before(at.index).stream
+
+    def _between(self, at: Place) -> Frame:
+        """The stream between the first norm of a Post-LN block and its MLP."""
+        return self._unit if at.added else self._after(self.framed.first or "", at.index)
+
+    def _behind(self, at: Place) -> Frame:
+        """The stream between the MLP of a Post-LN block and its last norm."""
+        return self.feeders[at.index].inputs if at.closes else self._unit
+
+    def read(self, row: str, at: Place) -> Expansion | None:
+        """What a row reads there, if a frame carries it."""
+        reads = self.framed.spec.rows[row].reads
+        if reads.repeats is None or reads.repeats[1] not in self.framed.spaces:
+            return None
+        times, axis = reads.repeats
+        if axis == self.framed.stream:
+            return _typed(self._stream_read(row, at).repeated(times))
+        above = norm_above(self.framed, row)
+        return _typed(self._after(above, at.index)) if above else None
+
+    def _stream_read(self, row: str, at: Place) -> Frame:
+        framed = self.framed
+        if framed.spec.stack_of(row) != framed.stack:
+            return self.stream_before(framed.sets).stream
+        if framed.first and self._place(row) > self._place(framed.first):
+            return self._between(at)
+        return self._before(at)
+
+    def written(self, row: str, at: Place) -> Expansion | None:
+        """What a row must write there, if a frame carries it."""
+        framed, spec, axis = self.framed, self.framed.spec, self.framed.spec.rows[row].writes.axes[-1]
+        if axis not in framed.spaces:
+            return None
+        entered = framed.entry and axis == spec.rows[framed.entry].reads.axes[0]
+        if entered and (axis != framed.stream or self._place(row) < self._place(framed.entry or "")):
+            return _typed(self.feeders[-1].inputs)
+        if axis != framed.stream:
+            return None
+        inside = framed.first and spec.stack_of(row) == framed.stack
+        between = inside and self._place(row) > self._place(framed.first or "")
+        return _typed(self._behind(at) if between else self._before(at))
+
+    def stream_after(self, index: int) -> Expansion:
+        """What the stream is behind a block of the source."""
+        return _typed(self.stream_before(index + 1).stream)
+
+    @property
+    def outputs(self) -> list[Expansion]:
+        """What a model without a head may give out of it: the stream as it ends, or what a norm behind it writes."""
+        framed = self.framed
+        if not framed.ends:
+            return []
+        norms = [name for name in framed.readers if framed.spec.stack_of(name) is None]
+        return [self.stream_after(framed.sets - 1), *(_typed(self._after(name, 0)) for name in norms)]
+
+    def norm(self, row: str, at: Place, suffix: str) -> Vector | None:
+        """The parameters of a norm that feeds or reads the stream."""
+        framed, bias, constant = self.framed, suffix == "bias", None
+        if row not in framed.norms:
+            return None
+        if (row == framed.first and at.added) or (row == framed.last and not at.closes):
+            constant = 0.0 if bias else 1.0
+            where, gains, rule = _typed(self._unit), 1.0, "LayerNorm of a frame"
+        elif row in (framed.entry, framed.last):
+            found = self.feeders[at.index if row == framed.last else -1]
+            where, gains, rule = _typed(found.stream), found.gains, "LayerNorm into a frame"
+        else:
+            where, gains, rule = _typed(self._after(row, at.index)), 1.0, "LayerNorm of a frame"
+        if bias:
+            return Vector(where, np.ones(where.target_size), constant=constant, rule=f"{rule}, bias")
+        return Vector(where, np.zeros(where.target_size), constant=constant, rule=rule, rest=gains)
+
+    def spare(self, row: str, at: Place) -> Spare | None:
+        """The spare neurons of a block's MLP: they read the stream as it is, and write what turns it."""
+        framed = self.framed
+        if row not in (framed.up, framed.down):
+            return None
+        now, new = self._between(at), self._behind(at)
+        assert now.back is not None
+        if row == framed.up:
+            return Spare(now.back.rows, framed.size)
+        return Spare(lambda start, stop: new.forth.columns(start, stop) - now.forth.columns(start, stop), framed.size)
+
+
+def _typed(frame: Frame) -> Expansion:
+    wide = frame.forth.target_size
+    return Expansion(frame.forth.size, np.full(wide, DENSE), np.ones(wide), frame=frame)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of a plan, stream by stream; a row reads one stream and may write another."""
+
+    streams: tuple[Solved, ...]
+
+    def types(self, row: str, at: Place) -> tuple[Expansion | None, Expansion | None]:
+        """What a row reads and what it writes there, as far as frames carry it."""
+        read = (found for stream in self.streams if (found := stream.read(row, at)))
+        written = (found for stream in self.streams if (found := stream.written(row, at)))
+        return next(read, None), next(written, None)
+
+    def norm(self, row: str, at: Place, suffix: str) -> Vector | None:
+        """The parameters of a norm that feeds or reads a frame."""
+        return next((found for stream in self.streams if (found := stream.norm(row, at, suffix))), None)
+
+    def spare(self, row: str, at: Place) -> Spare | None:
+        """The spare neurons of an MLP that turns one frame into another."""
+        return next((found for stream in self.streams if (found := stream.spare(row, at))), None)
+
+    def of_stack(self, stack: str) -> Solved | None:
+        """The frames of the stream that these blocks add to."""
+        return next((stream for stream in self.streams if stream.framed.stack == stack), None)
+
+    def ways_back(self, states: np.ndarray) -> list[np.ndarray]:
+        """What hidden states of the target are in the source, one for every frame that they may be in."""
+        outputs = [output for stream in self.streams for output in stream.outputs]
+        return [output.back(states) for output in outputs if output.target_size == states.shape[-1]]
+
+
+def solve(framed: tuple[Framed, ...], gains: Gains) -> Frames:
+    """Solve for every frame of a plan, from the gains of the norms that feed the streams."""
+    return Frames(tuple(_solved(stream, gains) for stream in framed))
+
+
+def _solved(framed: Framed, gains: Gains) -> Solved:
+    began = time.monotonic()
+    feeders = dict[int, Feeder]()
+    for index in range(framed.sets) if framed.last else ():
+        feeders[index] = feeder(gains(framed.last or "", index), framed.target, _named(framed.last or "", index))
+    if framed.entry:
+        feeders[-1] = feeder(gains(framed.entry, 0), framed.target, framed.entry)
+    else:
+        # Linear maps can write any frame: that of the first block, so that this may be used again, or just one.
+        feeders[-1] = feeders.get(0) or any_frame(framed.size, framed.target)
+    return Solved(framed, feeders, gains, time.monotonic() - began)
+
+
+def _named(row: str, index: int) -> str:
+    return row.replace("*", str(index))
