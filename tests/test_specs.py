@@ -23,7 +23,7 @@ from lemonx.spec import Architecture, Config, Spec, Stack, flat_fields, with_fie
 
 models.register()
 FAMILIES = sorted(architectures.families())
-LONGEST = 45
+LONGEST = 39  # under 40
 # Spaces that no row uses. None is left.
 UNUSED: dict[str, set[str]] = {}
 # Defaults that are None here, for `derived`, where the config class puts the derived number in.

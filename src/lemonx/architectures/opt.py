@@ -26,11 +26,8 @@ def opt(c: Config) -> Spec:
     width, heads, pre = c["hidden_size"], c["num_attention_heads"], c["do_layer_norm_before"]
     word = c["word_embed_proj_dim"] or width
     narrow, affine = word != width, c["layer_norm_elementwise_affine"]
-    normed, last = ("normed", "final") if pre else ("residual", "residual")
-    attended = {f"{LAYER}.self_attn_layer_norm": layer_norm(f"residual -> {normed}", eps=EPS, affine=affine)}
-    end = {f"{LAYER}.final_layer_norm": layer_norm(f"residual -> {normed}", eps=EPS, affine=affine)}
     ends = pre and not c["_remove_final_layer_norm"]
-    rows, last = _ends(narrow, last if ends else "residual", affine if ends else None)
+    rows, last = _ends(narrow, "final" if ends else "residual", affine if ends else None)
     tied = c.tied("model.decoder.embed_tokens")
     return Spec(
         stacks={"model.decoder.layers": Stack(c["num_hidden_layers"], "residual")},
@@ -51,19 +48,28 @@ def opt(c: Config) -> Spec:
         rows={
             **rows,
             "model.decoder.embed_positions": embedding("positions -> residual"),
-            **(attended if pre else {}),
-            f"{LAYER}.self_attn.q_proj": linear(f"{normed} -> (heads query)"),
-            f"{LAYER}.self_attn.k_proj": linear(f"{normed} -> (heads key)"),
-            f"{LAYER}.self_attn.v_proj": linear(f"{normed} -> (heads value)"),
-            f"{LAYER}.self_attn.out_proj": linear("(heads value) -> residual"),
-            **(end if pre else attended),
-            f"{LAYER}.fc1": linear(f"{normed} -> hidden"),
-            f"{LAYER}.fc2": linear("hidden -> residual"),
-            **({} if pre else end),
+            **_block("normed" if pre else "residual", affine),
             "lm_head": linear(f"{last} -> vocab", tied=tied, optional=True),
             "score": linear(f"{last} -> _", optional=True),
         },
     )
+
+
+def _block(normed: str, affine: bool) -> dict[str, Row]:
+    """A block; where its norms write the stream they stand behind what they stand before in other OPTs."""
+    norm, pre = layer_norm(f"residual -> {normed}", eps=EPS, affine=affine), normed != "residual"
+    attended, end = ({f"{LAYER}.{name}_layer_norm": norm} for name in ("self_attn", "final"))
+    return {
+        **(attended if pre else {}),
+        f"{LAYER}.self_attn.q_proj": linear(f"{normed} -> (heads query)"),
+        f"{LAYER}.self_attn.k_proj": linear(f"{normed} -> (heads key)"),
+        f"{LAYER}.self_attn.v_proj": linear(f"{normed} -> (heads value)"),
+        f"{LAYER}.self_attn.out_proj": linear("(heads value) -> residual"),
+        **(end if pre else attended),
+        f"{LAYER}.fc1": linear(f"{normed} -> hidden"),
+        f"{LAYER}.fc2": linear("hidden -> residual"),
+        **({} if pre else end),
+    }
 
 
 def _ends(narrow: bool, final: str, affine: bool | None) -> tuple[dict[str, Row], str]:
