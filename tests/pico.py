@@ -382,6 +382,9 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         opt=hf.OPTForCausalLM,
         opt_projected=(hf.OPTForCausalLM, {"word_embed_proj_dim": 24}),
         opt_post_ln=(hf.OPTForCausalLM, {"word_embed_proj_dim": 24, "do_layer_norm_before": False}),
+        opt_post_ln_tied=(hf.OPTForCausalLM, {"do_layer_norm_before": False}),
+        opt_post_ln_untied=(hf.OPTForCausalLM, {"do_layer_norm_before": False, "tie_word_embeddings": False}),
+        opt_no_last_norm=(hf.OPTForCausalLM, {"_remove_final_layer_norm": True}),
     ),
     **_family(
         hf.FalconConfig,

@@ -248,6 +248,7 @@ SWINV2 = (
     exact("width-48-wide-heads", width=48, fields={"num_heads": [2, 4]}),
     refused("no-ffn", BadTarget, "has no size for --ffn", ffn=400),
     refused("one-depth", BadTarget, "--set depths=", depth=4),
+    exact("ffn-ratio-6", fields={"mlp_ratio": 6}),
     # Stage 0 shifts every second window: added blocks must not move the others off their phase.
     exact("depths-3-2", fields={"depths": [3, 2]}),
     exact("depths-4-2-type-1", fields={"depths": [4, 2]}, depth_type=1),
@@ -436,7 +437,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "pre-ln-base": VARIANT,
     "vit-cls": PRE_LN,
     "vit-no-qkv-bias": VARIANT,
-    "vit-base": VARIANT,
+    "vit-base": (*VARIANT, exact("pooler-100", fields={"pooler_output_size": 100})),
     "deit-cls": VARIANT,
     "deit-teacher": PRE_LN,
     "swinv2-cls": SWINV2,
@@ -481,6 +482,19 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         *VARIANT,
         exact("word-40", fields={"word_embed_proj_dim": 40}),
         exact("all", width=72, depth=3, fields={"word_embed_proj_dim": 40, "vocab_size": 70}),
+    ),
+    "opt-post-ln-tied": (
+        exact("width-96", width=96),
+        exact_to_eps("all-144-type-2", width=144, depth=4, depth_type=2, fields={"vocab_size": 70}),
+        exact("width-96-untied", width=96, fields=UNTIED),
+        exact("ffn-150", ffn=150),
+        refused("width-72", Refused, "last block.*try 96.*or give --set tie_word_embeddings=false", width=72, ffn=196),
+    ),
+    "opt-post-ln-untied": (exact("width-96", width=96), exact("width-72-by-frames", width=72, ffn=196)),
+    "opt-no-last-norm": (
+        exact("depth-and-ffn", depth=3, ffn=150),
+        refused("width-96", Refused, "no norm stands between.*give --set tie_word_embeddings=false", width=96),
+        exact("width-72-untied", width=72, fields=UNTIED),
     ),
     "opt-post-ln": (
         exact("width-96", width=96, ffn=150),
@@ -583,7 +597,12 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         *(case for case in BART if not case.to_eps),
         exact("deeper-type-1", fields=DEEPER, depth_type=1),
         exact("all-144-type-2", width=144, fields={**DEEPER, "max_target_positions": 50}, depth_type=2),
-        refused("longer-sound", Refused, "frames would change from 10 to 20", fields={"max_source_positions": 20}),
+        refused(
+            "longer-sound",
+            BadTarget,
+            "'max_source_positions' cannot grow: its sizes",
+            fields={"max_source_positions": 20},
+        ),
     ),
     "whisper-base": (exact("width-96", width=96), exact("all-144", width=144, fields=DEEPER)),
     "whisper-cls": (exact("width-96", width=96), exact("deeper", fields={"encoder_layers": 5})),
@@ -691,7 +710,6 @@ GROWTH |= {
             width=36,
         ),
         exact("wide-heads", width=48, fields={"num_heads": [2, 4]}),
-        exact("ffn-ratio-6", fields={"mlp_ratio": 6}),
     ),
     "swin-base": (exact("all-48", width=48, fields={"depths": [3, 3]}),),
     "beit-cls": PRE_LN,
@@ -852,6 +870,16 @@ def test_the_impossible_is_refused(name: str, case: Case, source: Any, tmp_path:
     assert re.search(says, str(caught.value)), str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_set_is_found_again(source: Any, tmp_path: Path) -> None:
+    """`verify` reads every size from the target's config, also those that have no option of their own."""
+    folder, _ = source("opt-projected")
+    wide = {"word_embed_proj_dim": 48, "max_position_embeddings": 80}
+    output = lemonx.expand(folder, tmp_path / "target", verify=False, width=96, fields=wide)
+    verified = lemonx.verify(folder, output)
+    assert verified.passed
+    assert verified.symmetry is not None  # it knew the plan, so it could look for twins
 
 
 def test_a_wrong_weight_is_seen(source: Any, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from lemonx.experts import experts_expansion, part, parts
 from lemonx.framing import Framed
 from lemonx.modules import Linear, Norm
 from lemonx.signature import Side
-from lemonx.spec import LAST, Spec, Stack
+from lemonx.spec import LAST, TIED, Spec, Stack
 from lemonx.vectors import (
     DENSE,
     RAND,
@@ -84,7 +84,17 @@ def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str
         framed = framing.find(source, target, rows)
         if framed is None:
             raise
+        _check_last(source, framed)
     return _checked(source, target, rows, config, framed)
+
+
+def _check_last(source: Spec, framed: Framed) -> None:
+    for name, row in source.rows.items():
+        if row.is_norm and name.startswith(f"{framed.stack}.{LAST}."):
+            raise Refused(
+                f"{name}: a norm that only the last block has cannot feed a frame: try "
+                f"{multiples_near(framed.size, framed.target)}, or give --set {TIED}=false alone, and widen the result"
+            )
 
 
 def _checked(
@@ -105,6 +115,7 @@ def _checked(
         except Refused as refusal:
             raise Refused(f"{name}: {refusal}") from None
     _check_units(source, rows, types)
+    _check_tied(source, target, rows, spaces)
     if framed:
         framing.require_untied(framed, target, rows)
     return types
@@ -130,9 +141,24 @@ def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str,
         row = source.rows[name]
         if isinstance(row, Linear) and row.tied and is_tied(target, name):
             final, embedded = row.reads.axes[0], source.rows[row.tied].writes.axes[0]
-            if spaces[embedded].has(DENSE):
-                continue  # require_untied says so, if nothing else is in the way
+            # The checks say so, if nothing else is in the way.
+            if spaces[embedded].has(DENSE) or final == embedded:
+                continue
             spaces[final] = spaces[embedded].dual().with_gain(_rescale(final, source, target))
+
+
+def _check_tied(source: Spec, target: Spec, rows: Collection[str], spaces: Mapping[str, Expansion]) -> None:
+    """A decoder that reads the very stream that its own weight wrote needs the stream to be its own dual."""
+    for name in rows:
+        row = source.rows[name]
+        if isinstance(row, Linear) and row.tied and is_tied(target, name):
+            stream = row.reads.axes[0]
+            grown = spaces[stream]
+            if stream in source.rows[row.tied].writes.axes and not grown.is_identity:
+                raise Refused(
+                    f"{name}: no norm stands between {stream} and the decoder, which is the embedding, to take the "
+                    f"scale that {grown.size} -> {grown.target_size} needs: give --set {TIED}=false"
+                )
 
 
 def is_tied(target: Spec, name: str) -> bool:

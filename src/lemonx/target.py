@@ -48,7 +48,7 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
             new[_single(family, config, option)] = _positive(option, value)
     for name, value in wanted.fields.items():
         # The one field besides sizes that may be changed, from true to false: a decoder becomes a weight of its own.
-        new[name] = value if name == TIED and spec.ties and value is False else _checked(config, name, value)
+        new[name] = value if name == TIED and spec.ties and value is False else _checked(family, config, name, value)
     new |= {name: new.get(leader, config[leader]) for name, leader in spec.follows.items() if name not in wanted.fields}
     try:
         target = family.spec(with_fields(values, new))
@@ -168,10 +168,12 @@ def _positive(option: str, value: int) -> int:
     return value
 
 
-def _checked(config: Config, name: str, value: Any) -> Any:
-    asked = sorted(n for n in config.asked if _is_size(config[n]))
-    if name not in asked:
-        raise BadTarget(f"{name!r} is not a size of this model: its sizes are {', '.join(asked)}")
+def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any:
+    # Of the sizes that its family has, a config may ask for a part: no decoder's vocabulary where there is but one.
+    sizes = sorted(config.asked & {field for fields in family.sizes.values() for field in fields})
+    if name not in sizes:
+        what = "cannot grow" if name in config.asked else "is not a size of this model"
+        raise BadTarget(f"{name!r} {what}: its sizes are {', '.join(sizes)}")
     before = config[name]
     several, unset = isinstance(before, list), value is None and before is not None
     # Only what config.json itself writes as 4.0 may be given so.

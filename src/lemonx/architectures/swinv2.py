@@ -10,6 +10,7 @@ from lemonx.vectors import Space, avg, circ, fresh, key, query, zero
     width="embed_dim",
     depth="depths",
     heads="num_heads",
+    ffn_ratio="mlp_ratio",
     free="vision",
     defaults={"layer_norm_eps": 1e-5, "mlp_ratio": 4.0, "num_channels": 3},
 )
