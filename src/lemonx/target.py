@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -36,6 +36,7 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
     """The target's config.json as far as sizes go; the source's other fields stay."""
     config = family.config(values)
     spec = family.build(config)
+    wanted = replace(wanted, fields={family.aliases.get(name, name): value for name, value in wanted.fields.items()})
     new = dict(spec.config)
     if wanted.like is not None:
         new |= _sizes_of(family, spec, wanted.like)
@@ -51,10 +52,10 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
         new[name] = value if name == TIED and spec.ties and value is False else _checked(family, config, name, value)
     new |= {name: new.get(leader, config[leader]) for name, leader in spec.follows.items() if name not in wanted.fields}
     try:
-        target = family.spec(with_fields(values, new))
+        target = family.spec(with_fields(values, family.as_named(values, new)))
     except BadCheckpoint as error:
         raise BadTarget(f"the target's {error}") from None
-    return with_fields(values, {**new, **target.config})
+    return with_fields(values, family.as_named(values, {**new, **target.config}))
 
 
 def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> dict[str, Any]:

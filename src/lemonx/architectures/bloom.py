@@ -16,6 +16,7 @@ LAYER = "transformer.h.*"
     heads="n_head",
     vocab="vocab_size",
     free="language",
+    aliases={"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     defaults={
         "tie_word_embeddings": True,
         "layer_norm_epsilon": 1e-5,

@@ -17,6 +17,7 @@ EPS = 1e-12  # of every LayerNorm, in code
     vocab="vocab_size",
     positions="max_position_embeddings",
     free="language",
+    aliases={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
     defaults={"tie_word_embeddings": True, "activation": "gelu"},
 )
 def distilbert(c: Config) -> Spec:
@@ -28,7 +29,6 @@ def distilbert(c: Config) -> Spec:
         stacks={"distilbert.transformer.layer": Stack(c["n_layers"], "residual")},
         prefix="distilbert.",
         acts=("transform",),
-        follows=c.aliases(hidden_size="dim", num_hidden_layers="n_layers", num_attention_heads="n_heads"),
         spaces=spaces(c, "dim", "n_heads", "hidden_dim", "activation"),
         rows={
             embedded: embedding("vocab -> residual"),

@@ -6,6 +6,8 @@ from lemonx.modules import dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, zero
 
+ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+
 
 @architecture(
     "gpt2",
@@ -16,6 +18,7 @@ from lemonx.vectors import avg, circ, fresh, zero
     vocab="vocab_size",
     positions="n_positions",
     free="language",
+    aliases=ALIASES | {"max_position_embeddings": "n_positions"},
     defaults={
         "n_inner": None,
         "tie_word_embeddings": True,

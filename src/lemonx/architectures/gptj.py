@@ -1,5 +1,6 @@
 """GPT-J."""
 
+from lemonx.architectures.gpt2 import ALIASES
 from lemonx.architectures.rotary import head
 from lemonx.modules import dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -16,6 +17,7 @@ LAYER = "transformer.h.*"
     ffn="n_inner",
     vocab="vocab_size",
     free="language",
+    aliases=ALIASES,
     defaults={"n_inner": None, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-5, "rotary_dim": 64},
 )
 def gptj(c: Config) -> Spec:

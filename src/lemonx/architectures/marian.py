@@ -8,7 +8,7 @@ from lemonx.vectors import avg, fresh, scaled
 COMPUTED = "sinusoidal positions are computed from it, not stored"
 
 
-@architecture("marian", **SIZES, target_vocab="decoder_vocab_size", free="language",
+@architecture("marian", **SIZES, target_vocab="decoder_vocab_size", free="language", aliases=ALIASES,
               defaults=DEFAULTS | {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None})  # fmt: skip
 def marian(c: Config) -> Spec:
     """Marian: BART with sinusoidal positions, and no norm on the embeddings."""
@@ -33,7 +33,7 @@ def marian(c: Config) -> Spec:
         },
         fixed={"width": width},
         still={"width": COMPUTED},
-        follows=c.aliases(**ALIASES) | ({"decoder_vocab_size": "vocab_size"} if shared else {}),
+        follows={"decoder_vocab_size": "vocab_size"} if shared else {},
         rows={
             **({"model.shared": embedding("vocab -> words")} if shared else {}),
             **own,
