@@ -38,6 +38,8 @@ MODELS: dict[str, list[dict[str, Any]]] = {
     "olmo2": [DOUBLE, HALF_MORE, MORE | DEEPER],
     "bert-pretraining": [DOUBLE | DEEPER],
     "megatron-mlm": [DOUBLE],
+    # Its head comes before the embedding that it is tied to.
+    "xlm-roberta-mlm": [DOUBLE],
     "megatron-cls": [HALF_MORE | DEEPER],
     "vit-cls": [DOUBLE, HALF_MORE | DEEPER],
     "swinv2-cls": [STAGES[0]],
