@@ -724,14 +724,28 @@ GROWTH |= {
     "timm-resnet": (
         exact("factor-3", width_factor=3),
         # A stage as wide as the stem, which stays, has no shortcut.
-        refused("factor-2", Refused, REWIRED, width_factor=2),
+        refused(
+            "factor-2",
+            Refused,
+            r"would lose layer1\.\*\.downsample\.0, which leads from stage0 \(64\) to sum1 \(32\): "
+            r"choose sizes at which these are not equal, with --set model_args\.channels=",
+            width_factor=2,
+        ),
+        # The remedy: the first stage stays, or becomes wider than the stem.
+        exact("channels-8-32", fields={"model_args.channels": [8, 32]}),
+        exact("channels-24-24", fields={"model_args.channels": [24, 24]}),
         exact("factor-1.5-language", width_factor=1.5, free="language"),
         exact("inner-wide", fields={"model_args.base_width": 128}),
         exact("layers-3-3", fields={"model_args.layers": [3, 3]}, depth_type=1),
     ),
     "timm-resnet-basic": (
         exact("last-stage", fields={"model_args.channels": [64, 120], "model_args.layers": [3, 3]}),
-        refused("stage-leaves-stem", Refused, REWIRED, width_factor=2),
+        refused(
+            "stage-leaves-stem",
+            Refused,
+            r"would gain layer1.*from stage0 \(64\) to sum1 \(128\).*equal, as they were, with --set model_args",
+            width_factor=2,
+        ),
     ),
     "mamba-untied": (*VARIANT, exact("all-narrow", width=50, fields={"expand": 3, "state_size": 5})),
     "mamba2": (

@@ -69,7 +69,7 @@ def test_every_block_agrees(name: str, source: Callable[..., Path], tmp_path: Pa
         assert measured.outputs.difference == api.verify(source(name), large).outputs.difference
 
 
-# The first model of every type. A timm ResNet at three times its width: at twice, its first stage would lose a shortcut.
+# The first model of every type. A timm ResNet three times as wide: twice, its first stage would lose a shortcut.
 TYPES: dict[str, str] = {}
 for _name, _builder in pico.PICO.items():
     if isinstance(_builder, partial):

@@ -16,7 +16,7 @@ from lemonx import framing
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.experts import experts_expansion, part, parts
 from lemonx.framing import Framed
-from lemonx.modules import Linear, Norm
+from lemonx.modules import Linear, Norm, Row
 from lemonx.signature import Side
 from lemonx.spec import LAST, TIED, Spec, Stack
 from lemonx.vectors import (
@@ -171,22 +171,34 @@ def _rescale(name: str, source: Spec, target: Spec) -> float:
     return source.spaces[name].scale / target.spaces[name].scale
 
 
-def _kinds(spec: Spec) -> set[str]:
-    """Names of rows, whether or not a block has a row of its own."""
-    kinds = set(spec.rows)
+def _kinds(spec: Spec) -> dict[str, Row]:
+    """Rows by their names, whether or not a block has a row of its own."""
+    kinds = dict(spec.rows)
     for stack in spec.stacks:
         for own in ("0", LAST):
-            kinds = {name.replace(f"{stack}.{own}.", f"{stack}.*.") for name in kinds}
+            kinds = {name.replace(f"{stack}.{own}.", f"{stack}.*."): row for name, row in kinds.items()}
     return kinds
 
 
+class Rewired(Refused):
+    """At other sizes a module would come or go: a shortcut that only changes of width have, a projection."""
+
+
+def _check_rows(source: Spec, target: Spec) -> None:
+    before, after = _kinds(source), _kinds(target)
+    if not (odd := sorted(before.keys() ^ after.keys())):
+        return
+    gained = odd[0] in after
+    spec, row = (target, after[odd[0]]) if gained else (source, before[odd[0]])
+    sizes = " to ".join(f"{side} ({spec.side_size(side) or 'any'})" for side in (row.reads, row.writes))
+    raise Rewired(
+        f"at these sizes the model would {'gain' if gained else 'lose'} {odd[0]}, which leads from {sizes}: choose "
+        f"sizes at which these are {'equal, as they were' if gained else 'not equal'}"
+    )
+
+
 def _check_sizes(source: Spec, target: Spec) -> None:
-    if odd := sorted(_kinds(source) ^ _kinds(target)):
-        # A ResNet's first stage has a shortcut of its own only where its width differs from the stem's.
-        verb = "gain" if odd[0] in _kinds(target) else "lose"
-        raise Refused(
-            f"at these sizes the model would {verb} {odd[0]}: keep equal widths equal and different ones different"
-        )
+    _check_rows(source, target)
     for name, size in source.fixed.items():
         if target.fixed[name] != size:
             why = source.still.get(name, "it cannot grow losslessly here")

@@ -140,8 +140,7 @@ class Config(Mapping[str, Any]):
 
     def maybe(self, name: str) -> Any:
         """A field that is no size and that config.json may lack: None then."""
-        where, last = self._part(name)
-        return where.get(last)
+        return next(iter(self._given(name).values()), None)
 
     def _part(self, name: str) -> tuple[Mapping[str, Any], str]:
         """The part of config.json that a field is in, and its name there."""
