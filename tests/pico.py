@@ -184,6 +184,8 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         bert_base=hf.BertModel,
         bert_tokens=hf.BertForTokenClassification,
         bert_answers=(hf.BertForQuestionAnswering, {"num_labels": 2}),
+        bert_choice=hf.BertForMultipleChoice,
+        bert_next=hf.BertForNextSentencePrediction,
     ),
     **_family(
         hf.MegatronBertConfig,
@@ -224,6 +226,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         distilbert_tokens=hf.DistilBertForTokenClassification,
         distilbert_answers=(hf.DistilBertForQuestionAnswering, {"num_labels": 2}),
         distilbert_base=hf.DistilBertModel,
+        distilbert_choice=hf.DistilBertForMultipleChoice,
     ),
     **_family(
         hf.ElectraConfig,
@@ -253,6 +256,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         modernbert_tokens=(hf.ModernBertForTokenClassification, {"mlp_bias": True}),
         modernbert_answers=(hf.ModernBertForQuestionAnswering, {"num_labels": 2}),
         modernbert_base=hf.ModernBertModel,
+        modernbert_choice=hf.ModernBertForMultipleChoice,
     ),
     **_family(
         hf.MPNetConfig,
@@ -688,6 +692,8 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int 
     if config.is_encoder_decoder and type(model).__name__.endswith("ForSequenceClassification"):
         ids[:, 5] = config.eos_token_id  # which is where they read
         return batch
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        return {name: value[None] for name, value in batch.items()}  # one question with two answers
     return batch | _begun(model, generator, tokens)
 
 

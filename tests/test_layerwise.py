@@ -51,6 +51,8 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "swinv2-cls": ({"width_factor": 2, "fields": {"depths": [6, 3]}}, 9),
     "resnet-basic": ({"width_factor": 1.5, "fields": {"depths": [3, 5]}}, 8),
     "olmo2": ({"width": 72, "depth": 3}, 3),
+    # Texts in pairs, of which it chooses one.
+    "modernbert-choice": ({"width": 96, "depth": 5}, 5),
 }
 
 
