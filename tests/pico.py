@@ -172,6 +172,8 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         gpt2_inner=(hf.GPT2LMHeadModel, {"n_inner": 100}),
         gpt2_untied=(hf.GPT2LMHeadModel, {"tie_word_embeddings": False}),
         gpt2_cls=hf.GPT2ForSequenceClassification,
+        gpt2_tokens=hf.GPT2ForTokenClassification,
+        gpt2_answers=(hf.GPT2ForQuestionAnswering, {"num_labels": 2}),
         gpt2_base=hf.GPT2Model,
     ),
     **_family(
@@ -297,7 +299,12 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         llama_cls=hf.LlamaForSequenceClassification,
         llama_base=hf.LlamaModel,
     ),
-    **_family(hf.MistralConfig, _LLAMA, mistral=(hf.MistralForCausalLM, {"sliding_window": 6})),
+    **_family(
+        hf.MistralConfig,
+        _LLAMA,
+        mistral=(hf.MistralForCausalLM, {"sliding_window": 6}),
+        mistral_answers=(hf.MistralForQuestionAnswering, {"num_labels": 2}),
+    ),
     **_family(
         hf.Qwen2Config,
         _LLAMA,
@@ -342,6 +349,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         hf.GPTNeoXConfig,
         {**_WIDTH, **_TOKENS, **_PARTIAL, "intermediate_size": 100, "layer_norm_eps": _EPS},
         neox=hf.GPTNeoXForCausalLM,
+        neox_tokens=(hf.GPTNeoXForTokenClassification, {"num_labels": 5}),
         neox_sequential=(hf.GPTNeoXForCausalLM, {"use_parallel_residual": False, "tie_word_embeddings": True}),
     ),
     **_family(
@@ -372,6 +380,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         hf.OlmoConfig,
         _LLAMA,
         olmo=hf.OlmoForCausalLM,
+        olmo_cls=hf.OlmoForSequenceClassification,
         olmo_clipped=(hf.OlmoForCausalLM, {"clip_qkv": 0.7}),
         olmo_tied=(hf.OlmoForCausalLM, {"tie_word_embeddings": True}),
     ),
@@ -404,6 +413,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         hf.BloomConfig,
         {**_TOKENS, "hidden_size": 48, "n_head": 4, "n_layer": 2, "layer_norm_epsilon": _EPS},
         bloom=hf.BloomForCausalLM,
+        bloom_tokens=(hf.BloomForTokenClassification, {"num_labels": 5}),
     ),
     **_family(
         hf.MixtralConfig,

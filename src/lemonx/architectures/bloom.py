@@ -1,5 +1,6 @@
 """BLOOM."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
 from lemonx.errors import Refused
 from lemonx.modules import embedding, layer_norm, linear
@@ -55,7 +56,6 @@ def bloom(c: Config) -> Spec:
             f"{LAYER}.mlp.dense_h_to_4h": linear("normed -> hidden"),
             f"{LAYER}.mlp.dense_4h_to_h": linear("hidden -> residual"),
             "transformer.ln_f": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

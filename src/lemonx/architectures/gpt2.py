@@ -1,5 +1,6 @@
 """GPT-2."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
 from lemonx.errors import Refused
 from lemonx.modules import dropped, embedding, layer_norm, linear
@@ -59,7 +60,6 @@ def gpt2(c: Config) -> Spec:
             f"{layer}.mlp.c_fc": linear("normed -> hidden", transposed=True),
             f"{layer}.mlp.c_proj": linear("hidden -> residual", transposed=True),
             "transformer.ln_f": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

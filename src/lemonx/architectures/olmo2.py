@@ -1,5 +1,6 @@
 """OLMo 2."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import Row, dropped, embedding, linear, rms_norm
@@ -36,8 +37,7 @@ def olmo2(c: Config) -> Spec:
             f"{LAYER}.mlp.down_proj": linear("hidden -> branch"),
             f"{LAYER}.post_feedforward_layernorm": rms_norm("branch -> residual"),
             "model.norm": rms_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )
 

@@ -1,11 +1,12 @@
 """OLMoE."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, SIZES
 from lemonx.architectures.mixtral import moe
 from lemonx.architectures.olmo import CLIPPED
 from lemonx.architectures.olmo2 import attention, heads_normed_together
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding, linear, rms_norm
+from lemonx.modules import embedding, rms_norm
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import circ, experts, fresh, zero
 
@@ -46,6 +47,6 @@ def olmoe(c: Config) -> Spec:
             f"{LAYER}.post_attention_layernorm": rms_norm("residual -> normed"),
             **moe(f"{LAYER}.mlp"),
             "model.norm": rms_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+            **language_model(tied),
         },
     )

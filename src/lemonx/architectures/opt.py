@@ -1,5 +1,6 @@
 """OPT."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
 from lemonx.modules import Row, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -54,8 +55,7 @@ def opt(c: Config) -> Spec:
             **_block("normed" if pre else "residual", affine),
             **({norm: layer_norm("residual -> final", eps=EPS, affine=affine)} if norm else {}),
             **({"model.decoder.project_out": linear(f"{final} -> projected")} if narrow else {}),
-            "lm_head": linear(f"{last} -> vocab", tied=tied, optional=True),
-            "score": linear(f"{last} -> _", optional=True),
+            **language_model(tied, last),
         },
     )
 
