@@ -172,6 +172,8 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         gpt2_inner=(hf.GPT2LMHeadModel, {"n_inner": 100}),
         gpt2_untied=(hf.GPT2LMHeadModel, {"tie_word_embeddings": False}),
         gpt2_cls=hf.GPT2ForSequenceClassification,
+        gpt2_tokens=hf.GPT2ForTokenClassification,
+        gpt2_answers=(hf.GPT2ForQuestionAnswering, {"num_labels": 2}),
         gpt2_base=hf.GPT2Model,
     ),
     **_family(
@@ -184,6 +186,8 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         bert_base=hf.BertModel,
         bert_tokens=hf.BertForTokenClassification,
         bert_answers=(hf.BertForQuestionAnswering, {"num_labels": 2}),
+        bert_choice=hf.BertForMultipleChoice,
+        bert_next=hf.BertForNextSentencePrediction,
     ),
     **_family(
         hf.MegatronBertConfig,
@@ -224,6 +228,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         distilbert_tokens=hf.DistilBertForTokenClassification,
         distilbert_answers=(hf.DistilBertForQuestionAnswering, {"num_labels": 2}),
         distilbert_base=hf.DistilBertModel,
+        distilbert_choice=hf.DistilBertForMultipleChoice,
     ),
     **_family(
         hf.ElectraConfig,
@@ -256,6 +261,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         modernbert_tokens=(hf.ModernBertForTokenClassification, {"mlp_bias": True}),
         modernbert_answers=(hf.ModernBertForQuestionAnswering, {"num_labels": 2}),
         modernbert_base=hf.ModernBertModel,
+        modernbert_choice=hf.ModernBertForMultipleChoice,
     ),
     **_family(
         hf.MPNetConfig,
@@ -296,7 +302,12 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         llama_cls=hf.LlamaForSequenceClassification,
         llama_base=hf.LlamaModel,
     ),
-    **_family(hf.MistralConfig, _LLAMA, mistral=(hf.MistralForCausalLM, {"sliding_window": 6})),
+    **_family(
+        hf.MistralConfig,
+        _LLAMA,
+        mistral=(hf.MistralForCausalLM, {"sliding_window": 6}),
+        mistral_answers=(hf.MistralForQuestionAnswering, {"num_labels": 2}),
+    ),
     **_family(
         hf.Qwen2Config,
         _LLAMA,
@@ -341,6 +352,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         hf.GPTNeoXConfig,
         {**_WIDTH, **_TOKENS, **_PARTIAL, "intermediate_size": 100, "layer_norm_eps": _EPS},
         neox=hf.GPTNeoXForCausalLM,
+        neox_tokens=(hf.GPTNeoXForTokenClassification, {"num_labels": 5}),
         neox_sequential=(hf.GPTNeoXForCausalLM, {"use_parallel_residual": False, "tie_word_embeddings": True}),
     ),
     **_family(
@@ -371,6 +383,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         hf.OlmoConfig,
         _LLAMA,
         olmo=hf.OlmoForCausalLM,
+        olmo_cls=hf.OlmoForSequenceClassification,
         olmo_clipped=(hf.OlmoForCausalLM, {"clip_qkv": 0.7}),
         olmo_tied=(hf.OlmoForCausalLM, {"tie_word_embeddings": True}),
     ),
@@ -385,6 +398,9 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         opt=hf.OPTForCausalLM,
         opt_projected=(hf.OPTForCausalLM, {"word_embed_proj_dim": 24}),
         opt_post_ln=(hf.OPTForCausalLM, {"word_embed_proj_dim": 24, "do_layer_norm_before": False}),
+        opt_post_ln_tied=(hf.OPTForCausalLM, {"do_layer_norm_before": False}),
+        opt_post_ln_untied=(hf.OPTForCausalLM, {"do_layer_norm_before": False, "tie_word_embeddings": False}),
+        opt_no_last_norm=(hf.OPTForCausalLM, {"_remove_final_layer_norm": True}),
     ),
     **_family(
         hf.FalconConfig,
@@ -400,6 +416,7 @@ PICO: dict[str, Callable[[], PreTrainedModel]] = {
         hf.BloomConfig,
         {**_TOKENS, "hidden_size": 48, "n_head": 4, "n_layer": 2, "layer_norm_epsilon": _EPS},
         bloom=hf.BloomForCausalLM,
+        bloom_tokens=(hf.BloomForTokenClassification, {"num_labels": 5}),
     ),
     **_family(
         hf.MixtralConfig,
@@ -689,6 +706,8 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int 
     if config.is_encoder_decoder and type(model).__name__.endswith("ForSequenceClassification"):
         ids[:, 5] = config.eos_token_id  # which is where they read
         return batch
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        return {name: value[None] for name, value in batch.items()}  # one question with two answers
     return batch | _begun(model, generator, tokens)
 
 

@@ -249,6 +249,7 @@ SWINV2 = (
     exact("width-48-wide-heads", width=48, fields={"num_heads": [2, 4]}),
     refused("no-ffn", BadTarget, "has no size for --ffn", ffn=400),
     refused("one-depth", BadTarget, "--set depths=", depth=4),
+    exact("ffn-ratio-6", fields={"mlp_ratio": 6}),
     # Stage 0 shifts every second window: added blocks must not move the others off their phase.
     exact("depths-3-2", fields={"depths": [3, 2]}),
     exact("depths-4-2-type-1", fields={"depths": [4, 2]}, depth_type=1),
@@ -352,6 +353,8 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "gpt2-inner": VARIANT,
     "gpt2-untied": VARIANT,
     "gpt2-cls": VARIANT,
+    "gpt2-tokens": VARIANT,
+    "gpt2-answers": VARIANT,
     "gpt2-base": VARIANT,
     "bert-cls": FRAMED_POST_LN,
     "bert-mlm": POST_LN,
@@ -361,6 +364,8 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "bert-base": tuple(case for case in FRAMED_POST_LN if case.refusal or case.name.startswith(("width-96", "all"))),
     "bert-tokens": ENCODER_VARIANT,
     "bert-answers": ENCODER_VARIANT,
+    "bert-choice": (exact("width-72-by-frames", width=72), *ENCODER_VARIANT[1:]),
+    "bert-next": (exact("width-72-by-frames", width=72), *ENCODER_VARIANT[1:]),
     "megatron-cls": PRE_LN,
     "megatron-mlm": MLM_HEAD,
     "megatron-base": VARIANT,
@@ -381,6 +386,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "distilbert-tokens": ENCODER_VARIANT,
     "distilbert-answers": ENCODER_VARIANT,
     "distilbert-base": ENCODER_VARIANT,
+    "distilbert-choice": ENCODER_VARIANT,
     "electra-discriminator": ENCODER,
     "electra-generator": (
         *ENCODER_VARIANT,
@@ -437,6 +443,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "modernbert-tokens": MODERNBERT_VARIANT,
     "modernbert-answers": MODERNBERT_VARIANT,
     "modernbert-base": MODERNBERT_VARIANT,
+    "modernbert-choice": MODERNBERT_VARIANT,
     "mpnet-mlm": ENCODER,
     "mpnet-cls": ENCODER_VARIANT,
     "mpnet-base": ENCODER_VARIANT,
@@ -447,7 +454,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "pre-ln-base": VARIANT,
     "vit-cls": PRE_LN,
     "vit-no-qkv-bias": VARIANT,
-    "vit-base": VARIANT,
+    "vit-base": (*VARIANT, exact("pooler-100", fields={"pooler_output_size": 100})),
     "deit-cls": VARIANT,
     "deit-teacher": PRE_LN,
     "swinv2-cls": SWINV2,
@@ -462,6 +469,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "phi3": (*DECODER, *VOCABULARY, *HEAD_DIM),
     "neox": (*COUPLED, *VOCABULARY),
     "neox-sequential": VARIANT,
+    "neox-tokens": VARIANT,
     "phi": (*DECODER, *VOCABULARY, HEAD_DIM[0], HEAD_DIM[1]),
     "phi-qk": (*VARIANT, exact("kv-4", kv_heads=4), refused("heads-8", BadTarget, "48 / 8 entries, not 12", heads=8)),
     "starcoder2": (*DECODER, *VOCABULARY, *HEAD_DIM),
@@ -475,6 +483,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         *VARIANT,
         refused("head-dim-24", Refused, "queries are clipped: keep it at 12", fields={"head_dim": 24}),
     ),
+    "olmo-cls": VARIANT,
     "olmo-tied": (
         exact("heads-8-and-depth", heads=8, depth=3, ffn=150),
         refused("width-72", Refused, "LayerNorm without parameters.*tie_word_embeddings=false", width=72),
@@ -492,6 +501,19 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         *VARIANT,
         exact("word-40", fields={"word_embed_proj_dim": 40}),
         exact("all", width=72, depth=3, fields={"word_embed_proj_dim": 40, "vocab_size": 70}),
+    ),
+    "opt-post-ln-tied": (
+        exact("width-96", width=96),
+        exact_to_eps("all-144-type-2", width=144, depth=4, depth_type=2, fields={"vocab_size": 70}),
+        exact("width-96-untied", width=96, fields=UNTIED),
+        exact("ffn-150", ffn=150),
+        refused("width-72", Refused, "last block.*try 96.*or give --set tie_word_embeddings=false", width=72, ffn=196),
+    ),
+    "opt-post-ln-untied": (exact("width-96", width=96), exact("width-72-by-frames", width=72, ffn=196)),
+    "opt-no-last-norm": (
+        exact("depth-and-ffn", depth=3, ffn=150),
+        refused("width-96", Refused, "no norm stands between.*give --set tie_word_embeddings=false", width=96),
+        exact("width-72-untied", width=72, fields=UNTIED),
     ),
     "opt-post-ln": (
         exact("width-96", width=96, ffn=150),
@@ -515,6 +537,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("all-120-untied", width=120, depth=3, fields={"vocab_size": 80, **UNTIED}),
         refused("width-52", Refused, "no frame carries 48.*try", width=52, heads=4, fields=UNTIED),
     ),
+    "bloom-tokens": (exact("all-96", width=96, depth=3),),
     "mixtral": (
         *EXPERTS,
         *VOCABULARY,
@@ -544,6 +567,9 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         *VOCABULARY,
         exact("ffn-30", ffn=30),
         exact("experts-12", fields={"num_experts": 12, "num_experts_per_tok": 6}),
+        exact("split-2", ffn=10, fields={"num_experts": 8, "num_experts_per_tok": 4}),
+        exact("split-4-and-all", width=72, depth=3, ffn=5, fields={"num_experts": 16, "num_experts_per_tok": 8}),
+        refused("split-3", BadTarget, "hidden would shrink from 20 to 7", ffn=7, fields={"num_experts": 12}),
         refused("experts-6", Refused, "2 of 4 experts are chosen.*try 4 of 8", fields={"num_experts": 6}),
     ),
     "olmoe-clipped": VARIANT,
@@ -563,6 +589,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "llama-cls": VARIANT,
     "llama-base": VARIANT,
     "mistral": (*GROUPED, ODD_WIDTH),
+    "mistral-answers": VARIANT,
     "qwen2-sliding": (*GROUPED, ODD_WIDTH),
     "qwen2-tied": VARIANT,
     "qwen2-untied": VARIANT,
@@ -594,7 +621,12 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         *(case for case in BART if not case.to_eps),
         exact("deeper-type-1", fields=DEEPER, depth_type=1),
         exact("all-144-type-2", width=144, fields={**DEEPER, "max_target_positions": 50}, depth_type=2),
-        refused("longer-sound", Refused, "frames would change from 10 to 20", fields={"max_source_positions": 20}),
+        refused(
+            "longer-sound",
+            BadTarget,
+            "'max_source_positions' cannot grow: its sizes",
+            fields={"max_source_positions": 20},
+        ),
     ),
     "whisper-base": (exact("width-96", width=96), exact("all-144", width=144, fields=DEEPER)),
     "whisper-cls": (exact("width-96", width=96), exact("deeper", fields={"encoder_layers": 5})),
@@ -698,7 +730,6 @@ GROWTH |= {
         exact("width-36-by-frames", width=36),
         exact("all-60-by-frames", width=60, fields={"depths": [3, 3]}, free="language"),
         exact("wide-heads", width=48, fields={"num_heads": [2, 4]}),
-        exact("ffn-ratio-6", fields={"mlp_ratio": 6}),
     ),
     "swin-base": (exact("all-48", width=48, fields={"depths": [3, 3]}), exact("width-36-by-frames", width=36)),
     "swin-stages": (exact("width-36-by-frames", width=36), exact("width-60-by-frames", width=60)),
@@ -714,14 +745,28 @@ GROWTH |= {
     "timm-resnet": (
         exact("factor-3", width_factor=3),
         # A stage as wide as the stem, which stays, has no shortcut.
-        refused("factor-2", Refused, REWIRED, width_factor=2),
+        refused(
+            "factor-2",
+            Refused,
+            r"would lose layer1\.\*\.downsample\.0, which leads from stage0 \(64\) to sum1 \(32\): "
+            r"choose sizes at which these are not equal, with --set model_args\.channels=",
+            width_factor=2,
+        ),
+        # The remedy: the first stage stays, or becomes wider than the stem.
+        exact("channels-8-32", fields={"model_args.channels": [8, 32]}),
+        exact("channels-24-24", fields={"model_args.channels": [24, 24]}),
         exact("factor-1.5-language", width_factor=1.5, free="language"),
         exact("inner-wide", fields={"model_args.base_width": 128}),
         exact("layers-3-3", fields={"model_args.layers": [3, 3]}, depth_type=1),
     ),
     "timm-resnet-basic": (
         exact("last-stage", fields={"model_args.channels": [64, 120], "model_args.layers": [3, 3]}),
-        refused("stage-leaves-stem", Refused, REWIRED, width_factor=2),
+        refused(
+            "stage-leaves-stem",
+            Refused,
+            r"would gain layer1.*from stage0 \(64\) to sum1 \(128\).*equal, as they were, with --set model_args",
+            width_factor=2,
+        ),
     ),
     "mamba-untied": (*VARIANT, exact("all-narrow", width=50, fields={"expand": 3, "state_size": 5})),
     "mamba2": (
@@ -860,6 +905,16 @@ def test_the_impossible_is_refused(name: str, case: Case, source: Any, tmp_path:
     assert re.search(says, str(caught.value)), str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_set_is_found_again(source: Any, tmp_path: Path) -> None:
+    """`verify` reads every size from the target's config, also those that have no option of their own."""
+    folder, _ = source("opt-projected")
+    wide = {"word_embed_proj_dim": 48, "max_position_embeddings": 80}
+    output = lemonx.expand(folder, tmp_path / "target", verify=False, width=96, fields=wide)
+    verified = lemonx.verify(folder, output)
+    assert verified.passed
+    assert verified.symmetry is not None  # it knew the plan, so it could look for twins
 
 
 def test_a_wrong_weight_is_seen(source: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 import faults
 import lemonx
 import pico
-from lemonx import api, cli
+from lemonx import api, architectures, cli
 from lemonx.errors import NotVerified
 from lemonx.vectors import expansion
 from lemonx.verification import layerwise, outputs
@@ -51,6 +51,8 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "swinv2-cls": ({"width_factor": 2, "fields": {"depths": [6, 3]}}, 9),
     "resnet-basic": ({"width_factor": 1.5, "fields": {"depths": [3, 5]}}, 8),
     "olmo2": ({"width": 72, "depth": 3}, 3),
+    # Texts in pairs, of which it chooses one.
+    "modernbert-choice": ({"width": 96, "depth": 5}, 5),
 }
 
 
@@ -67,6 +69,27 @@ def test_every_block_agrees(name: str, source: Callable[..., Path], tmp_path: Pa
     assert 0 < layers.weights <= layers.block < layers.model / 2
     if name == "llama-tied":  # the same outputs as with everything in memory
         assert measured.outputs.difference == api.verify(source(name), large).outputs.difference
+
+
+# The first model of every type. A timm ResNet three times as wide: twice, its first stage would lose a shortcut.
+TYPES: dict[str, str] = {}
+for _name, _builder in pico.PICO.items():
+    if isinstance(_builder, partial):
+        TYPES.setdefault(_builder.args[1].model_type, _name)
+ELSE = {"timm_resnet": {"width_factor": 3}}
+# Its positions are computed, and in no file.
+COMPUTED = {"marian"}
+
+
+@pytest.mark.parametrize("model_type", sorted(architectures.families().keys() - COMPUTED))
+def test_every_family_agrees_at_twice_the_width(model_type: str, tmp_path: Path) -> None:
+    small = pico.save(pico.PICO[TYPES[model_type]](), tmp_path / "small")
+    sizes = ELSE.get(model_type, {"width_factor": 2})
+    measured = api.verify(small, lemonx.expand(small, tmp_path / "large", verify=False, **sizes), layerwise=True)
+    layers = measured.layers
+    assert measured.passed and layers is not None and layers.skipped is None
+    assert layers.places and layers.first is None
+    assert 0 < layers.weights <= layers.block < layers.model
 
 
 def test_the_meter_counts_what_is_there(source: Callable[..., Path], tmp_path: Path) -> None:

@@ -38,12 +38,21 @@ MODELS: dict[str, list[dict[str, Any]]] = {
     "olmo2": [DOUBLE, HALF_MORE, MORE | DEEPER],
     "bert-pretraining": [DOUBLE | DEEPER],
     "megatron-mlm": [DOUBLE],
+    # Its head comes before the embedding that it is tied to.
+    "xlm-roberta-mlm": [DOUBLE],
     "megatron-cls": [HALF_MORE | DEEPER],
     "vit-cls": [DOUBLE, HALF_MORE | DEEPER],
     "swinv2-cls": [STAGES[0]],
     "resnet-bottleneck": [STAGES[0], {"width_factor": 1.5, "fields": {"depths": [3, 3]}}],
     "resnet-basic": [STAGES[1]],
     "torchvision-bottleneck": [STAGES[1]],
+    # A scale for every channel of a branch; and a kernel for every channel.
+    "dinov2-cls": [DOUBLE, HALF_MORE, HALF_MORE | DEEPER],
+    "beit-cls": [HALF_MORE],
+    "timm-vit-scaled": [DOUBLE, HALF_MORE],
+    "convnext-cls": [STAGES[0], {"width_factor": 2, "fields": {"depths": [3, 2]}}],
+    "mamba": [DOUBLE, HALF_MORE, HALF_MORE | DEEPER],
+    "mamba2": [DOUBLE, HALF_MORE],
 }
 CASES = [(model, sizes, EVEN) for model, many in MODELS.items() for sizes in many]
 CASES += [(model, many[-1], FIRST) for model, many in MODELS.items()]
@@ -119,8 +128,13 @@ def test_the_next_gradient_is_the_reading_of_the_source_s(
         ("llama-tied", MORE, True),
         ("olmo2", HALF_MORE, True),
         ("resnet-bottleneck", STAGES[1], True),
+        ("dinov2-cls", DOUBLE, True),
+        ("beit-cls", DOUBLE, True),
+        ("convnext-cls", STAGES[0], True),
+        ("mamba", HALF_MORE, True),
         # A LayerNorm that reads means.
         ("gpt2-lm", HALF_MORE, False),
+        ("timm-vit-scaled", HALF_MORE, False),
     ],
 )
 def test_what_is_exact_with_an_even_split(
@@ -163,6 +177,15 @@ def test_query_groups(source: Any, tmp_path: Path) -> None:
     far, status = errors(source("llama-untied"), "llama-untied", tmp_path / "b", EVEN, heads=8, kv_heads=4)
     assert set(status.values()) == {EXACT}
     assert max(far.values()) <= TOLERANCE
+
+
+def test_groups_of_heads_behind_a_convolution(source: Any, tmp_path: Path) -> None:
+    """What the heads of a Mamba 2 share passes a convolution first: its kernels are as uncertain as the projection."""
+    far, status = errors(source("mamba2"), "mamba2", tmp_path / "a", EVEN, fields={"n_groups": 4})
+    uncertain = {name.split(".")[-2] for name, word in status.items() if word == EXPECTED}
+    assert uncertain == {"in_proj", "conv1d"}
+    assert all(far[name] > 1e-3 for name, word in status.items() if word == EXPECTED)
+    assert all(far[name] <= TOLERANCE for name, word in status.items() if word == EXACT)
 
 
 @pytest.mark.parametrize("model", ["gpt2-lm", "llama-tied", "olmo2", "bert-mlm", "resnet-basic", "vit-cls"])

@@ -110,7 +110,12 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [("gpt2-lm", {"width": 72, "depth": 3}), ("vit-cls", {"width": 96})],
+    [
+        ("gpt2-lm", {"width": 72, "depth": 3}),
+        ("vit-cls", {"width": 96}),
+        ("dinov2-cls", {"width": 72}),
+        ("mamba", {"width": 72}),
+    ],
 )
 def test_a_run_is_stopped_grown_and_goes_on(stopped: Any, tmp_path: Path, name: str, sizes: dict[str, int]) -> None:
     """One command between two runs: the same step, the same schedule, the same loss at the next step."""

@@ -16,14 +16,15 @@ import pytest
 from transformers import AutoConfig, PreTrainedConfig
 
 from lemonx import architectures, models
-from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, UnknownArchitecture
 from lemonx.free import PRESETS
 from lemonx.modules import Dropped, Linear, Row
 from lemonx.spec import Architecture, Config, Spec, Stack, flat_fields, with_fields
+from lemonx.target import Target, target_config
 
 models.register()
 FAMILIES = sorted(architectures.families())
-LONGEST = 45
+LONGEST = 39  # under 40
 # Spaces that no row uses. None is left.
 UNUSED: dict[str, set[str]] = {}
 # Defaults that are None here, for `derived`, where the config class puts the derived number in.
@@ -37,7 +38,12 @@ DERIVED |= {
 DERIVED |= {(name, "num_key_value_heads") for name in ("cohere", "cohere2", "olmo", "olmoe", "phi", "phi3")}
 DERIVED |= {("falcon", "num_kv_heads"), ("falcon", "ffn_hidden_size"), ("opt", "word_embed_proj_dim")}
 DERIVED |= {("siglip_text_model", "projection_size"), ("t5", "num_decoder_layers"), ("mt5", "num_decoder_layers")}
-DERIVED |= {("mamba", "time_step_rank")}
+DERIVED |= {("mamba", "time_step_rank"), ("marian", "decoder_vocab_size")}
+# What a config must say for a field to count: only this Falcon has groups of queries.
+NEEDED = {
+    "num_kv_heads": {"new_decoder_architecture": True, "hidden_size": 64},
+    "decoder_vocab_size": {"share_encoder_decoder_embeddings": False},
+}
 # Variants whose specs have other rows than the default config's.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "resnet": [{"layer_type": "basic"}, {"downsample_in_first_stage": True}],
@@ -50,7 +56,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"new_decoder_architecture": True, "num_attention_heads": 128, "hidden_size": 8192, "num_kv_heads": 8},
         {"multi_query": False, "alibi": True, "parallel_attn": False},
     ],
-    "opt": [{"word_embed_proj_dim": 512}, {"word_embed_proj_dim": 512, "do_layer_norm_before": False}],
+    "opt": [
+        {"word_embed_proj_dim": 512},
+        {"word_embed_proj_dim": 512, "do_layer_norm_before": False},
+        {"do_layer_norm_before": False},
+    ],
     "cohere": [{"use_qk_norm": True}],
     "phi": [{"qk_layernorm": True}],
     "stablelm": [{"qk_layernorm": True, "use_parallel_residual": True}],
@@ -203,6 +213,19 @@ def sized(spec: Spec) -> tuple[Mapping[str, Any], Mapping[str, int], Mapping[str
 
 
 @every_family
+def test_what_is_no_size_is_not_set(model_type: str) -> None:
+    """A number that a spec reads beside its sizes (pixels of an image, channels) is refused before anything is read."""
+    family = architectures.families()[model_type]
+    config = family.config(on_disk(model_type))
+    family.build(config)
+    sizes = {name for names in family.sizes.values() for name in names}
+    others = {name for name in config.asked - sizes if isinstance(config[name], int | float)}
+    for name in others:
+        with pytest.raises(BadTarget, match=rf"^{name!r} cannot grow: its sizes are .*{family.sizes['width'][0]}"):
+            target_config(family, on_disk(model_type), Target(fields={name: 2 * config[name]}))
+
+
+@every_family
 def test_family_is_described(model_type: str) -> None:
     family = architectures.families()[model_type]
     assert family.free in PRESETS
@@ -229,9 +252,9 @@ def test_derived_defaults(model_type: str, name: str) -> None:
     """Left out of config.json, the field is what transformers would have put there, also with other heads."""
     family = architectures.families()[model_type]
     assert family.defaults[name] is None
-    # Only this Falcon has groups of queries.
-    more = {"new_decoder_architecture": True, "hidden_size": 64} if name == "num_kv_heads" else {}
-    for changes in (more | {"num_attention_heads": 4}, more | {"num_attention_heads": 2}):
+    more = NEEDED.get(name, {})
+    heads = "encoder_attention_heads" if model_type == "marian" else "num_attention_heads"
+    for changes in (more | {heads: 4}, more | {heads: 2}):
         values = json.loads(AutoConfig.for_model(model_type, **changes).to_json_string())
         assert values[name] is not None
         derived = family.spec({key: value for key, value in values.items() if key != name})

@@ -16,9 +16,9 @@ from lemonx import framing
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.experts import experts_expansion, part, parts
 from lemonx.framing import Framed
-from lemonx.modules import Linear, Norm
+from lemonx.modules import Linear, Norm, Row
 from lemonx.signature import Side
-from lemonx.spec import LAST, Spec, Stack
+from lemonx.spec import LAST, TIED, Spec, Stack
 from lemonx.vectors import (
     DENSE,
     RAND,
@@ -84,7 +84,18 @@ def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str
         framed = framing.find(source, target, rows, _refusing(source, target, rows))
         if not framed:
             raise
+        for stream in framed:
+            _check_last(source, stream)
     return _checked(source, target, rows, config, framed)
+
+
+def _check_last(source: Spec, framed: Framed) -> None:
+    for name, row in source.rows.items():
+        if row.is_norm and name.startswith(f"{framed.stack}.{LAST}."):
+            raise Refused(
+                f"{name}: a norm that only the last block has cannot feed a frame: try "
+                f"{multiples_near(framed.size, framed.target)}, or give --set {TIED}=false alone, and widen the result"
+            )
 
 
 def _checked(
@@ -107,6 +118,7 @@ def _checked(
         except Refused as refusal:
             raise Refused(f"{name}: {refusal}") from None
     _check_units(source, rows, types)
+    _check_tied(source, target, rows, spaces)
     for stream in framed:
         framing.require_untied(stream, target, rows)
     return types
@@ -146,9 +158,24 @@ def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str,
         row = source.rows[name]
         if isinstance(row, Linear) and row.tied and is_tied(target, name):
             final, embedded = row.reads.axes[0], source.rows[row.tied].writes.axes[0]
-            if spaces[embedded].has(DENSE):
-                continue  # require_untied says so, if nothing else is in the way
+            # The checks say so, if nothing else is in the way.
+            if spaces[embedded].has(DENSE) or final == embedded:
+                continue
             spaces[final] = spaces[embedded].dual().with_gain(_rescale(final, source, target))
+
+
+def _check_tied(source: Spec, target: Spec, rows: Collection[str], spaces: Mapping[str, Expansion]) -> None:
+    """A decoder that reads the very stream that its own weight wrote needs the stream to be its own dual."""
+    for name in rows:
+        row = source.rows[name]
+        if isinstance(row, Linear) and row.tied and is_tied(target, name):
+            stream = row.reads.axes[0]
+            grown = spaces[stream]
+            if stream in source.rows[row.tied].writes.axes and not grown.is_identity:
+                raise Refused(
+                    f"{name}: no norm stands between {stream} and the decoder, which is the embedding, to take the "
+                    f"scale that {grown.size} -> {grown.target_size} needs: give --set {TIED}=false"
+                )
 
 
 def is_tied(target: Spec, name: str) -> bool:
@@ -161,22 +188,34 @@ def _rescale(name: str, source: Spec, target: Spec) -> float:
     return source.spaces[name].scale / target.spaces[name].scale
 
 
-def _kinds(spec: Spec) -> set[str]:
-    """Names of rows, whether or not a block has a row of its own."""
-    kinds = set(spec.rows)
+def _kinds(spec: Spec) -> dict[str, Row]:
+    """Rows by their names, whether or not a block has a row of its own."""
+    kinds = dict(spec.rows)
     for stack in spec.stacks:
         for own in ("0", LAST):
-            kinds = {name.replace(f"{stack}.{own}.", f"{stack}.*.") for name in kinds}
+            kinds = {name.replace(f"{stack}.{own}.", f"{stack}.*."): row for name, row in kinds.items()}
     return kinds
 
 
+class Rewired(Refused):
+    """At other sizes a module would come or go: a shortcut that only changes of width have, a projection."""
+
+
+def _check_rows(source: Spec, target: Spec) -> None:
+    before, after = _kinds(source), _kinds(target)
+    if not (odd := sorted(before.keys() ^ after.keys())):
+        return
+    gained = odd[0] in after
+    spec, row = (target, after[odd[0]]) if gained else (source, before[odd[0]])
+    sizes = " to ".join(f"{side} ({spec.side_size(side) or 'any'})" for side in (row.reads, row.writes))
+    raise Rewired(
+        f"at these sizes the model would {'gain' if gained else 'lose'} {odd[0]}, which leads from {sizes}: choose "
+        f"sizes at which these are {'equal, as they were' if gained else 'not equal'}"
+    )
+
+
 def _check_sizes(source: Spec, target: Spec) -> None:
-    if odd := sorted(_kinds(source) ^ _kinds(target)):
-        # A ResNet's first stage has a shortcut of its own only where its width differs from the stem's.
-        verb = "gain" if odd[0] in _kinds(target) else "lose"
-        raise Refused(
-            f"at these sizes the model would {verb} {odd[0]}: keep equal widths equal and different ones different"
-        )
+    _check_rows(source, target)
     for name, size in source.fixed.items():
         if target.fixed[name] != size:
             why = source.still.get(name, "it cannot grow losslessly here")

@@ -16,7 +16,7 @@ def carried(name: str, path: Path, plan: Plan) -> str | None:
     fields = plan.family.sizes.get("width", ())
     if len(fields) != 1 or not name.endswith("_Pooling/config.json"):
         return None
-    old, new = plan.source_config.get(fields[0]), plan.target_config.get(fields[0])
+    old, new = (plan.family.config(config)[fields[0]] for config in (plan.source_config, plan.target_config))
     try:
         content = json.loads(path.read_text())
     except ValueError:

@@ -13,11 +13,11 @@ from typing import Any
 
 from lemonx import carriers, upcycling
 from lemonx.carriers import Frames
-from lemonx.check import Types, check, is_tied, unchecked, with_tied
+from lemonx.check import Rewired, Types, check, is_tied, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.coverage import Matched, list_problems, match, settled, tied_copies
 from lemonx.depth import Block
-from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, raise_first
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, raise_first
 from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE, ROUNDED
 from lemonx.free import DEFAULT, Free, preset
 from lemonx.modules import Dropped
@@ -175,6 +175,15 @@ def _typed_target(
         return typed(wanted)
     except NotWhole as error:
         raise BadTarget(error.advice(works)) from None
+    except Rewired as error:
+        raise Refused(f"{error}, with {_changed(family, config, target_config(family, config, wanted))}") from None
+
+
+def _changed(family: Architecture, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The sizes that a target has changed, as options."""
+    before, after = family.config(old), family.config(new)
+    names = {name for names in family.sizes.values() for name in names}
+    return " or ".join(f"--set {name}=..." for name in sorted(names) if before.maybe(name) != after.maybe(name))
 
 
 def _dtype(name: str | None) -> str | None:

@@ -111,25 +111,36 @@ class Spec:
 class Config(Mapping[str, Any]):
     """config.json with the defaults of its class; it remembers which fields were asked for.
 
-    A dot leads into a part of it: `vision_config.hidden_size`.
+    A dot leads into a part of it: `vision_config.hidden_size`. `seconds`: second name -> field; transformers reads
+    either, and if a file has both and they disagree, it depends on the class which.
     """
 
-    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], defaults: Mapping[str, Any], seconds: Mapping[str, str] | None = None
+    ) -> None:
         self.values_on_disk, self.defaults, self.asked = values, defaults, set[str]()
+        self.seconds = seconds or {}
 
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
-        where, last = self._part(name)
-        if last in where:
-            return where[last]
-        if name in self.defaults:
-            return self.defaults[name]
-        raise BadCheckpoint(f"config.json has no field {name!r}, which this architecture needs")
+        given = self._given(name)
+        value, *others = given.values() or [self.defaults.get(name)]
+        if any(other != value for other in others):
+            said = " and ".join(f"{known} = {value}" for known, value in given.items())
+            raise BadCheckpoint(f"config.json says {said}, which are names of one size: remove the one that is wrong")
+        if not given and name not in self.defaults:
+            raise BadCheckpoint(f"config.json has no field {name!r}, which this architecture needs")
+        return value
+
+    def _given(self, name: str) -> dict[str, Any]:
+        """Every name that config.json has for a field, with its value."""
+        names = (name, *(second for second, first in self.seconds.items() if first == name))
+        parts = {known: self._part(known) for known in names}
+        return {known: where[last] for known, (where, last) in parts.items() if last in where}
 
     def maybe(self, name: str) -> Any:
         """A field that is no size and that config.json may lack: None then."""
-        where, last = self._part(name)
-        return where.get(last)
+        return next(iter(self._given(name).values()), None)
 
     def _part(self, name: str) -> tuple[Mapping[str, Any], str]:
         """The part of config.json that a field is in, and its name there."""
@@ -138,10 +149,6 @@ class Config(Mapping[str, Any]):
         for part in parts:
             where = where.get(part) or {}
         return where, last
-
-    def either(self, old: str, new: str) -> Any:
-        """A field that has been renamed, under the name that config.json has."""
-        return self[old if old in self.values_on_disk else new]
 
     def aliases(self, **names: str) -> dict[str, str]:
         """Second name -> field, of those that config.json has: transformers lets the second name win."""
@@ -221,7 +228,8 @@ class Dense:
 class Architecture:
     """A family: its spec, the config fields behind each option, and the preset that fits it.
 
-    `dense`: model types that can become this one, experts of which are copies of their MLP.
+    `dense`: model types that can become this one, experts of which are copies of their MLP. `aliases`: second names of
+    config fields.
     """
 
     model_types: tuple[str, ...]
@@ -230,6 +238,7 @@ class Architecture:
     free: str
     defaults: Mapping[str, Any]
     dense: Mapping[str, Dense] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     # config.json with what a name in it implies, or None if it is not this family's: for files without a model_type.
     completed: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None
 
@@ -246,7 +255,15 @@ class Architecture:
 
     def config(self, values: Mapping[str, Any]) -> Config:
         whole = self.completed(values) if self.completed else None
-        return Config(whole or values, self.defaults)
+        return Config(whole or values, self.defaults, self.aliases)
+
+    def as_named(self, values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """These fields under every name that a config.json has for them, so that no old value is left to win."""
+        result = {}
+        for name, value in fields.items():
+            known = [n for n in (name, *self.aliases) if n in values and self.aliases.get(n, n) == name]
+            result |= dict.fromkeys(known or [name], value)
+        return result
 
     def spec(self, values: Mapping[str, Any]) -> Spec:
         """The spec of a config; BadCheckpoint where a field that is a size is not one."""
@@ -280,18 +297,19 @@ def architecture(
     defaults: Mapping[str, Any] | None = None,
     # As in Architecture; Any, because a dict of sizes could name them, for all that a type checker knows.
     dense: Any = None,
+    aliases: Any = None,
     completed: Any = None,
     **sizes: str | tuple[str, ...],
 ) -> Callable[[Callable[[Config], Spec]], Callable[[Config], Spec]]:
     """Register a spec for these model types; `width=...`, `heads=...` name the config fields that are sizes.
 
     `defaults` are the values of fields that config.json may leave out, as transformers has them; `completed` adds what
-    a name in it implies. `dense`: families without experts that can become this one.
+    a name in it implies. `dense`: families without experts that can become this one. `aliases`: second name -> field.
     """
 
     def register(build: Callable[[Config], Spec]) -> Callable[[Config], Spec]:
         fields = {option: (names,) if isinstance(names, str) else names for option, names in sizes.items()}
-        family = Architecture(model_types, build, fields, free, defaults or {}, dense or {}, completed)
+        family = Architecture(model_types, build, fields, free, defaults or {}, dense or {}, aliases or {}, completed)
         for model_type in model_types:
             REGISTRY[model_type] = family
         return build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -36,6 +36,7 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
     """The target's config.json as far as sizes go; the source's other fields stay."""
     config = family.config(values)
     spec = family.build(config)
+    wanted = replace(wanted, fields={family.aliases.get(name, name): value for name, value in wanted.fields.items()})
     new = dict(spec.config)
     if wanted.like is not None:
         new |= _sizes_of(family, spec, wanted.like)
@@ -48,13 +49,13 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
             new[_single(family, config, option)] = _positive(option, value)
     for name, value in wanted.fields.items():
         # The one field besides sizes that may be changed, from true to false: a decoder becomes a weight of its own.
-        new[name] = value if name == TIED and spec.ties and value is False else _checked(config, name, value)
+        new[name] = value if name == TIED and spec.ties and value is False else _checked(family, config, name, value)
     new |= {name: new.get(leader, config[leader]) for name, leader in spec.follows.items() if name not in wanted.fields}
     try:
-        target = family.spec(with_fields(values, new))
+        target = family.spec(with_fields(values, family.as_named(values, new)))
     except BadCheckpoint as error:
         raise BadTarget(f"the target's {error}") from None
-    return with_fields(values, {**new, **target.config})
+    return with_fields(values, family.as_named(values, {**new, **target.config}))
 
 
 def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,10 +169,12 @@ def _positive(option: str, value: int) -> int:
     return value
 
 
-def _checked(config: Config, name: str, value: Any) -> Any:
-    asked = sorted(n for n in config.asked if _is_size(config[n]))
-    if name not in asked:
-        raise BadTarget(f"{name!r} is not a size of this model: its sizes are {', '.join(asked)}")
+def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any:
+    # Of the sizes that its family has, a config may ask for a part: no decoder's vocabulary where there is but one.
+    sizes = sorted(config.asked & {field for fields in family.sizes.values() for field in fields})
+    if name not in sizes:
+        what = "cannot grow" if name in config.asked else "is not a size of this model"
+        raise BadTarget(f"{name!r} {what}: its sizes are {', '.join(sizes)}")
     before = config[name]
     several, unset = isinstance(before, list), value is None and before is not None
     # Only what config.json itself writes as 4.0 may be given so.

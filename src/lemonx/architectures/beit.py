@@ -1,6 +1,7 @@
 """BEiT and Data2Vec for images."""
 
 from lemonx.architectures.rotary import head
+from lemonx.architectures.vit import block
 from lemonx.errors import Refused
 from lemonx.modules import Row, conv, dropped, layer_norm, linear, parameter, scale
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -60,16 +61,9 @@ def _block(layer: str, attended: str, computed: str) -> dict[str, Row]:
         f"{layer}.lambda_2": scale("computed -> residual"),
     }
     return {
-        f"{layer}.layernorm_before": layer_norm("residual -> normed"),
-        f"{layer}.attention.attention.query": linear("normed -> (heads query)"),
-        f"{layer}.attention.attention.key": linear("normed -> (heads key)"),
-        f"{layer}.attention.attention.value": linear("normed -> (heads value)"),
+        **block(layer, attended, computed),
         f"{layer}.attention.attention.{TABLE}": parameter("_ heads", optional=True),
         f"{layer}.attention.attention.{INDEX}": dropped(),
-        f"{layer}.attention.output.dense": linear(f"(heads value) -> {attended}"),
-        f"{layer}.layernorm_after": layer_norm("residual -> normed"),
-        f"{layer}.intermediate.dense": linear("normed -> hidden"),
-        f"{layer}.output.dense": linear(f"hidden -> {computed}"),
         **(scales if attended == "attended" else {}),
     }
 

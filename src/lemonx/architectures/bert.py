@@ -75,17 +75,23 @@ def post_ln(root: str) -> dict[str, Rows]:
     }
 
 
-def spaces(c: Config) -> dict[str, Space]:
-    """The spaces of a Post-LN encoder with a masked-LM head."""
-    width = c["hidden_size"]
+def spaces(
+    c: Config,
+    width: str = "hidden_size",
+    heads: str = "num_attention_heads",
+    ffn: str = "intermediate_size",
+    act: str = "hidden_act",
+) -> dict[str, Space]:
+    """The spaces of a Post-LN encoder with a masked-LM head; the arguments are what its config calls their sizes."""
+    residual = c[width]
     return {
-        "residual": avg(width),
-        "heads": circ(c["num_attention_heads"]),
-        **head(width // c["num_attention_heads"], {}),
-        "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
-        "pooled": circ(width),
-        "transform": avg(width),
-        "decoded": zero(width),
+        "residual": avg(residual),
+        "heads": circ(c[heads]),
+        **head(residual // c[heads], {}),
+        "hidden": circ(c[ffn], act=c[act]),
+        "pooled": circ(residual),
+        "transform": avg(residual),
+        "decoded": zero(residual),
         "vocab": fresh(c["vocab_size"]),
         "positions": fresh(c["max_position_embeddings"]),
     }

@@ -1,5 +1,6 @@
 """BLOOM."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
 from lemonx.errors import Refused
 from lemonx.modules import embedding, layer_norm, linear
@@ -16,6 +17,7 @@ LAYER = "transformer.h.*"
     heads="n_head",
     vocab="vocab_size",
     free="language",
+    aliases={"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     defaults={
         "tie_word_embeddings": True,
         "layer_norm_epsilon": 1e-5,
@@ -54,7 +56,6 @@ def bloom(c: Config) -> Spec:
             f"{LAYER}.mlp.dense_h_to_4h": linear("normed -> hidden"),
             f"{LAYER}.mlp.dense_4h_to_h": linear("hidden -> residual"),
             "transformer.ln_f": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

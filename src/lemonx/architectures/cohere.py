@@ -1,8 +1,9 @@
 """Cohere Command R, R+ and R7B."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding, layer_norm, linear
+from lemonx.modules import embedding, layer_norm
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, grouped, zero
 
@@ -51,6 +52,6 @@ def _cohere(c: Config, head_dim: int, normed: bool) -> Spec:
             **(norms if normed else {}),
             **MLP,
             "model.norm": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+            **language_model(tied),
         },
     )

@@ -1,10 +1,8 @@
 """DistilBERT."""
 
-from lemonx.architectures.bert import masked_lm
-from lemonx.architectures.rotary import head
+from lemonx.architectures.bert import masked_lm, spaces
 from lemonx.modules import dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 LAYER = "distilbert.transformer.layer.*"
 EPS = 1e-12  # of every LayerNorm, in code
@@ -19,29 +17,19 @@ EPS = 1e-12  # of every LayerNorm, in code
     vocab="vocab_size",
     positions="max_position_embeddings",
     free="language",
+    aliases={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
     defaults={"tie_word_embeddings": True, "activation": "gelu"},
 )
 def distilbert(c: Config) -> Spec:
     """DistilBERT: BERT without types of tokens, every eps fixed."""
-    width, embedded = c["dim"], "distilbert.embeddings.word_embeddings"
+    embedded = "distilbert.embeddings.word_embeddings"
     tokens = c.is_a("ForTokenClassification")
     head_rows = masked_lm(c, "residual", "vocab_transform", "vocab_layer_norm", "vocab_projector", tied=embedded)
     return Spec(
         stacks={"distilbert.transformer.layer": Stack(c["n_layers"], "residual")},
         prefix="distilbert.",
         acts=("transform",),
-        follows=c.aliases(hidden_size="dim", num_hidden_layers="n_layers", num_attention_heads="n_heads"),
-        spaces={
-            "residual": avg(width),
-            "heads": circ(c["n_heads"]),
-            **head(width // c["n_heads"], {}),
-            "hidden": circ(c["hidden_dim"], act=c["activation"]),
-            "pooled": circ(width),
-            "transform": avg(width),
-            "decoded": zero(width),
-            "vocab": fresh(c["vocab_size"]),
-            "positions": fresh(c["max_position_embeddings"]),
-        },
+        spaces=spaces(c, "dim", "n_heads", "hidden_dim", "activation"),
         rows={
             embedded: embedding("vocab -> residual"),
             "distilbert.embeddings.position_embeddings": embedding("positions -> residual"),

@@ -1,5 +1,6 @@
 """Falcon."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import Row, dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -51,8 +52,7 @@ def falcon(c: Config) -> Spec:
             f"{LAYER}.mlp.dense_h_to_4h": linear("normed -> hidden"),
             f"{LAYER}.mlp.dense_4h_to_h": linear("hidden -> residual"),
             "transformer.ln_f": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )
 

@@ -1,5 +1,6 @@
 """Gemma, Gemma 2, Gemma 3 (text)."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import Row, embedding, linear, rms_norm
@@ -65,7 +66,6 @@ def _gemma(c: Config, branch: str, norms: dict[str, Row], raw: str = "", scale: 
             **MLP,
             f"{LAYER}.mlp.down_proj": linear(f"hidden -> {branch}"),
             "model.norm": rms_norm("residual -> final", offset=1.0),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

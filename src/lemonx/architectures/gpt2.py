@@ -1,10 +1,13 @@
 """GPT-2."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
 from lemonx.errors import Refused
 from lemonx.modules import dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, zero
+
+ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
 
 
 @architecture(
@@ -16,6 +19,7 @@ from lemonx.vectors import avg, circ, fresh, zero
     vocab="vocab_size",
     positions="n_positions",
     free="language",
+    aliases=ALIASES | {"max_position_embeddings": "n_positions"},
     defaults={
         "n_inner": None,
         "tie_word_embeddings": True,
@@ -56,7 +60,6 @@ def gpt2(c: Config) -> Spec:
             f"{layer}.mlp.c_fc": linear("normed -> hidden", transposed=True),
             f"{layer}.mlp.c_proj": linear("hidden -> residual", transposed=True),
             "transformer.ln_f": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

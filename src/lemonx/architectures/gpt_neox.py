@@ -1,5 +1,6 @@
 """GPT-NeoX, Pythia."""
 
+from lemonx.architectures.heads import classifiers
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -49,6 +50,6 @@ def gpt_neox(c: Config) -> Spec:
             f"{LAYER}.mlp.dense_4h_to_h": linear("hidden -> residual"),
             "gpt_neox.final_layer_norm": layer_norm("residual -> final"),
             "embed_out": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **classifiers(),
         },
     )

@@ -1,6 +1,7 @@
 """gpt-oss."""
 
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, decoder
+from lemonx.architectures.mixtral import ALIASES, EXPERTS
 from lemonx.modules import Row, linear, parameter, router
 from lemonx.spec import Config, Spec, architecture
 from lemonx.vectors import circ, experts
@@ -16,8 +17,9 @@ MLP: dict[str, Row] = {
 @architecture(
     "gpt_oss",
     **SIZES,
-    experts=("num_local_experts", "num_experts_per_tok"),
+    experts=EXPERTS,
     free="language",
+    aliases=ALIASES,
     defaults=DEFAULTS | {"num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5},
 )
 def gpt_oss(c: Config) -> Spec:

@@ -1,5 +1,7 @@
 """GPT-J."""
 
+from lemonx.architectures.gpt2 import ALIASES
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
 from lemonx.modules import dropped, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -16,6 +18,7 @@ LAYER = "transformer.h.*"
     ffn="n_inner",
     vocab="vocab_size",
     free="language",
+    aliases=ALIASES,
     defaults={"n_inner": None, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-5, "rotary_dim": 64},
 )
 def gptj(c: Config) -> Spec:
@@ -47,7 +50,6 @@ def gptj(c: Config) -> Spec:
             f"{LAYER}.mlp.fc_in": linear("normed -> hidden"),
             f"{LAYER}.mlp.fc_out": linear("hidden -> residual"),
             "transformer.ln_f": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head, rotary
 from lemonx.errors import BadTarget
 from lemonx.modules import Row, dropped, embedding, linear, rms_norm
@@ -108,7 +109,6 @@ def decoder(
             f"{LAYER}.post_attention_layernorm": rms_norm("residual -> normed"),
             **mlp,
             "model.norm": rms_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

@@ -8,13 +8,12 @@ from lemonx.vectors import avg, fresh, scaled
 COMPUTED = "sinusoidal positions are computed from it, not stored"
 
 
-@architecture("marian", **SIZES, free="language",
-              defaults=DEFAULTS | {"share_encoder_decoder_embeddings": True})  # fmt: skip
+@architecture("marian", **SIZES, target_vocab="decoder_vocab_size", free="language", aliases=ALIASES,
+              defaults=DEFAULTS | {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None})  # fmt: skip
 def marian(c: Config) -> Spec:
     """Marian: BART with sinusoidal positions, and no norm on the embeddings."""
     width, shared = c["d_model"], c["share_encoder_decoder_embeddings"]
     generates = not c.is_a("MarianModel")
-    second = "decoder_vocab_size" if c.maybe("decoder_vocab_size") else "vocab_size"
     table, vocab = ("model.shared", "vocab") if shared else ("model.decoder.embed_tokens", "target_vocab")
     own = {
         "model.encoder.embed_tokens": embedding("vocab -> words", tied="model.shared" if shared else None),
@@ -30,11 +29,11 @@ def marian(c: Config) -> Spec:
             **units(c, "encoder"),
             **units(c, "decoder"),
             "vocab": fresh(c["vocab_size"]),
-            **({} if shared else {"target_vocab": fresh(c[second])}),
+            **({} if shared else {"target_vocab": fresh(c["decoder_vocab_size"] or c["vocab_size"])}),
         },
         fixed={"width": width},
         still={"width": COMPUTED},
-        follows=c.aliases(**ALIASES) | ({"decoder_vocab_size": "vocab_size"} if shared else {}),
+        follows={"decoder_vocab_size": "vocab_size"} if shared else {},
         rows={
             **({"model.shared": embedding("vocab -> words")} if shared else {}),
             **own,

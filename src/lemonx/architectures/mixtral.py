@@ -10,6 +10,7 @@ from lemonx.spec import Config, Dense, Spec, architecture
 from lemonx.vectors import Space, circ, experts
 
 EXPERTS = ("num_local_experts", "num_experts_per_tok")
+ALIASES = {"num_experts": "num_local_experts"}
 MIXTRAL = DEFAULTS | {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 QWEN3 = DEFAULTS | {"num_key_value_heads": 4, "decoder_sparse_step": 1, "mlp_only_layers": []}
 
@@ -62,7 +63,7 @@ TO_MIXTRAL = {
 TO_QWEN3 = {"qwen3": Dense(_qwen3_moe, {".mlp.": ".mlp.experts.0."})}
 
 
-@architecture("mixtral", **SIZES, experts=EXPERTS, free="language", defaults=MIXTRAL, dense=TO_MIXTRAL)
+@architecture("mixtral", **SIZES, experts=EXPERTS, free="language", defaults=MIXTRAL, dense=TO_MIXTRAL, aliases=ALIASES)
 def mixtral(c: Config) -> Spec:
     """Mixtral: Mistral with several MLPs, of which a router chooses."""
     spaces = {"experts": experts(c["num_local_experts"], c["num_experts_per_tok"], renormalised=True),
@@ -72,13 +73,13 @@ def mixtral(c: Config) -> Spec:
 
 @architecture(
     "qwen3_moe", **{**SIZES, "ffn": "moe_intermediate_size"}, experts=EXPERTS, free="language", defaults=QWEN3,
-    dense=TO_QWEN3,
+    dense=TO_QWEN3, aliases=ALIASES,
 )  # fmt: skip
 def qwen3_moe(c: Config) -> Spec:
     """Qwen3-MoE: Qwen3 with several MLPs, of which a router chooses."""
     if c["mlp_only_layers"] or c["decoder_sparse_step"] != 1:
         raise Refused("some layers of this Qwen3-MoE have no experts, and its spec knows only layers that do")
-    size, renormalised = c.either("num_experts", "num_local_experts"), bool(c.maybe("norm_topk_prob"))
+    size, renormalised = c["num_local_experts"], bool(c.maybe("norm_topk_prob"))
     spaces = {"experts": experts(size, c["num_experts_per_tok"], renormalised=renormalised),
               "hidden": circ(c["moe_intermediate_size"], within="experts")}  # fmt: skip
     return decoder(c, qk_norms=QK_NORMS, mlp=moe(f"{LAYER}.mlp", one=_one(spaces)), spaces=spaces)

@@ -1,8 +1,9 @@
 """OLMo (the first)."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding, layer_norm, linear
+from lemonx.modules import embedding, layer_norm
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, grouped, zero
 
@@ -43,6 +44,6 @@ def olmo(c: Config) -> Spec:
             f"{LAYER}.post_attention_layernorm": layer_norm("residual -> normed", eps=1e-5, affine=False),
             **MLP,
             "model.norm": layer_norm("residual -> final", eps=1e-5, affine=False),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+            **language_model(tied),
         },
     )

@@ -1,12 +1,14 @@
 """OLMoE."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, SIZES
 from lemonx.architectures.mixtral import moe
 from lemonx.architectures.olmo import CLIPPED
+from lemonx.architectures.olmo2 import attention, heads_normed_together
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding, linear, rms_norm
+from lemonx.modules import embedding, rms_norm
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import circ, experts, fresh, grouped, iso, zero
+from lemonx.vectors import circ, experts, fresh, zero
 
 
 @architecture(
@@ -14,6 +16,7 @@ from lemonx.vectors import circ, experts, fresh, grouped, iso, zero
     **{option: field for option, field in SIZES.items() if option != "head_dim"},
     experts=("num_experts", "num_experts_per_tok"),
     free="language",
+    aliases={"num_local_experts": "num_experts"},
     defaults={"num_key_value_heads": None, "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "clip_qkv": None},
 )
 def olmoe(c: Config) -> Spec:
@@ -28,10 +31,7 @@ def olmoe(c: Config) -> Spec:
         prefix="model.",
         spaces={
             **{name: zero(width) for name in ("residual", "normed", "final")},
-            "keys": iso(kv_heads or heads),
-            "queries": grouped(heads, under="keys", kind="iso"),
-            "kv_heads": circ(kv_heads or heads),
-            "heads": grouped(heads, under="kv_heads"),
+            **heads_normed_together(heads, kv_heads or heads),
             **head(head_dim, turns, normed=True),
             "experts": experts(
                 c["num_experts"], c["num_experts_per_tok"], renormalised=bool(c.maybe("norm_topk_prob"))
@@ -43,15 +43,10 @@ def olmoe(c: Config) -> Spec:
         rows={
             "model.embed_tokens": embedding("vocab -> residual"),
             f"{LAYER}.input_layernorm": rms_norm("residual -> normed"),
-            f"{LAYER}.self_attn.q_proj": linear("normed -> (queries raw_query)"),
-            f"{LAYER}.self_attn.k_proj": linear("normed -> (keys raw_key)"),
-            f"{LAYER}.self_attn.v_proj": linear("normed -> (kv_heads value)"),
-            f"{LAYER}.self_attn.q_norm": rms_norm("(queries raw_query) -> (heads query)"),
-            f"{LAYER}.self_attn.k_norm": rms_norm("(keys raw_key) -> (kv_heads key)"),
-            f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
+            **attention("normed", "residual"),
             f"{LAYER}.post_attention_layernorm": rms_norm("residual -> normed"),
             **moe(f"{LAYER}.mlp"),
             "model.norm": rms_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
+            **language_model(tied),
         },
     )

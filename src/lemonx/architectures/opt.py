@@ -1,5 +1,6 @@
 """OPT."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
 from lemonx.modules import Row, embedding, layer_norm, linear
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -17,6 +18,7 @@ EPS = 1e-5  # of every LayerNorm, in code
     ffn="ffn_dim",
     vocab="vocab_size",
     positions="max_position_embeddings",
+    embedded="word_embed_proj_dim",
     free="language",
     defaults={"tie_word_embeddings": True, "word_embed_proj_dim": None, "do_layer_norm_before": True,
               "_remove_final_layer_norm": False, "activation_function": "relu", "layer_norm_elementwise_affine": True},
@@ -26,12 +28,10 @@ def opt(c: Config) -> Spec:
     width, heads, pre = c["hidden_size"], c["num_attention_heads"], c["do_layer_norm_before"]
     word = c["word_embed_proj_dim"] or width
     narrow, affine = word != width, c["layer_norm_elementwise_affine"]
-    normed, last = ("normed", "final") if pre else ("residual", "residual")
-    attended = {f"{LAYER}.self_attn_layer_norm": layer_norm(f"residual -> {normed}", eps=EPS, affine=affine)}
-    end = {f"{LAYER}.final_layer_norm": layer_norm(f"residual -> {normed}", eps=EPS, affine=affine)}
-    ends = pre and not c["_remove_final_layer_norm"]
-    rows, last = _ends(narrow, last if ends else "residual", affine if ends else None)
     tied = c.tied("model.decoder.embed_tokens")
+    norm = _last_norm(c, own=not narrow and tied is not None)
+    final = "final" if norm else "residual"
+    last = "projected" if narrow else final
     return Spec(
         stacks={"model.decoder.layers": Stack(c["num_hidden_layers"], "residual")},
         prefix="model.",
@@ -40,7 +40,7 @@ def opt(c: Config) -> Spec:
         spaces={
             "residual": avg(width),
             **({"normed": zero(width)} if pre else {}),
-            **({"final": zero(width)} if ends else {}),
+            "final": zero(width),
             **({"word": zero(word, linear=True), "projected": zero(word, linear=True)} if narrow else {}),
             "heads": circ(heads),
             **head(width // heads, {}),
@@ -49,29 +49,39 @@ def opt(c: Config) -> Spec:
             "positions": fresh(c["max_position_embeddings"] + 2),
         },
         rows={
-            **rows,
+            "model.decoder.embed_tokens": embedding(f"vocab -> {'word' if narrow else 'residual'}"),
             "model.decoder.embed_positions": embedding("positions -> residual"),
-            **(attended if pre else {}),
-            f"{LAYER}.self_attn.q_proj": linear(f"{normed} -> (heads query)"),
-            f"{LAYER}.self_attn.k_proj": linear(f"{normed} -> (heads key)"),
-            f"{LAYER}.self_attn.v_proj": linear(f"{normed} -> (heads value)"),
-            f"{LAYER}.self_attn.out_proj": linear("(heads value) -> residual"),
-            **(end if pre else attended),
-            f"{LAYER}.fc1": linear(f"{normed} -> hidden"),
-            f"{LAYER}.fc2": linear("hidden -> residual"),
-            **({} if pre else end),
-            "lm_head": linear(f"{last} -> vocab", tied=tied, optional=True),
-            "score": linear(f"{last} -> _", optional=True),
+            **({"model.decoder.project_in": linear("word -> residual")} if narrow else {}),
+            **_block("normed" if pre else "residual", affine),
+            **({norm: layer_norm("residual -> final", eps=EPS, affine=affine)} if norm else {}),
+            **({"model.decoder.project_out": linear(f"{final} -> projected")} if narrow else {}),
+            **language_model(tied, last),
         },
     )
 
 
-def _ends(narrow: bool, final: str, affine: bool | None) -> tuple[dict[str, Row], str]:
-    """The rows before and after the stack, and what the decoder reads; `affine` is None without a final norm."""
-    rows: dict[str, Row] = {"model.decoder.embed_tokens": embedding("vocab -> word" if narrow else "vocab -> residual")}
-    if affine is not None:
-        rows["model.decoder.final_layer_norm"] = layer_norm("residual -> final", eps=EPS, affine=affine)
-    if narrow:
-        rows["model.decoder.project_in"] = linear("word -> residual")
-        rows["model.decoder.project_out"] = linear(f"{final} -> projected")
-    return rows, "projected" if narrow else final
+def _block(normed: str, affine: bool) -> dict[str, Row]:
+    """A block; where its norms write the stream they stand behind what they stand before in other OPTs."""
+    norm, pre = layer_norm(f"residual -> {normed}", eps=EPS, affine=affine), normed != "residual"
+    attended, end = ({f"{LAYER}.{name}_layer_norm": norm} for name in ("self_attn", "final"))
+    return {
+        **(attended if pre else {}),
+        f"{LAYER}.self_attn.q_proj": linear(f"{normed} -> (heads query)"),
+        f"{LAYER}.self_attn.k_proj": linear(f"{normed} -> (heads key)"),
+        f"{LAYER}.self_attn.v_proj": linear(f"{normed} -> (heads value)"),
+        f"{LAYER}.self_attn.out_proj": linear("(heads value) -> residual"),
+        **(end if pre else attended),
+        f"{LAYER}.fc1": linear(f"{normed} -> hidden"),
+        f"{LAYER}.fc2": linear("hidden -> residual"),
+        **({} if pre else end),
+    }
+
+
+def _last_norm(c: Config, own: bool) -> str | None:
+    """The norm in front of the head, if there is one; where norms write the stream the last block's, if it is `own`.
+
+    A decoder that is the embedding leaves the scale that it needs to this norm; any other takes it by itself.
+    """
+    if c["do_layer_norm_before"]:
+        return None if c["_remove_final_layer_norm"] else "model.decoder.final_layer_norm"
+    return "model.decoder.layers.-1.final_layer_norm" if own else None

@@ -1,5 +1,6 @@
 """Phi-1, Phi-1.5, Phi-2."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.errors import BadTarget
@@ -47,7 +48,6 @@ def phi(c: Config) -> Spec:
             f"{LAYER}.mlp.fc1": linear("normed -> hidden"),
             f"{LAYER}.mlp.fc2": linear("hidden -> residual"),
             "model.final_layernorm": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

@@ -1,5 +1,6 @@
 """Phi-3."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import embedding, linear, rms_norm
@@ -35,7 +36,6 @@ def phi3(c: Config) -> Spec:
             f"{LAYER}.mlp.gate_up_proj": linear("normed -> hidden + hidden"),
             f"{LAYER}.mlp.down_proj": linear("hidden -> residual"),
             "model.norm": rms_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

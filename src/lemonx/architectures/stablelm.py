@@ -1,8 +1,9 @@
 """StableLM."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, attention
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import dropped, embedding, layer_norm, linear
+from lemonx.modules import dropped, embedding, layer_norm
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, grouped, zero
 
@@ -53,7 +54,6 @@ def stablelm(c: Config) -> Spec:
             f"{LAYER}.post_attention_layernorm": layer_norm("residual -> normed", optional=c["use_parallel_residual"]),
             **MLP,
             "model.norm": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

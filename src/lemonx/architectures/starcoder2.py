@@ -1,5 +1,6 @@
 """StarCoder 2."""
 
+from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import embedding, layer_norm, linear
@@ -41,7 +42,6 @@ def starcoder2(c: Config) -> Spec:
             f"{LAYER}.mlp.c_fc": linear("normed -> hidden"),
             f"{LAYER}.mlp.c_proj": linear("hidden -> residual"),
             "model.norm": layer_norm("residual -> final"),
-            "lm_head": linear("final -> vocab", tied=tied, optional=True),
-            "score": linear("final -> _", optional=True),
+            **language_model(tied),
         },
     )

@@ -10,7 +10,9 @@ from lemonx.vectors import Space, avg, circ, fresh, key, query, zero
     width="embed_dim",
     depth="depths",
     heads="num_heads",
+    ffn_ratio="mlp_ratio",
     free="vision",
+    aliases={"num_attention_heads": "num_heads"},
     defaults={"layer_norm_eps": 1e-5, "mlp_ratio": 4.0, "num_channels": 3},
 )
 def swinv2(c: Config) -> Spec:

@@ -15,9 +15,11 @@ SIZES = {
 }
 DEFAULTS = {"d_kv": 64, "num_decoder_layers": None, "layer_norm_epsilon": 1e-6, "tie_word_embeddings": True,
             "relative_attention_num_buckets": 32}  # fmt: skip
+ALIASES = {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+           "head_dim": "d_kv"}  # fmt: skip
 
 
-@architecture("t5", **SIZES, free="language", defaults=DEFAULTS | {"feed_forward_proj": "relu"})
+@architecture("t5", **SIZES, free="language", aliases=ALIASES, defaults=DEFAULTS | {"feed_forward_proj": "relu"})
 def t5(c: Config) -> Spec:
     """T5, T5 v1.1, Flan-T5: encoder and decoder with RMSNorm and a bias per head for every distance."""
     # transformers asks one field whether outputs are scaled, and ties whatever the file does not have twice.
@@ -25,7 +27,7 @@ def t5(c: Config) -> Spec:
     return _t5(c, scaled=c["tie_word_embeddings"] is not False if scaled is None else scaled)
 
 
-@architecture("mt5", **SIZES, free="language", defaults=DEFAULTS | {"feed_forward_proj": "gated-gelu"})
+@architecture("mt5", **SIZES, free="language", aliases=ALIASES, defaults=DEFAULTS | {"feed_forward_proj": "gated-gelu"})
 def mt5(c: Config) -> Spec:
     """mT5: T5 v1.1 for many languages."""
     return _t5(c, scaled=False)
@@ -43,7 +45,6 @@ def _t5(c: Config, scaled: bool) -> Spec:
         eps="layer_norm_epsilon",
         prefix="transformer.",
         config={"num_decoder_layers": decoder},
-        follows=c.aliases(hidden_size="d_model", num_hidden_layers="num_layers", num_attention_heads="num_heads"),
         spaces={
             **{name: zero(width) for name in ("residual", "normed", "encoded")},
             **({"final": zero(width, scale=by), "pooled": circ(width)} if "decoder" in depths else {}),

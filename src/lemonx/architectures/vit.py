@@ -1,7 +1,7 @@
 """ViT and DeiT."""
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import conv, layer_norm, linear, parameter
+from lemonx.modules import Row, conv, layer_norm, linear, parameter
 from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, zero
 
@@ -13,6 +13,7 @@ from lemonx.vectors import avg, circ, zero
     depth="num_hidden_layers",
     heads="num_attention_heads",
     ffn="intermediate_size",
+    pooled="pooler_output_size",
     free="vision",
     defaults={"layer_norm_eps": 1e-12, "pooler_output_size": None, "num_channels": 3},
 )
@@ -20,7 +21,6 @@ def vit(c: Config) -> Spec:
     """ViT, DeiT: Pre-LN, class token (and distillation token), learned positions."""
     name, width, heads = c["model_type"], c["hidden_size"], c["num_attention_heads"]
     tokens = (c["image_size"] // c["patch_size"]) ** 2 + (2 if name == "deit" else 1)
-    layer = f"{name}.encoder.layer.*"
     return Spec(
         stacks={f"{name}.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_eps",
@@ -41,14 +41,7 @@ def vit(c: Config) -> Spec:
             f"{name}.embeddings.mask_token": parameter("1 1 residual", optional=True),
             f"{name}.embeddings.position_embeddings": parameter("1 _ residual"),
             f"{name}.embeddings.patch_embeddings.projection": conv("channels -> residual"),
-            f"{layer}.layernorm_before": layer_norm("residual -> normed"),
-            f"{layer}.attention.attention.query": linear("normed -> (heads query)"),
-            f"{layer}.attention.attention.key": linear("normed -> (heads key)"),
-            f"{layer}.attention.attention.value": linear("normed -> (heads value)"),
-            f"{layer}.attention.output.dense": linear("(heads value) -> residual"),
-            f"{layer}.layernorm_after": layer_norm("residual -> normed"),
-            f"{layer}.intermediate.dense": linear("normed -> hidden"),
-            f"{layer}.output.dense": linear("hidden -> residual"),
+            **block(f"{name}.encoder.layer.*"),
             f"{name}.layernorm": layer_norm("residual -> final"),
             f"{name}.pooler.dense": linear("final -> pooled", optional=True),
             "classifier": linear("final -> _", optional=True),
@@ -56,3 +49,17 @@ def vit(c: Config) -> Spec:
             "distillation_classifier": linear("final -> _", optional=True),
         },
     )
+
+
+def block(layer: str, attended: str = "residual", computed: str = "residual") -> dict[str, Row]:
+    """The rows of a Pre-LN block; `attended` and `computed` are what attention and the MLP write."""
+    return {
+        f"{layer}.layernorm_before": layer_norm("residual -> normed"),
+        f"{layer}.attention.attention.query": linear("normed -> (heads query)"),
+        f"{layer}.attention.attention.key": linear("normed -> (heads key)"),
+        f"{layer}.attention.attention.value": linear("normed -> (heads value)"),
+        f"{layer}.attention.output.dense": linear(f"(heads value) -> {attended}"),
+        f"{layer}.layernorm_after": layer_norm("residual -> normed"),
+        f"{layer}.intermediate.dense": linear("normed -> hidden"),
+        f"{layer}.output.dense": linear(f"hidden -> {computed}"),
+    }

@@ -8,6 +8,7 @@ from lemonx.vectors import avg, circ, fresh, zero
 
 
 @architecture("whisper", **SIZES, positions="max_target_positions", free="language",
+              aliases=ALIASES | {"num_key_value_heads": "encoder_attention_heads"},
               defaults={"tie_word_embeddings": True, "num_mel_bins": 80, "max_source_positions": 1500,
                                    "max_target_positions": 448})  # fmt: skip
 def whisper(c: Config) -> Spec:
@@ -36,7 +37,6 @@ def whisper(c: Config) -> Spec:
                 for part in parts},
         prefix="model.",
         acts=("heard",),
-        follows=c.aliases(**ALIASES),
         spaces=spaces,
         fixed={"mels": c["num_mel_bins"], "frames": c["max_source_positions"]},
         rows=rows,

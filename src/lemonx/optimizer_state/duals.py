@@ -111,7 +111,9 @@ def _with_reasons(plan: Plan, space: str, found: dict[str, Dual]) -> Dual:
         elif row.in_place and (written := found.get(_counterpart(row, space))):
             on_units |= written.units | _mixed(row, units, written)
             on_rest |= written.rest | ({MEAN} if isinstance(row, LayerNorm) else set())
-    if not readers and (queries := _queries(plan, space)) is not None:
+    # What leaves a space as it is (a convolution before attention) says nothing of who reads it then.
+    kept = all(row.in_place and _counterpart(row, space) == space for row in readers)
+    if kept and (queries := _queries(plan, space)) is not None:
         uneven = np.ptp(_served(plan, space, queries), axis=1).max() > TINY
         on_units |= found[queries].units | ({GROUPS} if uneven else set())
     elif not readers and not units.is_identity:

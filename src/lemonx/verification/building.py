@@ -72,8 +72,11 @@ def disk_names(model: PreTrainedModel, *, buffers: bool = False) -> dict[str, st
     names = [name for name, _ in model.named_parameters()]
     if buffers:
         names += [name for name, _ in model.named_buffers() if name in model.state_dict()]
+    # A head that stands before the embedding gives a tied parameter its name in the model, but not on disk.
+    tied: dict[str, str] = model.all_tied_weights_keys or {}
+    saved = [tied[name] if tied.get(name, name) not in names else name for name in names]
     try:
-        marked = revert_weight_conversion(model, {name: torch.tensor(i) for i, name in enumerate(names)})
+        marked = revert_weight_conversion(model, {name: torch.tensor(i) for i, name in enumerate(saved)})
         found = {names[int(marker)]: name for name, marker in marked.items()}
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
         found = {}

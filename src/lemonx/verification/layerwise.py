@@ -288,6 +288,8 @@ def _watched(
     model: Any, blocks: Mapping[tuple[str, int], list[str]], mask: torch.Tensor | None, seen: Seen
 ) -> Iterator[None]:
     handles = []
+    if mask is not None:
+        mask = mask.flatten(0, -2)  # blocks see texts, also where a model chooses among several of them
     try:
         for (stack, index), module in _modules(model, blocks).items():
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SAMPLE = 4
 LENGTH = 24
+CHOICES = 2  # of a model that chooses among texts
 
 
 @contextmanager
@@ -135,6 +136,8 @@ def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> d
         ids[ids == config.eos_token_id] = config.eos_token_id - 1
         ids[:, shape[1] // 2] = config.eos_token_id
         return batch
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        return {name: value.unflatten(0, (-1, CHOICES)) for name, value in batch.items()}
     return batch | _begun(model, generator)
 
 
