@@ -150,10 +150,6 @@ class Config(Mapping[str, Any]):
             where = where.get(part) or {}
         return where, last
 
-    def aliases(self, **names: str) -> dict[str, str]:
-        """Second name -> field, of those that config.json has: transformers lets the second name win."""
-        return {second: first for second, first in names.items() if second in self.values_on_disk}
-
     @property
     def headless(self) -> bool:
         """The class that config.json names is a bare model (LlamaModel), so its last stream is its output."""
@@ -226,7 +222,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family: its spec, the config fields behind each option, and the preset that fits it.
+    """A family: its spec, the config fields behind each option, and its kind, `vision` or `language`.
 
     `dense`: model types that can become this one, experts of which are copies of their MLP. `aliases`: second names of
     config fields.
@@ -235,7 +231,7 @@ class Architecture:
     model_types: tuple[str, ...]
     build: Callable[[Config], Spec]
     sizes: Mapping[str, tuple[str, ...]]
-    free: str
+    kind: str
     defaults: Mapping[str, Any]
     dense: Mapping[str, Dense] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -293,7 +289,7 @@ REGISTRY: dict[str, Architecture] = {}
 
 def architecture(
     *model_types: str,
-    free: str,
+    kind: str,
     defaults: Mapping[str, Any] | None = None,
     # As in Architecture; Any, because a dict of sizes could name them, for all that a type checker knows.
     dense: Any = None,
@@ -309,7 +305,7 @@ def architecture(
 
     def register(build: Callable[[Config], Spec]) -> Callable[[Config], Spec]:
         fields = {option: (names,) if isinstance(names, str) else names for option, names in sizes.items()}
-        family = Architecture(model_types, build, fields, free, defaults or {}, dense or {}, aliases or {}, completed)
+        family = Architecture(model_types, build, fields, kind, defaults or {}, dense or {}, aliases or {}, completed)
         for model_type in model_types:
             REGISTRY[model_type] = family
         return build

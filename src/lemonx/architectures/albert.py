@@ -9,7 +9,7 @@ from lemonx.vectors import avg, circ, fresh, zero
 GROUPS = "albert.encoder.albert_layer_groups"
 
 
-@architecture("albert", **SIZES, embeddings="embedding_size", groups="num_hidden_groups", free="language",
+@architecture("albert", **SIZES, embeddings="embedding_size", groups="num_hidden_groups", kind="language",
               defaults=DEFAULTS | {"hidden_act": "gelu_new", "embedding_size": 128, "num_hidden_groups": 1,
                                    "inner_group_num": 1})  # fmt: skip
 def albert(c: Config) -> Spec:

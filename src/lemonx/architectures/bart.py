@@ -22,7 +22,8 @@ EPS = 1e-5  # of every LayerNorm, in code
 PARTS = ("encoder", "decoder")
 
 
-@architecture("bart", **SIZES, positions="max_position_embeddings", free="language", defaults=DEFAULTS)
+@architecture("bart", **SIZES, positions="max_position_embeddings", kind="language", aliases=ALIASES,
+              defaults=DEFAULTS)  # fmt: skip
 def bart(c: Config) -> Spec:
     """BART: Post-LN encoder and decoder, every eps fixed, a LayerNorm on the embeddings."""
     width, tied = c["d_model"], "model.shared" if c["tie_word_embeddings"] else None
@@ -30,7 +31,6 @@ def bart(c: Config) -> Spec:
     return Spec(
         stacks={f"model.{part}.layers": Stack(c[f"{part}_layers"], "residual") for part in PARTS},
         prefix="model.",
-        follows=c.aliases(**ALIASES),
         spaces={
             "words": scaled(avg(width), "embedded", by=width**0.5 if c["scale_embedding"] else 1.0),
             "embedded": avg(width),

@@ -17,7 +17,7 @@ TABLE, INDEX = (f"relative_position_bias.relative_position_{what}" for what in (
     depth="num_hidden_layers",
     heads="num_attention_heads",
     ffn="intermediate_size",
-    free="vision",
+    kind="vision",
     defaults={"layer_norm_eps": 1e-12, "num_channels": 3, "layer_scale_init_value": 0.1, "use_mean_pooling": True},
 )
 def beit(c: Config) -> Spec:

@@ -19,13 +19,13 @@ SIZES = {
 DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2}
 
 
-@architecture("bert", **SIZES, free="language", defaults=DEFAULTS)
+@architecture("bert", **SIZES, kind="language", defaults=DEFAULTS)
 def bert(c: Config) -> Spec:
     """BERT: Post-LN, masked-LM and classification heads."""
     return encoder(c, "bert", _heads(c, "residual"), post_ln("bert"))
 
 
-@architecture("megatron-bert", **SIZES, free="language", defaults=DEFAULTS)
+@architecture("megatron-bert", **SIZES, kind="language", defaults=DEFAULTS)
 def megatron_bert(c: Config) -> Spec:
     """MegatronBert: BERT with Pre-LN and a final LayerNorm."""
     norm = layer_norm("residual -> normed")

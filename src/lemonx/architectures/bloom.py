@@ -16,7 +16,7 @@ LAYER = "transformer.h.*"
     depth="n_layer",
     heads="n_head",
     vocab="vocab_size",
-    free="language",
+    kind="language",
     aliases={"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     defaults={
         "tie_word_embeddings": True,

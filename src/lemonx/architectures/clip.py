@@ -13,7 +13,7 @@ VISION = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12
 WIDTH = {"projection_dim": 512}
 
 
-@architecture("clip", **BOTH_SIZES, projection="projection_dim", free="vision", defaults=of_both(TEXT, VISION) | WIDTH)
+@architecture("clip", **BOTH_SIZES, projection="projection_dim", kind="vision", defaults=of_both(TEXT, VISION) | WIDTH)
 def clip(c: Config) -> Spec:
     """CLIP: a text and an image encoder, and the angle between what they find."""
     for old in ("text_config_dict", "vision_config_dict"):
@@ -36,7 +36,7 @@ def clip(c: Config) -> Spec:
     return joined(towers, rows, config=widths, spaces=projected, channels=c["vision_config.num_channels"])
 
 
-@architecture("clip_text_model", **TEXT_SIZES, projection="projection_dim", free="vision", defaults=TEXT | WIDTH)
+@architecture("clip_text_model", **TEXT_SIZES, projection="projection_dim", kind="vision", defaults=TEXT | WIDTH)
 def clip_text_model(c: Config) -> Spec:
     """CLIP's text encoder, with or without its projection."""
     rows: dict[str, Row] = {"text_projection": linear("text_final -> projected", optional=True)}
@@ -44,7 +44,7 @@ def clip_text_model(c: Config) -> Spec:
     return joined([text(c, "")], rows, prefix="text_model.", spaces=spaces)
 
 
-@architecture("clip_vision_model", **SIZES, projection="projection_dim", free="vision", defaults=VISION | WIDTH)
+@architecture("clip_vision_model", **SIZES, projection="projection_dim", kind="vision", defaults=VISION | WIDTH)
 def clip_vision_model(c: Config) -> Spec:
     """CLIP's image encoder, with or without its projection."""
     rows: dict[str, Row] = {"visual_projection": linear("vision_final -> projected", optional=True)}

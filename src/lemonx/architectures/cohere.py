@@ -11,13 +11,13 @@ DEFAULTS = {"num_key_value_heads": None, "tie_word_embeddings": True, "layer_nor
 COUPLED = {option: field for option, field in SIZES.items() if option != "head_dim"}
 
 
-@architecture("cohere", **SIZES, free="language", defaults=DEFAULTS | {"head_dim": None, "use_qk_norm": False})
+@architecture("cohere", **SIZES, kind="language", defaults=DEFAULTS | {"head_dim": None, "use_qk_norm": False})
 def cohere(c: Config) -> Spec:
     """Cohere: LayerNorm without bias, attention and gated MLP side by side, neighbouring entries turn."""
     return _cohere(c, c["head_dim"] or c["hidden_size"] // c["num_attention_heads"], c["use_qk_norm"])
 
 
-@architecture("cohere2", **COUPLED, free="language", defaults=DEFAULTS)
+@architecture("cohere2", **COUPLED, kind="language", defaults=DEFAULTS)
 def cohere2(c: Config) -> Spec:
     """Cohere 2: Cohere with layers of several types."""
     return _cohere(c, c["hidden_size"] // c["num_attention_heads"], False)

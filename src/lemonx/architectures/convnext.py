@@ -11,7 +11,7 @@ EPS = 1e-6  # of every LayerNorm but the last, in code
     "convnext",
     width="hidden_sizes",
     depth="depths",
-    free="vision",
+    kind="vision",
     defaults={"num_channels": 3, "image_size": 224,
               "patch_size": 4, "layer_norm_eps": 1e-12, "layer_scale_init_value": 1e-6},
 )  # fmt: skip

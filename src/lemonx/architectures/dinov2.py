@@ -15,7 +15,7 @@ LAYER = "dinov2.encoder.layer.*"
     depth="num_hidden_layers",
     heads="num_attention_heads",
     ffn_ratio="mlp_ratio",
-    free="vision",
+    kind="vision",
     defaults={"layer_norm_eps": 1e-6, "mlp_ratio": 4, "num_channels": 3, "use_swiglu_ffn": False},
 )
 def dinov2(c: Config) -> Spec:

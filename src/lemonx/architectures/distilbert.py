@@ -16,7 +16,7 @@ EPS = 1e-12  # of every LayerNorm, in code
     ffn="hidden_dim",
     vocab="vocab_size",
     positions="max_position_embeddings",
-    free="language",
+    kind="language",
     aliases={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
     defaults={"tie_word_embeddings": True, "activation": "gelu"},
 )

@@ -8,7 +8,7 @@ from lemonx.spec import Config, Spec, architecture
 from lemonx.vectors import avg, zero
 
 
-@architecture("electra", **SIZES, embeddings="embedding_size", free="language",
+@architecture("electra", **SIZES, embeddings="embedding_size", kind="language",
               defaults=DEFAULTS | {"embedding_size": 128})  # fmt: skip
 def electra(c: Config) -> Spec:
     """ELECTRA: BERT with embeddings of another width, heads of a generator and of a discriminator."""

@@ -20,7 +20,7 @@ DEFAULTS = {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "alibi": Fa
     kv_heads="num_kv_heads",
     ffn="ffn_hidden_size",
     vocab="vocab_size",
-    free="language",
+    kind="language",
     defaults=DEFAULTS,
 )
 def falcon(c: Config) -> Spec:

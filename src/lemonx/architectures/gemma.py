@@ -10,7 +10,7 @@ from lemonx.vectors import circ, fresh, grouped, scaled, zero
 DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
 
 
-@architecture("gemma", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 16})
+@architecture("gemma", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 16})
 def gemma(c: Config) -> Spec:
     """Gemma: embeddings times the root of the width, norms that keep their gain less one."""
     return _gemma(c, branch="residual", norms={
@@ -19,13 +19,13 @@ def gemma(c: Config) -> Spec:
     }, scale=None)  # fmt: skip
 
 
-@architecture("gemma2", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 4})
+@architecture("gemma2", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 4})
 def gemma2(c: Config) -> Spec:
     """Gemma 2: Gemma with norms before and after every branch, soft caps, alternating windows."""
     return _gemma(c, branch="branch", norms=_sandwich())
 
 
-@architecture("gemma3_text", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 4})
+@architecture("gemma3_text", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 4})
 def gemma3(c: Config) -> Spec:
     """Gemma 3 (text): Gemma 2 with an RMSNorm on every query and key instead of soft caps."""
     return _gemma(c, branch="branch", raw="raw_", norms=_sandwich() | {

@@ -18,7 +18,7 @@ ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attenti
     ffn="n_inner",
     vocab="vocab_size",
     positions="n_positions",
-    free="language",
+    kind="language",
     aliases=ALIASES | {"max_position_embeddings": "n_positions"},
     defaults={
         "n_inner": None,

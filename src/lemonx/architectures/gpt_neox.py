@@ -16,7 +16,7 @@ LAYER = "gpt_neox.layers.*"
     heads="num_attention_heads",
     ffn="intermediate_size",
     vocab="vocab_size",
-    free="language",
+    kind="language",
     defaults={"tie_word_embeddings": False, "layer_norm_eps": 1e-5},
 )
 def gpt_neox(c: Config) -> Spec:

@@ -18,7 +18,7 @@ MLP: dict[str, Row] = {
     "gpt_oss",
     **SIZES,
     experts=EXPERTS,
-    free="language",
+    kind="language",
     aliases=ALIASES,
     defaults=DEFAULTS | {"num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5},
 )

@@ -17,7 +17,7 @@ LAYER = "transformer.h.*"
     heads="n_head",
     ffn="n_inner",
     vocab="vocab_size",
-    free="language",
+    kind="language",
     aliases=ALIASES,
     defaults={"n_inner": None, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-5, "rotary_dim": 64},
 )

@@ -42,9 +42,9 @@ def attention(raw: str = "", *, writes: str = "residual", out: str = "o_proj") -
     }
 
 
-@architecture("llama", **SIZES, free="language", defaults=DEFAULTS)
-@architecture("mistral", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 8})
-@architecture("qwen2", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 32})
+@architecture("llama", **SIZES, kind="language", defaults=DEFAULTS)
+@architecture("mistral", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 8})
+@architecture("qwen2", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 32})
 def llama(c: Config) -> Spec:
     """Llama, Mistral, Qwen2: RMSNorm, grouped-query attention, gated MLP."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
@@ -55,19 +55,19 @@ def llama(c: Config) -> Spec:
     return decoder(c)
 
 
-@architecture("qwen3", **SIZES, free="language", defaults=DEFAULTS | {"num_key_value_heads": 32, "head_dim": 128})
+@architecture("qwen3", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 32, "head_dim": 128})
 def qwen3(c: Config) -> Spec:
     """Qwen3: Llama with an RMSNorm on every query and key."""
     return decoder(c, qk_norms=QK_NORMS)
 
 
-@architecture("granite", **SIZES, free="language", defaults=DEFAULTS)
+@architecture("granite", **SIZES, kind="language", defaults=DEFAULTS)
 def granite(c: Config) -> Spec:
     """Granite: Llama with fixed multipliers on embeddings, branches, scores and logits."""
     return decoder(c, scale=1.0)
 
 
-@architecture("smollm3", **SIZES, free="language",
+@architecture("smollm3", **SIZES, kind="language",
               defaults=DEFAULTS | {"num_key_value_heads": 4, "tie_word_embeddings": True})  # fmt: skip
 def smollm3(c: Config) -> Spec:
     """SmolLM3: Llama with some layers that turn nothing."""

@@ -17,7 +17,7 @@ LAYER = "backbone.layers.*"
     vocab="vocab_size",
     state="state_size",
     rank="time_step_rank",
-    free="language",
+    kind="language",
     defaults={"expand": 2, "state_size": 16, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
               "time_step_rank": None},
 )  # fmt: skip

@@ -19,7 +19,7 @@ MIXED = "(heads entries) + (groups state_in) + (groups state_out)"
     expand="expand",
     groups="n_groups",
     state="state_size",
-    free="language",
+    kind="language",
     defaults={"expand": 2, "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128,
               "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False},
 )  # fmt: skip

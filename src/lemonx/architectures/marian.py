@@ -8,7 +8,7 @@ from lemonx.vectors import avg, fresh, scaled
 COMPUTED = "sinusoidal positions are computed from it, not stored"
 
 
-@architecture("marian", **SIZES, target_vocab="decoder_vocab_size", free="language", aliases=ALIASES,
+@architecture("marian", **SIZES, target_vocab="decoder_vocab_size", kind="language", aliases=ALIASES,
               defaults=DEFAULTS | {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None})  # fmt: skip
 def marian(c: Config) -> Spec:
     """Marian: BART with sinusoidal positions, and no norm on the embeddings."""

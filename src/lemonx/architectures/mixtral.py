@@ -63,7 +63,7 @@ TO_MIXTRAL = {
 TO_QWEN3 = {"qwen3": Dense(_qwen3_moe, {".mlp.": ".mlp.experts.0."})}
 
 
-@architecture("mixtral", **SIZES, experts=EXPERTS, free="language", defaults=MIXTRAL, dense=TO_MIXTRAL, aliases=ALIASES)
+@architecture("mixtral", **SIZES, experts=EXPERTS, kind="language", defaults=MIXTRAL, dense=TO_MIXTRAL, aliases=ALIASES)
 def mixtral(c: Config) -> Spec:
     """Mixtral: Mistral with several MLPs, of which a router chooses."""
     spaces = {"experts": experts(c["num_local_experts"], c["num_experts_per_tok"], renormalised=True),
@@ -72,7 +72,7 @@ def mixtral(c: Config) -> Spec:
 
 
 @architecture(
-    "qwen3_moe", **{**SIZES, "ffn": "moe_intermediate_size"}, experts=EXPERTS, free="language", defaults=QWEN3,
+    "qwen3_moe", **{**SIZES, "ffn": "moe_intermediate_size"}, experts=EXPERTS, kind="language", defaults=QWEN3,
     dense=TO_QWEN3, aliases=ALIASES,
 )  # fmt: skip
 def qwen3_moe(c: Config) -> Spec:

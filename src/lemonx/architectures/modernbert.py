@@ -16,7 +16,7 @@ LAYER, FIRST = "model.layers.*", "model.layers.0"
     heads="num_attention_heads",
     ffn="intermediate_size",
     vocab="vocab_size",
-    free="language",
+    kind="language",
     defaults={"norm_eps": 1e-5, "tie_word_embeddings": True},
 )
 def modernbert(c: Config) -> Spec:

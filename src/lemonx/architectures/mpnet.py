@@ -8,7 +8,7 @@ from lemonx.spec import Config, Spec, Stack, architecture
 LAYER = "mpnet.encoder.layer.*"
 
 
-@architecture("mpnet", **SIZES, free="language",
+@architecture("mpnet", **SIZES, kind="language",
               defaults={n: DEFAULTS[n] for n in ("hidden_act", "layer_norm_eps", "tie_word_embeddings")}
               | {"relative_attention_num_buckets": 32})  # fmt: skip
 def mpnet(c: Config) -> Spec:

@@ -14,7 +14,7 @@ CLIPPED = {"still": "queries are clipped"}
 @architecture(
     "olmo",
     **SIZES,
-    free="language",
+    kind="language",
     defaults={"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False, "clip_qkv": None},
 )
 def olmo(c: Config) -> Spec:

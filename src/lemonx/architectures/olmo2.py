@@ -8,7 +8,7 @@ from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import Space, circ, fresh, grouped, iso, zero
 
 
-@architecture("olmo2", **SIZES, free="language", defaults=DEFAULTS | {"rms_norm_eps": 1e-5})
+@architecture("olmo2", **SIZES, kind="language", defaults=DEFAULTS | {"rms_norm_eps": 1e-5})
 def olmo2(c: Config) -> Spec:
     """OLMo 2: Res-Post-Norm with RMSNorm, queries and keys normed over all heads."""
     width, heads = c["hidden_size"], c["num_attention_heads"]

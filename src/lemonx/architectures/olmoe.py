@@ -15,7 +15,7 @@ from lemonx.vectors import circ, experts, fresh, zero
     "olmoe",
     **{option: field for option, field in SIZES.items() if option != "head_dim"},
     experts=("num_experts", "num_experts_per_tok"),
-    free="language",
+    kind="language",
     aliases={"num_local_experts": "num_experts"},
     defaults={"num_key_value_heads": None, "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "clip_qkv": None},
 )

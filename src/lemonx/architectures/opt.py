@@ -19,7 +19,7 @@ EPS = 1e-5  # of every LayerNorm, in code
     vocab="vocab_size",
     positions="max_position_embeddings",
     embedded="word_embed_proj_dim",
-    free="language",
+    kind="language",
     defaults={"tie_word_embeddings": True, "word_embed_proj_dim": None, "do_layer_norm_before": True,
               "_remove_final_layer_norm": False, "activation_function": "relu", "layer_norm_elementwise_affine": True},
 )  # fmt: skip

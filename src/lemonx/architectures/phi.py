@@ -12,7 +12,7 @@ OWN = {"layer_norm_eps": 1e-5, "qk_layernorm": False}
 
 
 @architecture(
-    "phi", **SIZES, free="language", defaults={k: v for k, v in DEFAULTS.items() if k != "rms_norm_eps"} | OWN
+    "phi", **SIZES, kind="language", defaults={k: v for k, v in DEFAULTS.items() if k != "rms_norm_eps"} | OWN
 )
 def phi(c: Config) -> Spec:
     """Phi: one LayerNorm for attention and MLP side by side, part of a head turns."""

@@ -8,7 +8,7 @@ from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import circ, fresh, grouped, zero
 
 
-@architecture("phi3", **SIZES, free="language", defaults=DEFAULTS | {"rms_norm_eps": 1e-5})
+@architecture("phi3", **SIZES, kind="language", defaults=DEFAULTS | {"rms_norm_eps": 1e-5})
 def phi3(c: Config) -> Spec:
     """Phi-3: Llama with query, key and value in one weight, and both halves of the gated MLP in another."""
     width, heads = c["hidden_size"], c["num_attention_heads"]

@@ -14,7 +14,7 @@ from lemonx.vectors import avg, circ, fresh, zero
     ffn="intermediate_size",
     vocab="vocab_size",
     positions="max_position_embeddings",
-    free="language",
+    kind="language",
     defaults={"layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2},
 )
 def pre_ln_bert(c: Config) -> Spec:

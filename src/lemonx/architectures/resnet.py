@@ -15,7 +15,7 @@ IMAGE = 224
     "resnet",
     width=("embedding_size", "hidden_sizes"),
     depth="depths",
-    free="vision",
+    kind="vision",
     defaults={"num_channels": 3, "layer_type": "bottleneck", "downsample_in_first_stage": False},
 )
 def resnet(c: Config) -> Spec:
@@ -51,7 +51,7 @@ def resnet(c: Config) -> Spec:
     "torchvision_resnet",
     width=("width", "stage_width", "inner_width"),
     depth="layers",
-    free="vision",
+    kind="vision",
     defaults={"num_channels": 3, "stem": "imagenet", "shortcut": "B", "classifier": "fc"},
 )
 def torchvision_resnet(c: Config) -> Spec:

@@ -5,13 +5,13 @@ from lemonx.modules import Row, layer_norm, linear, parameter
 from lemonx.spec import Config, Spec, architecture
 
 
-@architecture("roberta", "xlm-roberta", **SIZES, free="language", defaults=DEFAULTS)
+@architecture("roberta", "xlm-roberta", **SIZES, kind="language", defaults=DEFAULTS)
 def roberta(c: Config) -> Spec:
     """RoBERTa, XLM-RoBERTa: BERT with positions that skip padding, and heads of its own."""
     return encoder(c, "roberta", heads(c, "roberta", "residual"), post_ln("roberta"))
 
 
-@architecture("roberta-prelayernorm", **SIZES, free="language", defaults=DEFAULTS)
+@architecture("roberta-prelayernorm", **SIZES, kind="language", defaults=DEFAULTS)
 def roberta_prelayernorm(c: Config) -> Spec:
     """RoBERTa with Pre-LN: a LayerNorm on the embeddings feeds the stream."""
     root = "roberta_prelayernorm"

@@ -12,7 +12,7 @@ VISION = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12
           "num_channels": 3, "image_size": 224, "patch_size": 16, "layer_norm_eps": 1e-6}  # fmt: skip
 
 
-@architecture("siglip", **BOTH_SIZES, free="vision", defaults=of_both(TEXT, VISION))
+@architecture("siglip", **BOTH_SIZES, kind="vision", defaults=of_both(TEXT, VISION))
 def siglip(c: Config) -> Spec:
     """SigLIP: a text and an image encoder, and the angle between what they find."""
     towers, channels = [_vision(c, "vision_config.")], c["vision_config.num_channels"]
@@ -33,7 +33,7 @@ def siglip(c: Config) -> Spec:
     "siglip_text_model",
     **TEXT_SIZES,
     projection="projection_size",
-    free="vision",
+    kind="vision",
     defaults=TEXT | {"projection_size": None},
 )
 def siglip_text_model(c: Config) -> Spec:
@@ -44,7 +44,7 @@ def siglip_text_model(c: Config) -> Spec:
     return joined([text(c, "")], rows, prefix="text_model.", spaces={"projected": fresh(size)}, config=config)
 
 
-@architecture("siglip_vision_model", **SIZES, free="vision", defaults=VISION)
+@architecture("siglip_vision_model", **SIZES, kind="vision", defaults=VISION)
 def siglip_vision_model(c: Config) -> Spec:
     """SigLIP's image encoder, with attention pooling."""
     return joined([_vision(c, "")], {}, prefix="vision_model.", channels=c["num_channels"])

@@ -19,7 +19,7 @@ DEFAULTS = {"num_key_value_heads": 32, "tie_word_embeddings": False, "layer_norm
     kv_heads="num_key_value_heads",
     ffn="intermediate_size",
     vocab="vocab_size",
-    free="language",
+    kind="language",
     defaults=DEFAULTS,
 )
 def stablelm(c: Config) -> Spec:

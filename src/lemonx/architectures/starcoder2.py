@@ -11,7 +11,7 @@ from lemonx.vectors import avg, circ, fresh, grouped, zero
 @architecture(
     "starcoder2",
     **SIZES,
-    free="language",
+    kind="language",
     defaults={"num_key_value_heads": 2, "head_dim": None, "tie_word_embeddings": True, "norm_epsilon": 1e-5},
 )
 def starcoder2(c: Config) -> Spec:

@@ -14,7 +14,8 @@ EPS = 1e-5  # of the norms around the stages, in code
     depth="depths",
     heads="num_heads",
     ffn_ratio="mlp_ratio",
-    free="vision",
+    aliases={"num_attention_heads": "num_heads"},
+    kind="vision",
     defaults={"layer_norm_eps": 1e-5, "mlp_ratio": 4.0, "num_channels": 3},
 )
 def swin(c: Config) -> Spec:

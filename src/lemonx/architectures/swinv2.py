@@ -11,7 +11,7 @@ from lemonx.vectors import Space, avg, circ, fresh, key, query, zero
     depth="depths",
     heads="num_heads",
     ffn_ratio="mlp_ratio",
-    free="vision",
+    kind="vision",
     aliases={"num_attention_heads": "num_heads"},
     defaults={"layer_norm_eps": 1e-5, "mlp_ratio": 4.0, "num_channels": 3},
 )

@@ -19,7 +19,7 @@ ALIASES = {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_att
            "head_dim": "d_kv"}  # fmt: skip
 
 
-@architecture("t5", **SIZES, free="language", aliases=ALIASES, defaults=DEFAULTS | {"feed_forward_proj": "relu"})
+@architecture("t5", **SIZES, kind="language", aliases=ALIASES, defaults=DEFAULTS | {"feed_forward_proj": "relu"})
 def t5(c: Config) -> Spec:
     """T5, T5 v1.1, Flan-T5: encoder and decoder with RMSNorm and a bias per head for every distance."""
     # transformers asks one field whether outputs are scaled, and ties whatever the file does not have twice.
@@ -27,7 +27,7 @@ def t5(c: Config) -> Spec:
     return _t5(c, scaled=c["tie_word_embeddings"] is not False if scaled is None else scaled)
 
 
-@architecture("mt5", **SIZES, free="language", aliases=ALIASES, defaults=DEFAULTS | {"feed_forward_proj": "gated-gelu"})
+@architecture("mt5", **SIZES, kind="language", aliases=ALIASES, defaults=DEFAULTS | {"feed_forward_proj": "gated-gelu"})
 def mt5(c: Config) -> Spec:
     """mT5: T5 v1.1 for many languages."""
     return _t5(c, scaled=False)

@@ -60,7 +60,7 @@ def _resnet_args(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     depth="model_args.depth",
     heads="model_args.num_heads",
     ffn_ratio="model_args.mlp_ratio",
-    free="vision",
+    kind="vision",
     completed=_vit_args,
 )
 def timm_vit(c: Config) -> Spec:
@@ -116,7 +116,7 @@ def _blocks(scaled: bool) -> dict[str, Row]:
     width="model_args.channels",
     depth="model_args.layers",
     inner="model_args.base_width",
-    free="vision",
+    kind="vision",
     completed=_resnet_args,
 )
 def timm_resnet(c: Config) -> Spec:

@@ -14,7 +14,7 @@ from lemonx.vectors import avg, circ, zero
     heads="num_attention_heads",
     ffn="intermediate_size",
     pooled="pooler_output_size",
-    free="vision",
+    kind="vision",
     defaults={"layer_norm_eps": 1e-12, "pooler_output_size": None, "num_channels": 3},
 )
 def vit(c: Config) -> Spec:

@@ -7,7 +7,7 @@ from lemonx.spec import Config, Spec, Stack, architecture
 from lemonx.vectors import avg, circ, fresh, zero
 
 
-@architecture("whisper", **SIZES, positions="max_target_positions", free="language",
+@architecture("whisper", **SIZES, positions="max_target_positions", kind="language",
               aliases=ALIASES | {"num_key_value_heads": "encoder_attention_heads"},
               defaults={"tie_word_embeddings": True, "num_mel_bins": 80, "max_source_positions": 1500,
                                    "max_target_positions": 448})  # fmt: skip

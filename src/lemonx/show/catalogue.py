@@ -46,7 +46,7 @@ def architectures_json() -> list[dict[str, Any]]:
             "model_type": name,
             "title": known[name].title,
             "sizes": {option: list(fields) for option, fields in known[name].sizes.items()},
-            "free": known[name].free,
+            "kind": known[name].kind,
             "grows": cells,
         }
         for name, cells in matrix.matrix().items()

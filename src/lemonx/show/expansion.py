@@ -68,7 +68,7 @@ def print_plan(plan: Plan) -> None:
     sizes = Table("size", "source", "target", box=None, pad_edge=False)
     for name, before, after in summary.size_table(plan):
         sizes.add_row(name, str(before), f"[bold]{after}[/bold]" if before != after else str(after))
-    per = "image" if plan.family.free == "vision" else "token"
+    per = "image" if plan.family.kind == "vision" else "token"
     for label, (before, after) in (
         ("parameters", summary.parameters(plan)),
         (f"FLOPs per {per}", summary.flops(plan)),

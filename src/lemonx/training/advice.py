@@ -134,7 +134,7 @@ def advise(
     if steps is not None and epochs is not None:
         raise BadRecipe("give the length of training from scratch in --steps or in --epochs")
     plan = api.plan(source, like=target)
-    kind = plan.family.free
+    kind = plan.family.kind
     paper = SCRATCH[kind]
     unit = "steps" if steps is not None else "epochs" if epochs is not None else paper.unit
     scratch = steps or epochs or paper.length
@@ -171,7 +171,7 @@ def _task(plan: Plan) -> str:
     for ending, task in found.items():
         if name.endswith(ending):
             return task
-    if plan.family.free == "vision":
+    if plan.family.kind == "vision":
         return "image-classification"
     return "sequence-classification" if name.endswith("SequenceClassification") else "masked-lm"
 
