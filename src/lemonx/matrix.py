@@ -58,7 +58,7 @@ def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, not
     except LemonxError as refusal:
         return f"{REFUSED}: {refusal}"
     notes = [note, "by frames" if types.framed else "", _eps_note(source, values) if column == "depth" else ""]
-    notes += [text.replace(",", ";") for text in conditions(source, target, types)]
+    notes += conditions(source, target, types)
     try:
         check(source, target, with_tied(source, list(source.rows)), values)
     except LemonxError as refusal:

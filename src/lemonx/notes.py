@@ -29,8 +29,8 @@ def conditions(source: Spec, target: Spec, types: Types) -> Iterator[str]:
     names = [name for name in source.spaces if name.startswith("query")]
     if any(_dead(types, name) and _dead(types, name.replace("query", "key")) for name in names):
         yield (
-            "new entries of queries and keys are 0 in both, since a norm reads them, and so have no gradient: they "
-            "stay 0 until something disturbs them"
+            "new entries of queries and keys are 0 in both because a norm reads them: they have no gradient and stay 0 "
+            "until something disturbs them"
         )
     for name, space in source.spaces.items():
         unused = int((types.spaces[name].source < 0).sum()) if space.chosen else 0
