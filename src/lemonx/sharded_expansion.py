@@ -202,13 +202,13 @@ def bytes_read(made: Plan, step: Step, rows: range) -> int:
         return 0
     if isinstance(how, Vector):
         return info.nbytes
+    if how.mode == SILENT:
+        return 0
     count = info.shape[0] if info.shape else 1
     row_bytes = info.nbytes // count
     if is_whole(step):
         needed = sum(stop - start for start, stop in source_rows(step, count, rows))
         return needed * row_bytes * (2 if step.appended not in (None, step.source) else 1)
-    if how.mode == SILENT:
-        return 0
     blocks = [run for _, run in blocks_within(step, rows)]
     copied = sum(run.length for run in blocks if run.source >= 0)
     mean = count if any(run.source in (AVG, DENSE, WEIGHED) for run in blocks) else 0
