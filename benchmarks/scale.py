@@ -72,7 +72,7 @@ def headers(folder: Path, config: dict[str, Any] = SOURCE) -> Path:
 def table(folder: Path, processes: int) -> str:
     """The figures in Markdown."""
     import lemonx
-    from lemonx.runner import BLOCK
+    from lemonx.sources import BLOCK
     from lemonx.sharded_expansion import shares
 
     plan = lemonx.plan(folder, **GROWTH)
