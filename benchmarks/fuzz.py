@@ -75,7 +75,8 @@ def fuzz(name: str, runs: int, seed: int, memory: int) -> dict[str, float]:
         good = target.prepare(folder)
         assert fuzzing.run(target, folder, good) == "read"
         before = status("RssAnon")
-        resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + memory * 10**6,) * 2)
+        allowed = status("VmSize") + memory * 10**6
+        resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
         began, grown, done = time.perf_counter(), 0, 0
 
         def one(raw: bytes) -> None:
@@ -96,7 +97,7 @@ def fuzz(name: str, runs: int, seed: int, memory: int) -> dict[str, float]:
                 deadline=None,
                 database=None,
                 phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
-                suppress_health_check=list(hypothesis.HealthCheck),
+                suppress_health_check=list(hypothesis.HealthCheck),  # pyright: ignore[reportArgumentType]
             )(once)
             hypothesis.seed(seed * 10**6 + batch)(once)()
             grown = max(grown, status("RssAnon") - before)

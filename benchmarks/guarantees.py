@@ -70,6 +70,7 @@ def ask(fault: object) -> tuple[int, str]:
             printed.truncate(0)
             sys.argv = ["lemonx", "expand", str(parent / "source"), str(parent / "out"), "--depth", "4", "--no-verify"]
             sys.argv += fault.options
+            code = None
             try:
                 cli.main()
             except SystemExit as stop:

@@ -35,7 +35,7 @@ SOURCE = {
 # The shapes of Llama 3: hidden, blocks, heads, FFN.
 SHAPES = {"8B": (4096, 32, 32, 14336), "70B": (8192, 80, 64, 28672), "405B": (16384, 126, 128, 53248)}
 HISTORY = Path(__file__).parent / "history.csv"
-GROWTH = {"width": 5120, "depth": 40, "heads": 40, "kv_heads": 40, "ffn": 13824}
+GROWTH: dict[str, Any] = {"width": 5120, "depth": 40, "heads": 40, "kv_heads": 40, "ffn": 13824}
 # Weights, gradients and Adam's two moments, in float32 each.
 STATE = 16
 
@@ -72,8 +72,8 @@ def headers(folder: Path, config: dict[str, Any] = SOURCE) -> Path:
 def table(folder: Path, processes: int) -> str:
     """The figures in Markdown."""
     import lemonx
-    from lemonx.sources import BLOCK
     from lemonx.sharded_expansion import shares
+    from lemonx.sources import BLOCK
 
     plan = lemonx.plan(folder, **GROWTH)
     parts, alone = shares(plan, processes), shares(plan, 1)[0]

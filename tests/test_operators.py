@@ -361,8 +361,7 @@ def by_blocks(small: Tensor, how: Matrix, free: Free, limit: int) -> Tensor:
     """What the runner does: at most `limit` rows at a time, a generator for each."""
     read = Reader(lambda start, stop: small[start:stop], lambda: small.double().mean(0).to(small.dtype))
     pieces = [
-        expand_block(run, how, read, free, noise.generator(0, "weight", part))
-        for part, run in enumerate(blocks(how.rows, limit))
+        expand_block(run, how, read, free, noise.generator(0, "weight", part)) for part, run in blocks(how.rows, limit)
     ]
     return torch.cat(pieces)
 
@@ -371,13 +370,22 @@ def by_blocks(small: Tensor, how: Matrix, free: Free, limit: int) -> Tensor:
 @given(rows=expansions(), limit=st.integers(1, 30))
 def test_blocks_are_the_rows_in_order(rows: Expansion, limit: int) -> None:
     at, source = 0, []
-    for run in blocks(rows, limit):
+    for _, run in blocks(rows, limit):
         assert run.target == at
         assert 1 <= run.length <= limit
         assert (rows.copy_number[at : at + run.length] == run.copy).all()
         at += run.length
         source += range(run.source, run.source + run.length) if run.source >= 0 else [run.source] * run.length
     assert source == rows.source.tolist()
+
+
+@LAW
+@given(rows=expansions(), limit=st.integers(1, 30), ends=st.tuples(st.integers(0, 99), st.integers(0, 99)))
+def test_wanted_blocks_keep_their_numbers(rows: Expansion, limit: int, ends: tuple[int, int]) -> None:
+    wanted = range(*sorted(ends))
+    every = enumerate(run for _, run in blocks(rows, limit))
+    hold = [(n, run) for n, run in every if run.target < wanted.stop and wanted.start < run.target + run.length]
+    assert list(blocks(rows, limit, wanted)) == (hold if wanted else [])
 
 
 @LAW

@@ -160,7 +160,7 @@ def test_a_reused_buffer_changes_nothing(dtype: torch.dtype, mode: str, kinds: t
     columns = expansion(kinds[1], 8, 20) if kinds[1] else identity(8)
     how = Matrix(rows, columns, consumes=True, mode=mode, jitter=True)
     read = Reader(lambda start, stop: weight[start:stop], lambda: weight.double().mean(0).to(dtype))
-    for part, run in enumerate(operators.blocks(rows, 4)):
+    for part, run in operators.blocks(rows, 4):
         used = torch.full((run.length, columns.target_size), torch.nan, dtype=dtype)
         fresh, reused = (
             operators.expand_block(run, how, read, PRESETS["vision"], noise.generator(0, "w", part), out)

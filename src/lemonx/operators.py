@@ -126,12 +126,19 @@ class Reader:
     apart: Callable[[int, int, int], torch.Tensor] = _no_noise
 
 
-def blocks(rows: Expansion, limit: int) -> Iterator[Run]:
-    """The target's rows in order, as blocks of at most `limit` that come from consecutive source rows."""
+def blocks(rows: Expansion, limit: int, wanted: range | None = None) -> Iterator[tuple[int, Run]]:
+    """The target's rows in order, as blocks of at most `limit` that come from consecutive source rows, numbered.
+
+    `wanted`: only those that hold any of these rows; the others are counted, not made.
+    """
+    wanted, number = range(rows.target_size) if wanted is None else wanted, 0
     for run in rows.runs:
-        for start in range(0, run.length, limit):
+        low, high = max(wanted.start - run.target, 0), min(wanted.stop - run.target, run.length)
+        for block in range(low // limit, -(-high // limit)) if low < high else ():
+            start = block * limit
             source = run.source + start if run.source >= 0 else run.source
-            yield Run(run.target + start, source, min(limit, run.length - start), run.copy)
+            yield number + block, Run(run.target + start, source, min(limit, run.length - start), run.copy)
+        number += -(-run.length // limit)
 
 
 def expand_block(
@@ -317,6 +324,6 @@ def expand_matrix(weight: torch.Tensor, how: Matrix, free: Free, seed: int = 0, 
     read = Reader(lambda start, stop: weight[start:stop], lambda: weight.double().mean(0).to(weight.dtype))
     parts = [
         expand_block(run, how, read, free, noise.generator(seed, name, part))
-        for part, run in enumerate(blocks(how.rows, weight.shape[0]))
+        for part, run in blocks(how.rows, weight.shape[0])
     ]
     return torch.cat(parts)

@@ -157,7 +157,7 @@ class _Task:
         with self.whole_tensors:
             made = torch.empty(len(rows), how.columns.target_size, dtype=source.dtype)
             # A block may reach beyond: it is made for both pieces, and each takes its rows.
-            for part, run in source.within(rows):
+            for part, run in blocks_within(step, rows):
                 low, high = max(run.target, rows.start), min(run.target + run.length, rows.stop)
                 block = self._expanded(step, how, source, part, run)
                 made[low - rows.start : high - rows.start] = block[low - run.target : high - run.target]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,11 +37,6 @@ def _rows_per_block(width: int, dtype: torch.dtype) -> int:
     return max(1, BLOCK // (width * dtype.itemsize))
 
 
-def _blocks(how: Matrix, dtype: torch.dtype) -> Iterator[tuple[int, Run]]:
-    """The blocks of a tensor in the target, numbered: a block's number seeds its generator."""
-    return enumerate(blocks(how.rows, _rows_per_block(how.columns.target_size, dtype)))
-
-
 def is_whole(step: Step) -> bool:
     """The rows that a block is made of are not the first axis of the file: the tensor is made in tables and strips."""
     how = step.recipe
@@ -55,11 +49,10 @@ def tables(shape: tuple[int, ...]) -> int:
 
 
 def blocks_within(step: Step, rows: range) -> Iterator[tuple[int, Run]]:
-    """The numbered blocks that hold any of these rows of a matrix."""
-    assert isinstance(step.recipe, Matrix)
-    for part, run in _blocks(step.recipe, torch_dtype(step.dtype)):
-        if run.target < rows.stop and rows.start < run.target + run.length:
-            yield part, run
+    """The blocks of a matrix that hold any of these rows, numbered: a block's number seeds its generator."""
+    how = step.recipe
+    assert isinstance(how, Matrix)
+    return blocks(how.rows, _rows_per_block(how.columns.target_size, torch_dtype(step.dtype)), rows)
 
 
 def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int]]:
@@ -174,8 +167,6 @@ class Whole(Source):
     ) -> None:
         super().__init__(step, how, plan, checkpoint, scratch)
         self._wanted = wanted
-        self._blocks = list(_blocks(how, self.dtype))
-        self._ends = [run.target + run.length for _, run in self._blocks]
         self._held: dict[tuple[str, int], torch.Tensor] = {}
         self._reading = threading.Lock()
 
@@ -190,13 +181,6 @@ class Whole(Source):
 
     def _limit(self, size: int, width: int, dtype: torch.dtype) -> int:
         return min(size, max(1, STRIP // (width * dtype.itemsize))) if self.how.transposed else size
-
-    def within(self, rows: range) -> Iterator[tuple[int, Run]]:
-        """The numbered blocks that hold any of these rows."""
-        for part, run in self._blocks[bisect_right(self._ends, rows.start) :]:
-            if run.target >= rows.stop:
-                return
-            yield part, run
 
     def as_stored(self, rows: torch.Tensor) -> torch.Tensor:
         """A piece as the file keeps it."""
