@@ -1,7 +1,7 @@
 """How fast, and in how much memory, is an expansion? Beside it: a file copy, and safetensors' own load and save.
 
 Builds a synthetic Llama whose expansion takes about --gb gigabytes, then, round after round in one run, does
-each of these in a process of its own and keeps its best round:
+each of these in a process of its own; its best round counts, and the ratios of every round are shown:
 
     copy        shutil.copyfile of the output's bytes
     load+save   safetensors load_file and save_file of the output
@@ -24,7 +24,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -38,6 +37,8 @@ WIDTH, FFN, HEADS, KV_HEADS, HEAD_DIM = 2048, 5632, 16, 4, 128
 # Half as wide again: a third of what a matrix reads is then zero, so a third of its entries are random.
 WIDER = 3072
 ITEM = {"bfloat16": 2, "float32": 4}
+# By what was done: seconds, and gigabytes of memory.
+Figures = dict[str, dict[str, float]]
 
 
 def main() -> None:
@@ -79,14 +80,14 @@ def report(folder: Path, dtype: str, kind: str, options: argparse.Namespace) -> 
         # The first expansion makes the file that copy and load+save start from; it also warms the page cache.
         run("lemonx", folder, kind, 2)
         (folder / "out").rename(folder / "expanded")
-        best = measure(folder, kind, options.rounds)
+        rounds = [measure(folder, kind) for _ in range(options.rounds)]
         gigabytes = size_of(folder / "expanded") / 1e9
     finally:
         for path in folder.iterdir():
             shutil.rmtree(path)
-    show(best, dtype, kind, gigabytes)
+    show(rounds, dtype, kind, gigabytes)
     if options.record:
-        record(best, dtype, kind, gigabytes)
+        record(least(rounds), dtype, kind, gigabytes)
 
 
 def memory(folder: Path, sizes: list[float]) -> None:
@@ -103,9 +104,8 @@ def memory(folder: Path, sizes: list[float]) -> None:
         print(f"{written:>9.2f} {found[0]:>19.2f} {found[1]:>20.2f}")
 
 
-def measure(folder: Path, kind: str, rounds: int) -> dict[str, dict[str, float]]:
-    """The least of every figure over the rounds, but the largest memory."""
-    best: dict[str, dict[str, float]] = {}
+def measure(folder: Path, kind: str) -> Figures:
+    """One round: everything once."""
     rows = [
         ("copy", "copy", 1),
         ("load+save", "load_save", 1),
@@ -114,35 +114,59 @@ def measure(folder: Path, kind: str, rounds: int) -> dict[str, dict[str, float]]
     ]
     if kind == "depth" and find_spec("mergekit"):
         rows.append(("mergekit", "mergekit", 1))
-    for _ in range(rounds):
-        for name, child, threads in rows:
-            found = run(child, folder, kind, threads)
-            shutil.rmtree(folder / "out")
-            old = best.setdefault(name, found)
-            best[name] = {key: (max if key == "anon" else min)(old[key], found[key]) for key in found}
-    return best
+    found = {}
+    for name, child, threads in rows:
+        found[name] = run(child, folder, kind, threads)
+        shutil.rmtree(folder / "out")
+    return found
+
+
+def least(rounds: list[Figures]) -> Figures:
+    """The least of every figure over the rounds, but the largest memory: what disturbs a run only makes it slower."""
+    return {
+        name: {key: (max if key == "anon" else min)(found[name][key] for found in rounds) for key in row}
+        for name, row in rounds[0].items()
+    }
 
 
 def run(child: str, folder: Path, kind: str, threads: int) -> dict[str, float]:
+    """What a process of its own measures, and the peak of its anonymous memory, of which this one takes samples."""
     os.sync()  # what an earlier round wrote is not to be written during this one
+    peak = 0.0
     command = [sys.executable, __file__, "--child", child, "--dir", str(folder), "--kind", kind]
-    done = subprocess.run([*command, "--threads", str(threads)], stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+    with subprocess.Popen([*command, "--threads", str(threads)], stdout=subprocess.PIPE) as process:
+        while process.poll() is None:
+            time.sleep(0.005)
+            peak = max(peak, anonymous(process.pid))
+        assert process.stdout and process.returncode == 0, f"{child} failed"
+        return {**json.load(process.stdout), "anon": peak}
 
 
-def show(best: dict[str, dict[str, float]], dtype: str, kind: str, gigabytes: float) -> None:
+def anonymous(pid: int | str = "self") -> float:
+    """RssAnon of a process, or of this one, in GB; 0 where there is no /proc, or no process any more."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("RssAnon")), 0.0)
+
+
+def show(rounds: list[Figures], dtype: str, kind: str, gigabytes: float) -> None:
+    best = least(rounds)
     base = best["load+save"]
-    print(f"\n{dtype}, {kind}: {gigabytes:.2f} GB written")
-    print("                     wall s    CPU s   GB/s   GB/CPU-s   of load+save: wall   CPU   anon GB")
+    print(f"\n{dtype}, {kind}: {gigabytes:.2f} GB written, the best of {len(rounds)} rounds")
+    print("                     wall s    CPU s   GB/s   GB/CPU-s   of load+save: wall   each round    CPU   anon GB")
     for name, row in best.items():
+        ratios = [found["load+save"]["wall"] / found[name]["wall"] for found in rounds]
         print(
             f"{name:<18} {row['wall']:>8.2f} {row['cpu']:>8.2f} {gigabytes / row['wall']:>6.2f} "
-            f"{gigabytes / row['cpu']:>10.2f} {base['wall'] / row['wall']:>18.0%} {base['cpu'] / row['cpu']:>6.0%} "
-            f"{row['anon']:>8.2f}"
+            f"{gigabytes / row['cpu']:>10.2f} {base['wall'] / row['wall']:>18.0%} "
+            f"{min(ratios):>5.0%} to{max(ratios):>5.0%} {base['cpu'] / row['cpu']:>6.0%} {row['anon']:>8.2f}",
+            flush=True,
         )
 
 
-def record(best: dict[str, dict[str, float]], dtype: str, kind: str, gigabytes: float) -> None:
+def record(best: Figures, dtype: str, kind: str, gigabytes: float) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HISTORY.parent)
     common = {
         "when": datetime.now(timezone.utc).isoformat(timespec="minutes"),
@@ -216,11 +240,16 @@ def shapes(layers: int) -> dict[str, tuple[int, ...]]:
     return found | {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCAB, WIDTH)}
 
 
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
 def warm(folder: str) -> None:
     """Touch as much memory as will be written, and free it again.
 
-    In a virtual machine free memory may have gone back to the host, and page cache in it then costs up to 3 s of
-    CPU time a gigabyte, where memory that was used a moment ago costs 0.2: without this, the order decides.
+    In a virtual machine free memory may have gone back to the host, and page cache in it then costs up to 4 s of
+    CPU time a gigabyte, where memory that was used a moment ago costs 0.3: without this, the order decides. It goes
+    back within seconds, so the longer a run takes the more it pays: the best of several rounds counts.
     """
     path, block = Path(folder, "warm"), os.urandom(1 << 21)
     with path.open("wb") as file:
@@ -229,36 +258,12 @@ def warm(folder: str) -> None:
     path.unlink()
 
 
-def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
 def timed(folder: str, work: Callable[[], Any]) -> dict[str, float]:
-    """Seconds of wall and CPU time, and the peak of anonymous memory, of which a thread takes samples."""
+    """Seconds of wall and CPU time."""
     warm(folder)
-    stop, peak = threading.Event(), [anonymous()]
-
-    def watch() -> None:
-        while not stop.wait(0.005):
-            peak.append(max(peak[-1], anonymous()))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
     wall, cpu = time.perf_counter(), time.process_time()
     work()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    stop.set()
-    watcher.join()
-    return {"wall": wall, "cpu": cpu, "anon": peak[-1]}
-
-
-def anonymous() -> float:
-    """RssAnon of this process in GB; where there is no /proc, not a number."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return float("nan")
-    return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("RssAnon"))
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
 
 def run_copy(folder: str, kind: str, threads: int) -> dict[str, float]:

@@ -178,8 +178,8 @@ def _cells(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _look_up(table: np.ndarray, cells: np.ndarray, out: np.ndarray) -> None:
-    # The mode is given because the default copies `out`; an index of 16 bits is never clipped.
-    table.take(cells, out=out, mode="clip")
+    # The default mode copies `out`, "clip" takes half as long again; no index of 16 bits is ever wrapped.
+    table.take(cells, out=out, mode="wrap")
 
 
 @lru_cache(maxsize=1)
