@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,22 +115,26 @@ def test_a_cast_that_overflows_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_jobs_are_made_as_they_are_done(workers: int) -> None:
+@pytest.mark.parametrize("ends", [(200,), (180, 180, 200)])
+def test_jobs_are_made_as_they_are_done(ends: tuple[int, ...]) -> None:
+    """Also where one part is longer than the others, or empty: who has done his own helps."""
     made, done, lock = [], [], threading.Lock()
 
     def job(number: int) -> None:
         with lock:
-            done.append(number)
+            done.append((number, threading.get_ident()))
+        threading.Event().wait(0.001)
 
-    def jobs() -> Iterator[runner.Job]:
-        for number in range(200):
-            assert len(made) - len(done) <= workers
-            made.append(number)
+    def jobs(start: int, stop: int) -> Iterator[runner.Job]:
+        for number in range(start, stop):
+            with lock:
+                assert len(made) - len(done) <= len(ends)
+                made.append(number)
             yield lambda number=number: job(number)
 
-    runner._run(jobs(), workers)
-    assert sorted(done) == list(range(200))
+    runner._run([jobs(start, stop) for start, stop in pairwise((0, *ends))])
+    assert sorted(number for number, _ in done) == list(range(200))
+    assert len({thread for number, thread in done if number < 180}) == len(ends)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -138,15 +144,28 @@ def test_a_job_that_fails_stops_the_others(workers: int) -> None:
     def fail() -> None:
         raise BadCheckpoint("broken")
 
-    def jobs() -> Iterator[runner.Job]:
-        yield fail
+    def jobs(first: runner.Job) -> Iterator[runner.Job]:
+        yield first
         for number in range(10**6):
             started.append(number)
             yield lambda: threading.Event().wait(0.001)
 
     with pytest.raises(BadCheckpoint, match="broken"):
-        runner._run(jobs(), workers)
+        runner._run([jobs(fail), *(jobs(lambda: None) for _ in range(workers - 1))])
     assert len(started) < 1000
+
+
+def test_each_thread_begins_where_the_others_do_not_write(tmp_path: Path) -> None:
+    source = pico.save(pico.PICO["llama-tied"](), tmp_path / "source")
+    with Checkpoint.open(source) as checkpoint:
+        steps = make_plan(checkpoint, api.wanted(depth=8)).steps
+    sizes = [math.prod(step.shape) for step in steps]
+    for count in (1, 2, 5, 1000):
+        parts = runner._parts(steps, count)
+        assert len(parts) == count
+        assert [step for part in parts for step in part] == list(steps)
+        for part in parts:
+            assert sum(math.prod(step.shape) for step in part) <= sum(sizes) / count + max(sizes)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

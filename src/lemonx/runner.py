@@ -8,11 +8,13 @@ that a file keeps transposed (GPT-2; experts, in, out) it holds a few strips.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -66,7 +68,8 @@ def run_plan(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        _run(task.jobs(), threads or min(os.cpu_count() or 1, 8))
+        parts = _parts(plan.steps, threads or min(os.cpu_count() or 1, 8))
+        _run([task.jobs(steps) for steps in parts])
     finally:
         torch.set_num_threads(before)
     checkpoint.check_unchanged()
@@ -88,25 +91,38 @@ def write_made(plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, pr
             progress(tensor.nbytes)
 
 
-def _run(jobs: Iterator[Job], workers: int) -> None:
-    """Do all the jobs. A worker takes the next when it is free, so a model of any size has no list of jobs."""
-    lock, stop = threading.Lock(), threading.Event()
+def _parts(steps: Sequence[Step], count: int) -> list[Sequence[Step]]:
+    """The steps in so many parts, one after the other, of about as many numbers each."""
+    ends = np.cumsum([math.prod(step.shape) for step in steps])
+    cuts = np.searchsorted(ends, [ends[-1] * part / count for part in range(count + 1)])
+    return [steps[start:stop] for start, stop in pairwise([0, *cuts[1:-1], len(steps)])]
 
-    def work() -> None:
-        while not stop.is_set():
-            with lock:
-                job = next(jobs, None)
-            if job is None:
-                return
-            try:
-                job()
-            except BaseException:
-                stop.set()
-                raise
 
-    with ThreadPoolExecutor(workers) as pool:
+def _run(parts: list[Iterator[Job]]) -> None:
+    """Do all the jobs, with a worker for each part: two that write to one file wait for one another.
+
+    Who is done with a part helps with the next. A worker takes a job when it is free, so there is no list of them.
+    """
+    locks, stop = [threading.Lock() for _ in parts], threading.Event()
+
+    def take(first: int) -> Job | None:
+        for part in (*range(first, len(parts)), *range(first)):
+            with locks[part]:
+                if job := next(parts[part], None):
+                    return job
+        return None
+
+    def work(first: int) -> None:
         try:
-            for done in [pool.submit(work) for _ in range(workers)]:
+            while not stop.is_set() and (job := take(first)):
+                job()
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        try:
+            for done in [pool.submit(work, part) for part in range(len(parts))]:
                 done.result()
         finally:
             stop.set()
@@ -126,9 +142,9 @@ class _Task:
         self.scratch = noise.Scratch()
         self.whole_tensors = threading.Semaphore(2)
 
-    def jobs(self) -> Iterator[Job]:
-        """The independent pieces of work that make all tensors, in order."""
-        for step in self.plan.steps:
+    def jobs(self, steps: Sequence[Step]) -> Iterator[Job]:
+        """The independent pieces of work that make these tensors, in order."""
+        for step in steps:
             wanted = self.wanted(step)
             if not wanted:
                 continue
