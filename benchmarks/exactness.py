@@ -22,8 +22,7 @@ from typing import Any
 import pages
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(pages.ROOT / "tests"))
 
 COLUMNS = ("48 -> 96", "48 -> 72", "48 -> 120", "heads", "KV heads", "FFN", "depth", "all at once")
 # Family -> (shown as, options of each column; None where the family has no such size).
@@ -119,7 +118,7 @@ def main() -> None:
     for (path, name), text in tables.items():
         print(text)
         if options.write:
-            pages.write(ROOT / path, name, text)
+            pages.write(path, name, text)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pages
+
 HISTORY = Path(__file__).parent / "history.csv"
 VOCAB = 32000
 WIDTH, FFN, HEADS, KV_HEADS, HEAD_DIM = 2048, 5632, 16, 4, 128
@@ -49,7 +51,9 @@ def main() -> None:
     parent = Path(options.dir) if options.dir else None
     with tempfile.TemporaryDirectory(prefix="lemonx-bench-", dir=parent) as folder:
         if options.memory:
-            memory(Path(folder), options.memory)
+            lines = memory(Path(folder), options.memory)
+            if options.record:
+                pages.write_printed("docs/scale.md", "memory", lines)
             return
         for dtype in options.dtype:
             for kind in options.kind:
@@ -64,7 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", nargs="+", type=float, metavar="GB", help="only memory, against these sizes")
     parser.add_argument("--dir", help="where to put the files: several times --gb, removed at the end")
-    parser.add_argument("--record", action="store_true", help=f"append to {HISTORY.name}, which is kept in git")
+    parser.add_argument("--record", action="store_true", help=f"append to {HISTORY.name}; memory: into docs/scale.md")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -90,9 +94,10 @@ def report(folder: Path, dtype: str, kind: str, options: argparse.Namespace) -> 
         record(least(rounds), dtype, kind, gigabytes)
 
 
-def memory(folder: Path, sizes: list[float]) -> None:
+def memory(folder: Path, sizes: list[float]) -> list[str]:
     """The peak of anonymous memory of one expansion of each size, width and depth, bfloat16."""
-    print("output GB   anon GB, 1 thread   anon GB, 2 threads")
+    lines = ["output GB   anon GB, 1 thread   anon GB, 2 threads"]
+    print(lines[0])
     for size in sizes:
         build(folder / "source", "bfloat16", "both", size)
         found = []
@@ -101,7 +106,9 @@ def memory(folder: Path, sizes: list[float]) -> None:
             written = size_of(folder / "out") / 1e9
             shutil.rmtree(folder / "out")
         shutil.rmtree(folder / "source")
-        print(f"{written:>9.2f} {found[0]:>19.2f} {found[1]:>20.2f}")
+        lines.append(f"{written:>9.2f} {found[0]:>19.2f} {found[1]:>20.2f}")
+        print(lines[-1], flush=True)
+    return lines
 
 
 def measure(folder: Path, kind: str) -> Figures:

@@ -16,7 +16,7 @@ import pages
 
 from lemonx.experiments import compare, report, verdict, wording
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = pages.ROOT / "docs"
 RESULTS = DOCS / "results"
 FIGURE = "finals.png"
 
@@ -93,7 +93,7 @@ def main() -> None:
     text = "\n\n".join(map(section, results))
     print(text)
     if options.write:
-        pages.write(DOCS / "experiments.md", "results", f"\n{text}\n")
+        pages.write("docs/experiments.md", "results", f"\n{text}\n")
         for folder, result in zip(folders, results, strict=True):
             draw(result, folder / FIGURE)
         report.write(results, DOCS / "report.html")

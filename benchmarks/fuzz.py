@@ -22,9 +22,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import pages
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
 BATCH = 2000  # hypothesis remembers what it has tried: a fresh start now and then keeps it small
 
 
@@ -33,13 +34,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--memory", type=int, default=300, help="megabytes that a reader's process may take")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
     parser.add_argument("--target", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.target:
         print(json.dumps(fuzz(options.target, options.runs, options.seed, options.memory)))
         return
     names = ("header", "index", "config")
-    print(f"{'reader':<8} {'runs':>8} {'read':>8} {'refused':>8} {'messages':>9} {'runs/s':>7} {'anon MB':>8}")
+    lines = [f"{'reader':<8} {'runs':>8} {'read':>8} {'refused':>8} {'messages':>9} {'runs/s':>7} {'anon MB':>8}"]
+    print(lines[0])
     total = 0
     for name in names:
         share = str(-(-options.runs // len(names)))
@@ -49,12 +52,15 @@ def main() -> None:
             sys.exit(f"{name}: failed")
         row = json.loads(child.stdout)
         total += row["runs"]
-        print(
+        lines.append(
             f"{name:<8} {row['runs']:>8} {row['read']:>8} {row['runs'] - row['read']:>8} {row['messages']:>9} "
-            f"{row['runs'] / row['seconds']:>7.0f} {row['grown'] / 1e6:>8.1f}",
-            flush=True,
+            f"{row['runs'] / row['seconds']:>7.0f} {row['grown'] / 1e6:>8.1f}"
         )
-    print(f"{total} runs: no exception but LemonxError, no run over {seconds():.0f} s, memory within the limit")
+        print(lines[-1], flush=True)
+    lines.append(f"{total} runs: no exception but LemonxError, no run over {seconds():.0f} s, memory within the limit")
+    print(lines[-1])
+    if options.write:
+        pages.write_printed("docs/guarantees.md", "fuzz", lines)
 
 
 def seconds() -> float:

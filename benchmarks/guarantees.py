@@ -13,16 +13,15 @@ import argparse
 import contextlib
 import io
 import os
-import re
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+import pages
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
-DOCUMENT = ROOT / "docs" / "guarantees.md"
+sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
 
 
 def main() -> None:
@@ -31,14 +30,9 @@ def main() -> None:
     options = parser.parse_args()
     text = table()
     if options.write:
-        DOCUMENT.write_text(inserted(DOCUMENT.read_text(), text))
+        pages.write("docs/guarantees.md", "faults", text)
     else:
         print(text)
-
-
-def inserted(document: str, text: str) -> str:
-    """The document with `text` between its markers."""
-    return re.sub(r"(<!-- faults -->\n).*(<!-- /faults -->)", lambda m: m[1] + text + "\n" + m[2], document, flags=re.S)
 
 
 def table() -> str:

@@ -17,28 +17,33 @@ import threading
 import time
 from pathlib import Path
 
+import pages
+
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, nargs="+", default=[1.0, 2.0])
     parser.add_argument("--dir", help="where to put the files: several times --gb, removed at the end")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(measured(*options.child)))
         return
-    print("  output GB   model f64   block f64   weights at once   anon GB   seconds   blocks   largest difference")
+    lines = ["  output GB   model f64   block f64   weights at once   anon GB   seconds   blocks   largest difference"]
+    print(lines[0])
     for gigabytes in options.gb:
         with tempfile.TemporaryDirectory(prefix="lemonx-bench-", dir=options.dir) as folder:
             row = report(Path(folder), gigabytes)
-        print(
+        lines.append(
             f"{row['output']:>11.2f} {row['model']:>11.2f} {row['block']:>11.2f} {row['weights']:>17.2f} "
-            f"{row['anon']:>9.2f} {row['seconds']:>9.0f} {row['blocks']:>8} {row['difference']:>20.1e}",
-            flush=True,
+            f"{row['anon']:>9.2f} {row['seconds']:>9.0f} {row['blocks']:>8} {row['difference']:>20.1e}"
         )
+        print(lines[-1], flush=True)
+    if options.write:
+        pages.write_printed("docs/guarantees.md", "layerwise", lines)
 
 
 def report(folder: Path, gigabytes: float) -> dict[str, float]:

@@ -26,7 +26,6 @@ from typing import Any
 
 import pages
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCE = {
     **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "dtype": "bfloat16"},
     **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32},
@@ -36,6 +35,8 @@ SOURCE = {
 SHAPES = {"8B": (4096, 32, 32, 14336), "70B": (8192, 80, 64, 28672), "405B": (16384, 126, 128, 53248)}
 HISTORY = Path(__file__).parent / "history.csv"
 GROWTH: dict[str, Any] = {"width": 5120, "depth": 40, "heads": 40, "kv_heads": 40, "ffn": 13824}
+# What a kind of benchmarks/expand.py grows.
+GROWTHS = {"width": "width", "depth": "depth", "both": "width and depth"}
 # Weights, gradients and Adam's two moments, in float32 each.
 STATE = 16
 
@@ -121,11 +122,32 @@ def sizes() -> str:
     return "\n".join(lines)
 
 
+def speed() -> str:
+    """Of each dtype and growth: seconds of load+save, and what part of its speed the others have."""
+    found, others = records(), ("copy", "lemonx, 1 thread", "lemonx, 2 threads", "mergekit")
+    lines = [f"| | output | load+save | {' | '.join(others)} |", "|---|---|---|" + "---|" * len(others)]
+    for dtype, kind in dict.fromkeys(key[:2] for key in found):
+        base = found[dtype, kind, "load+save"]
+        rows = [found.get((dtype, kind, what)) for what in others]
+        ratios = [f"{float(base['wall']) / float(row['wall']):.0%}" if row else "-" for row in rows]
+        name = f"{dtype}, {GROWTHS[kind]}"
+        lines.append(f"| {name} | {base['gigabytes']} GB | {float(base['wall']):.1f} s | {' | '.join(ratios)} |")
+    return "\n".join(lines)
+
+
 def measured() -> dict[str, tuple[float, float]]:
-    """GB/s and GB of memory of the last record of width and depth in bfloat16, by what was run."""
+    """GB/s and GB of memory of width and depth in bfloat16, by what was run."""
+    return {
+        what: (float(row["gigabytes"]) / float(row["wall"]), float(row["anon"]))
+        for (dtype, kind, what), row in records().items()
+        if (dtype, kind) == ("bfloat16", "both")
+    }
+
+
+def records() -> dict[tuple[str, str, str], dict[str, str]]:
+    """The last record of each dtype, kind of growth, and what was run."""
     with HISTORY.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["dtype"], row["kind"]) == ("bfloat16", "both")]
-    return {row["what"]: (float(row["gigabytes"]) / float(row["wall"]), float(row["anon"])) for row in rows}
+        return {(row["dtype"], row["kind"], row["what"]): row for row in csv.DictReader(file)}
 
 
 def _duration(seconds: float) -> str:
@@ -158,10 +180,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         tables = {"scale": table(headers(Path(folder) / "llama-7b"), options.processes), "sizes": sizes()}
+        tables["speed"] = speed()
     print("\n\n".join(tables.values()))
     if options.write:
         for name, text in tables.items():
-            pages.write(ROOT / "docs" / "scale.md", name, text)
+            pages.write("docs/scale.md", name, text)
 
 
 if __name__ == "__main__":
