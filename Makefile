@@ -56,8 +56,8 @@ check: setup ## lint, format, types, direction of imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: setup ## measure the speed and memory of an expansion
-	$(BIN)/python benchmarks/expand.py
+bench: setup ## measure the speed and memory of an expansion, and add it to benchmarks/history.csv
+	$(BIN)/python benchmarks/expand.py --record
 
 table: setup ## write the README's matrix, and measure docs/exactness.md
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py --write
