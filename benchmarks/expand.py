@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import logging
 import os
 import platform
 import shutil
@@ -324,6 +325,7 @@ def run_mergekit(folder: str, kind: str, threads: int) -> dict[str, float]:
     from mergekit.merge import run_merge  # pyright: ignore[reportMissingImports]
     from mergekit.options import MergeOptions  # pyright: ignore[reportMissingImports]
 
+    logging.disable(logging.WARNING)
     torch.set_num_threads(threads)
     source = Path(folder, "source")
     layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 import lemonx
 from lemonx.architectures import families
 from lemonx.free import PRESETS, Free
-from lemonx.modules import LayerNorm
+from lemonx.norms import LayerNorm
 from lemonx.spec import REGISTRY, Spec
 from lemonx.vectors import Expansion
 from lemonx.verification.float64 import Float64

@@ -16,24 +16,14 @@ from torch.nn import functional as F
 from lemonx.check import Types, check, unchecked, with_tied
 from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.free import PRESETS
-from lemonx.modules import (
-    LayerNorm,
-    Linear,
-    Norm,
-    Row,
-    Typed,
-    Vector,
-    batch_norm,
-    conv,
-    embedding,
-    layer_norm,
-    linear,
-    rms_norm,
-)
+from lemonx.modules import Linear, conv, embedding, linear
+from lemonx.norms import LayerNorm, Norm, batch_norm, layer_norm, rms_norm
 from lemonx.operators import KEEP, Matrix, expand_matrix
+from lemonx.rows import Row, Typed, Vector
 from lemonx.signature import side
+from lemonx.spaces import Space
 from lemonx.spec import Spec, Stack
-from lemonx.vectors import AVG, DENSE, ZERO, Space, expansion
+from lemonx.vectors import AVG, DENSE, ZERO, expansion
 
 EPS = 1e-2
 Rows = Mapping[str, Row]

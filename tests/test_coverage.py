@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from lemonx.coverage import Matched, match, settled, tied_copies
 from lemonx.errors import BadCheckpoint
-from lemonx.modules import Row, batch_norm, conv, dropped, embedding, layer_norm, linear, parameter
+from lemonx.modules import conv, dropped, embedding, linear, parameter
+from lemonx.norms import batch_norm, layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import avg, circ, zero
 from lemonx.spec import Spec, Stack
-from lemonx.vectors import avg, circ, zero
 
 SPACES = {"residual": avg(4), "normed": zero(4), "hidden": circ(8)}
 ROWS: Mapping[str, Row] = {

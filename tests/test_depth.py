@@ -15,8 +15,10 @@ import lemonx
 from lemonx.depth import Block, arrange, mode
 from lemonx.errors import Refused
 from lemonx.free import preset
-from lemonx.modules import IDENTITY, Row, batch_norm, layer_norm, linear, parameter, rms_norm
+from lemonx.modules import linear, parameter
+from lemonx.norms import batch_norm, layer_norm, rms_norm
 from lemonx.operators import CANCEL, KEEP, SILENT
+from lemonx.rows import IDENTITY, Row
 from lemonx.spec import Stack
 from lemonx.verification.outputs import EXACT
 from pico import PICO, save

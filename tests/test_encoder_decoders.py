@@ -20,7 +20,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.data.tasks import task_of
 from lemonx.diagnosis import diagnose
 from lemonx.errors import BadCheckpoint, BadTarget, NotVerified
-from lemonx.modules import Vector
+from lemonx.rows import Vector
 from lemonx.target import target_config
 from lemonx.verification.loading import load, sample
 

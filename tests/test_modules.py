@@ -16,25 +16,10 @@ from torch.nn import functional as F
 
 from lemonx.errors import Refused
 from lemonx.free import PRESETS, Free
-from lemonx.modules import (
-    IDENTITY,
-    UNBIASED,
-    LayerNorm,
-    Norm,
-    RMSNorm,
-    Row,
-    Typed,
-    Vector,
-    batch_norm,
-    conv,
-    dropped,
-    embedding,
-    layer_norm,
-    linear,
-    parameter,
-    rms_norm,
-)
+from lemonx.modules import conv, dropped, embedding, linear, parameter
+from lemonx.norms import LayerNorm, Norm, RMSNorm, batch_norm, layer_norm, rms_norm
 from lemonx.operators import CANCEL, KEEP, SILENT, Matrix, expand_matrix
+from lemonx.rows import IDENTITY, UNBIASED, Row, Typed, Vector
 from lemonx.signature import Side, parse, side
 from lemonx.vectors import Expansion, expansion, grouped_expansion, identity, product
 

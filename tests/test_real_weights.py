@@ -29,9 +29,9 @@ from lemonx.models.resnet import (
     TorchvisionResNetForImageClassification,
     config_from_state_dict,
 )
-from lemonx.modules import Vector
 from lemonx.operators import CANCEL, SILENT, Matrix
 from lemonx.planning import Plan
+from lemonx.rows import Vector
 from lemonx.steps import Step
 from lemonx.vectors import AVG
 from lemonx.verification.float64 import Float64

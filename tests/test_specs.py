@@ -17,7 +17,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from lemonx import architectures, models
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, UnknownArchitecture
-from lemonx.modules import Dropped, Linear, Row
+from lemonx.modules import Dropped, Linear
+from lemonx.rows import Row
 from lemonx.spec import Architecture, Config, Spec, Stack, flat_fields, with_fields
 from lemonx.target import Target, target_config
 

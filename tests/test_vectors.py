@@ -12,30 +12,23 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lemonx.errors import Refused
+from lemonx.spaces import Space, avg, circ, grouped, iso, key, query, zero
 from lemonx.vectors import (
     AVG,
     PART,
     RAND,
     ZERO,
     Expansion,
-    Space,
     Split,
     alibi_expansion,
     alibi_slopes,
     attention_expansion,
-    avg,
-    circ,
     concat,
     expansion,
-    grouped,
     grouped_expansion,
     identity,
-    iso,
-    key,
     multiples_near,
     product,
-    query,
-    zero,
 )
 
 # Examples are small; a busy machine is no reason to fail.

@@ -15,10 +15,13 @@ import pico
 from lemonx.check import check
 from lemonx.errors import Refused
 from lemonx.free import PRESETS
-from lemonx.modules import Typed, Vector, depthwise, linear, parameter, rms_norm, scale, unit_length
+from lemonx.modules import depthwise, linear, parameter
+from lemonx.norms import rms_norm, scale, unit_length
 from lemonx.operators import KEEP, SILENT, Matrix, expand_matrix
+from lemonx.rows import Typed, Vector
+from lemonx.spaces import Space, zero
 from lemonx.spec import Config, Spec, Stack, with_fields
-from lemonx.vectors import AVG, RAND, WEIGHED, ZERO, Space, expansion, grouped_expansion, identity, zero
+from lemonx.vectors import AVG, RAND, WEIGHED, ZERO, expansion, grouped_expansion, identity
 
 
 def typed(row: Any, suffix: str, *expansions: Any) -> Typed:

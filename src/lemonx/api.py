@@ -17,7 +17,7 @@ from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE
 from lemonx.free import Free
 from lemonx.methods import Lessons
-from lemonx.modules import Norm
+from lemonx.norms import Norm
 from lemonx.planning import Plan, make_plan
 from lemonx.runner import Progress, run_plan, write_made
 from lemonx.spec import TIED

@@ -10,8 +10,8 @@ import numpy as np
 
 from lemonx.frames import Feeder, Frame, any_frame, feeder, reader
 from lemonx.framing import Framed, norm_above
-from lemonx.modules import Vector
 from lemonx.operators import Spare
+from lemonx.rows import Vector
 from lemonx.vectors import DENSE, Expansion
 
 # Reads the gains of a norm, by its row and its block in the source.

@@ -16,7 +16,9 @@ from lemonx import framing
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.experts import experts_expansion, part, parts
 from lemonx.framing import Framed
-from lemonx.modules import Linear, Norm, Row
+from lemonx.modules import Linear
+from lemonx.norms import Norm
+from lemonx.rows import Row
 from lemonx.signature import Side
 from lemonx.spec import LAST, TIED, Spec, Stack
 from lemonx.vectors import (

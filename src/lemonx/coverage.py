@@ -10,7 +10,8 @@ from typing import Any
 
 from lemonx.checkpoints import TensorInfo
 from lemonx.errors import BadCheckpoint, raise_first
-from lemonx.modules import Dropped, Embedding, Linear, Norm
+from lemonx.modules import Dropped, Embedding, Linear
+from lemonx.norms import Norm
 from lemonx.spec import LAST, Spec
 
 LOST = "this spec would lose it; remove it from the file if the model does not need it"

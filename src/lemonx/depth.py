@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lemonx.errors import Refused
-from lemonx.modules import IDENTITY, Row
 from lemonx.operators import CANCEL, KEEP, SILENT
+from lemonx.rows import IDENTITY, Row
 from lemonx.spec import Spec, Stack
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lemonx.free import Free
-from lemonx.modules import Recipe, Vector
 from lemonx.operators import CANCEL, SILENT, Matrix
+from lemonx.rows import Recipe, Vector
 from lemonx.vectors import AVG, DENSE, WEIGHED
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"

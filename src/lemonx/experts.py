@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lemonx.errors import BadTarget, Refused
-from lemonx.vectors import AVG, Expansion, Space, expansion
+from lemonx.spaces import Space
+from lemonx.vectors import AVG, Expansion, expansion
 
 
 def experts_expansion(name: str, source: Space, target: Space) -> Expansion:

@@ -22,7 +22,9 @@ import numpy as np
 
 from lemonx.errors import Refused
 from lemonx.frames import group_sizes
-from lemonx.modules import LayerNorm, Linear, Row, UnitLength
+from lemonx.modules import Linear
+from lemonx.norms import LayerNorm, UnitLength
+from lemonx.rows import Row
 from lemonx.signature import Side
 from lemonx.spec import TIED, Spec
 from lemonx.vectors import DENSE, SPARE, Expansion, expansion, multiples_near

@@ -12,7 +12,7 @@ from typing import Any
 from lemonx import architectures, depth
 from lemonx.check import check, with_tied
 from lemonx.errors import LemonxError
-from lemonx.modules import Norm
+from lemonx.norms import Norm
 from lemonx.notes import conditions
 from lemonx.spec import TIED, Architecture, Spec
 from lemonx.target import Target, target_config

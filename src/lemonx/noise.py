@@ -4,22 +4,20 @@ A generator belongs to (seed, tensor name, chunk number), so threads, the order 
 shards do not change a result. What a generator writes depends on the shape and dtype of the tensor, not on
 its strides.
 
-float64 takes numpy's ziggurat, 0.1 G numbers a second per core. The others take a table: bf16 and fp16 1 G,
-float32 0.2 G. They use the raw bits of SFC64 and, per number, table look-ups and at most one product and one
-sum, each rounded as IEEE 754 says: no logarithm or cosine, whose last bit differs between processors.
+float64 takes numpy's ziggurat, 0.1 G numbers a second per core. The others take a table: bf16 and fp16 1 G, float32
+0.5 G. They use the raw bits of SFC64, one look-up for two numbers, and in float32 a product and a sum, each rounded as
+IEEE 754 says: no logarithm or cosine, whose last bit differs between processors.
 
-The law of the table. Cut the line at the quantiles i / 65536 of N(0, 1) into 65536 cells, and end the two
-outer ones, beyond 4.1696, at 4.5793, which makes the variance below exactly 1.
-    float32    A cell by 16 bits, one of 65536 even places in it by 16 more: uniform within each cell. The
-               distribution function is that of N(0, 1) at every cut, off by at most 2.4e-6 (in the outer
-               cells, by what lies beyond 4.5793); the mean is 0, the variance 1, the kurtosis 2.9999.
-    bf16, fp16 The middles of two cells by 16 bits, rounded. A byte chooses one of 256 groups of cells for the first
-               number and, shuffled, the cell within the group for the second; the other byte does the reverse. So
-               each number takes all 65536 cells, every group meets every group, and the joint moments of a pair up
-               to order 4 are those of independent numbers to 1e-4. Before rounding the distribution function is off by
-               at most 9.2e-6; the mean is 0, the variance 1 - 6e-7, the kurtosis 2.9998, the largest 4.3744.
-               The cells are narrower than the spacing of the dtype for 2^-7 < |z| < 3.4 in bf16 (99.3 % of
-               all), and for 2^-4 < |z| < 2.8 in fp16 (94.5 %).
+The law of the table. Cut the line at the quantiles i / 65536 of N(0, 1) into 65536 cells, and end the two outer ones,
+beyond 4.1696, at 4.5793, which makes the variance exactly 1 for numbers that are anywhere in their cell. Drawn are the
+middles of cells, rounded: of two cells for each 16 bits. A byte chooses one of 256 groups of cells for the first number
+and, shuffled, the cell within the group for the second; the other byte does the reverse. So each number takes all 65536
+cells, every group meets every group, and the joint moments of a pair up to order 4 are those of independent numbers to
+1e-4. Before rounding the distribution function is off by at most 9.2e-6; the mean is 0, the variance 1 - 6e-7, the
+kurtosis 2.9998, the largest 4.3744.
+    bf16, fp16 The cells are narrower than the spacing of the dtype for 2^-7 < |z| < 3.4 in bf16 (99.3 % of all), and
+               for 2^-4 < |z| < 2.8 in fp16 (94.5 %).
+    float32    16 more bits choose one of 65536 even places around the middle, on the width of the narrowest cell.
 Numbers of other pairs are independent of one another. A test of goodness of fit needs 10^10 of them to see the
 difference.
 """
@@ -128,9 +126,9 @@ def uniform(out: torch.Tensor, bound: float, rng: np.random.Generator) -> torch.
 def _draw(dtype: torch.dtype, std: float, rng: np.random.Generator) -> Callable[[np.ndarray], None]:
     """The function that fills a contiguous vector; bf16 and fp16 are seen as int16."""
     if dtype in HALF:
-        return partial(_draw_half, pairs=middles(dtype, std), rng=rng)
+        return partial(_draw_pairs, pairs=middles(dtype, std), rng=rng)
     if dtype == torch.float32:
-        return partial(_draw_single, table=places(std), rng=rng)
+        return partial(_draw_single, pairs=middles(dtype, std), step=np.float32(narrowest() * std / 65536), rng=rng)
     if dtype == torch.float64:
         return partial(_draw_ziggurat, std=std, rng=rng)
     raise TypeError(f"no noise for {dtype}: use bfloat16, float16, float32 or float64")
@@ -141,29 +139,26 @@ def _draw_ziggurat(out: np.ndarray, std: float, rng: np.random.Generator) -> Non
     np.multiply(out, std, out=out)
 
 
-def _draw_half(out: np.ndarray, pairs: np.ndarray, rng: np.random.Generator) -> None:
+def _draw_pairs(out: np.ndarray, pairs: np.ndarray, rng: np.random.Generator) -> None:
     for start in range(0, out.size, CHUNK):
         chunk = out[start : start + CHUNK]
         count = (chunk.size + 1) // 2
         cells = _cells(count, rng)
         if chunk.size % 2 == 0:
-            _look_up(pairs, cells, chunk.view(np.int32))
+            _look_up(pairs, cells, chunk.view(pairs.dtype))
         else:
-            drawn = _scratch.get("pairs", count, np.int32)
+            drawn = _scratch.get("pairs", count, pairs.dtype.type)
             _look_up(pairs, cells, drawn)
-            chunk[:] = drawn.view(np.int16)[: chunk.size]
+            chunk[:] = drawn.view(chunk.dtype)[: chunk.size]
 
 
-def _draw_single(out: np.ndarray, table: tuple[np.ndarray, np.ndarray], rng: np.random.Generator) -> None:
-    first, step = table
+def _draw_single(out: np.ndarray, pairs: np.ndarray, step: np.float32, rng: np.random.Generator) -> None:
     for start in range(0, out.size, CHUNK):
         chunk = out[start : start + CHUNK]
-        cells = _cells(chunk.size, rng)
-        _look_up(first, cells, chunk)
-        within = _scratch.get("within", chunk.size, np.float32)
-        _look_up(step, cells, within)
-        np.multiply(within, _words(chunk.size, rng), out=within)
-        np.add(chunk, within, out=chunk)
+        _draw_pairs(chunk, pairs, rng)
+        place = _scratch.get("place", chunk.size, np.float32)
+        np.multiply(_words(chunk.size, rng).view(np.int16), step, out=place)
+        np.add(chunk, place, out=chunk)
 
 
 def _words(count: int, rng: np.random.Generator) -> np.ndarray:
@@ -199,19 +194,17 @@ def cuts() -> torch.Tensor:
     return torch.cat([-half[1:].flip(0), half])
 
 
+def narrowest() -> float:
+    """The width of the narrowest cells, which are those at 0."""
+    return float(cuts()[32769] - cuts()[32768])
+
+
 @lru_cache(maxsize=64)
 def middles(dtype: torch.dtype, std: float) -> np.ndarray:
-    """The middles of two cells for each 16 bits, times std, rounded to bf16 or fp16, a pair as an int32."""
+    """The middles of two cells for each 16 bits, times std, rounded; a pair as one integer."""
     middle = (cuts()[1:] + cuts()[:-1]) * (std / 2)
     middle = as_numpy(middle.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype))
     high, low = np.divmod(np.arange(65536), 256)
     # Of the shuffles 256 -> 256 of the form a x + b, one with the least joint moments.
     cells = np.stack([high * 256 + (107 * low + 128) % 256, low * 256 + (107 * high + 128) % 256], axis=1)
-    return np.ascontiguousarray(middle[cells]).view(np.int32)[:, 0]
-
-
-@lru_cache(maxsize=64)
-def places(std: float) -> tuple[np.ndarray, np.ndarray]:
-    """The first of the 65536 places of each cell, and the step from one to the next, times std, in float32."""
-    step = cuts().diff() * (std / 65536)
-    return (cuts()[:-1] * std + step / 2).float().numpy(), step.float().numpy()
+    return np.ascontiguousarray(middle[cells]).view(f"i{2 * middle.itemsize}")[:, 0]

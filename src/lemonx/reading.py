@@ -14,8 +14,8 @@ from lemonx import depth
 from lemonx.depth import Block
 from lemonx.errors import Refused
 from lemonx.free import EVEN, Free
-from lemonx.modules import Row
 from lemonx.operators import KEEP
+from lemonx.rows import Row
 from lemonx.spec import Spec, Stack
 
 # Where the further units of a block come from: copies of its own, the next block's, or copies with noise.

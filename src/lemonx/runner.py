@@ -22,9 +22,9 @@ import numpy as np
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadCheckpoint
-from lemonx.modules import Vector
 from lemonx.operators import Matrix, expand_block
 from lemonx.planning import Plan
+from lemonx.rows import Vector
 from lemonx.sources import Source, Whole, blocks_within, check_finite, is_whole, level, tables
 from lemonx.steps import Step
 from lemonx.vectors import Expansion, Run

@@ -19,9 +19,9 @@ from lemonx import api, methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadTarget, Refused
-from lemonx.modules import Vector
 from lemonx.operators import SILENT
 from lemonx.planning import Plan
+from lemonx.rows import Vector
 from lemonx.runner import everything, run_plan
 from lemonx.sources import blocks_within, is_whole, source_rows
 from lemonx.spec import flat_fields

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lemonx.errors import BadCheckpoint
-from lemonx.modules import Row
+from lemonx.rows import Row
 from lemonx.signature import Side
-from lemonx.vectors import Space
+from lemonx.spaces import Space
 
 # The place of a block's index in the name of a row that belongs to the last block alone.
 LAST = "-1"

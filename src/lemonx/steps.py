@@ -18,9 +18,11 @@ from lemonx.depth import Block
 from lemonx.errors import raise_first
 from lemonx.exactness import BIT_EXACT, BITS, MADE, exactness
 from lemonx.experts import part
-from lemonx.modules import Axis, Linear, Recipe, Row, Scale, Typed
+from lemonx.modules import Linear
+from lemonx.norms import Scale
 from lemonx.operators import KEEP, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Reading
+from lemonx.rows import Axis, Recipe, Row, Typed
 from lemonx.spec import LAST, Spec
 from lemonx.vectors import AVG, WEIGHED, Expansion
 

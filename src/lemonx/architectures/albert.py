@@ -2,9 +2,11 @@
 
 from lemonx.architectures.bert import DEFAULTS, SIZES, masked_lm
 from lemonx.architectures.rotary import head
-from lemonx.modules import Row, dropped, embedding, layer_norm, linear, parameter
+from lemonx.modules import dropped, embedding, linear, parameter
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 GROUPS = "albert.encoder.albert_layer_groups"
 

@@ -1,9 +1,11 @@
 """BART, and the blocks that other encoder-decoders share with it."""
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import Row, embedding, layer_norm, linear, parameter
+from lemonx.modules import embedding, linear, parameter
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, avg, circ, fresh, scaled
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, avg, circ, fresh, scaled
 
 SIZES = {
     "width": "d_model",

@@ -3,9 +3,11 @@
 from lemonx.architectures.rotary import head
 from lemonx.architectures.vit import block
 from lemonx.errors import Refused
-from lemonx.modules import Row, conv, dropped, layer_norm, linear, parameter, scale
+from lemonx.modules import conv, dropped, linear, parameter
+from lemonx.norms import layer_norm, scale
+from lemonx.rows import Row
+from lemonx.spaces import avg, circ, unscaled, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, unscaled, zero
 
 TABLE, INDEX = (f"relative_position_bias.relative_position_{what}" for what in ("bias_table", "index"))
 

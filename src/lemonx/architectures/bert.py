@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import Row, dropped, embedding, layer_norm, linear, parameter
+from lemonx.modules import dropped, embedding, linear, parameter
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, avg, circ, fresh, zero
 
 Rows = Mapping[str, Row]
 SIZES = {

@@ -3,9 +3,10 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
 from lemonx.errors import Refused
-from lemonx.modules import embedding, layer_norm, linear
+from lemonx.modules import embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.spaces import alibi, avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import alibi, avg, circ, fresh, zero
 
 LAYER = "transformer.h.*"
 

@@ -1,8 +1,10 @@
 """ConvNeXt."""
 
-from lemonx.modules import Row, conv, depthwise, layer_norm, linear, scale
+from lemonx.modules import conv, depthwise, linear
+from lemonx.norms import layer_norm, scale
+from lemonx.rows import Row
+from lemonx.spaces import Space, avg, circ, unscaled, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, avg, circ, unscaled, zero
 
 EPS = 1e-6  # of every LayerNorm but the last, in code
 

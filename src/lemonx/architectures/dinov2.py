@@ -2,9 +2,11 @@
 
 from lemonx.architectures.rotary import head
 from lemonx.errors import Refused
-from lemonx.modules import Row, conv, layer_norm, linear, parameter, scale
+from lemonx.modules import conv, linear, parameter
+from lemonx.norms import layer_norm, scale
+from lemonx.rows import Row
+from lemonx.spaces import avg, circ, unscaled, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, unscaled, zero
 
 LAYER = "dinov2.encoder.layer.*"
 

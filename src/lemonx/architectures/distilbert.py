@@ -1,7 +1,8 @@
 """DistilBERT."""
 
 from lemonx.architectures.bert import masked_lm, spaces
-from lemonx.modules import dropped, embedding, layer_norm, linear
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import layer_norm
 from lemonx.spec import Config, Spec, Stack, architecture
 
 LAYER = "distilbert.transformer.layer.*"

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from lemonx.architectures.bert import DEFAULTS, SIZES, encoder, masked_lm, post_ln
-from lemonx.modules import Row, layer_norm, linear
+from lemonx.modules import linear
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import avg, zero
 from lemonx.spec import Config, Spec, architecture
-from lemonx.vectors import avg, zero
 
 
 @architecture("electra", **SIZES, embeddings="embedding_size", kind="language",

@@ -2,9 +2,11 @@
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import Row, dropped, embedding, layer_norm, linear
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, alibi, avg, circ, fresh, grouped, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, alibi, avg, circ, fresh, grouped, zero
 
 LAYER = "transformer.h.*"
 DEFAULTS = {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "alibi": False, "multi_query": True,

@@ -3,9 +3,11 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import Row, embedding, linear, rms_norm
+from lemonx.modules import embedding, linear
+from lemonx.norms import rms_norm
+from lemonx.rows import Row
+from lemonx.spaces import circ, fresh, grouped, scaled, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import circ, fresh, grouped, scaled, zero
 
 DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
 

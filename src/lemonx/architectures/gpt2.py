@@ -3,9 +3,10 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
 from lemonx.errors import Refused
-from lemonx.modules import dropped, embedding, layer_norm, linear
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.spaces import avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
 

@@ -2,9 +2,10 @@
 
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, decoder
 from lemonx.architectures.mixtral import ALIASES, EXPERTS
-from lemonx.modules import Row, linear, parameter, router
+from lemonx.modules import linear, parameter, router
+from lemonx.rows import Row
+from lemonx.spaces import circ, experts
 from lemonx.spec import Config, Spec, architecture
-from lemonx.vectors import circ, experts
 
 MLP: dict[str, Row] = {
     f"{LAYER}.self_attn.sinks": parameter("heads"),

@@ -3,9 +3,10 @@
 from lemonx.architectures.gpt2 import ALIASES
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
-from lemonx.modules import dropped, embedding, layer_norm, linear
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.spaces import avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 LAYER = "transformer.h.*"
 

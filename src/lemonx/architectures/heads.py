@@ -1,6 +1,7 @@
 """What reads a decoder's last stream."""
 
-from lemonx.modules import Row, linear
+from lemonx.modules import linear
+from lemonx.rows import Row
 
 
 def language_model(tied: str | None, final: str = "final") -> dict[str, Row]:

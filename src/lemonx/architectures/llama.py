@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head, rotary
 from lemonx.errors import BadTarget
-from lemonx.modules import Row, dropped, embedding, linear, rms_norm
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import rms_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, circ, fresh, grouped, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, circ, fresh, grouped, zero
 
 SIZES = {
     "width": "hidden_size",

@@ -2,9 +2,10 @@
 
 import math
 
-from lemonx.modules import depthwise, embedding, linear, parameter, rms_norm
+from lemonx.modules import depthwise, embedding, linear, parameter
+from lemonx.norms import rms_norm
+from lemonx.spaces import circ, fresh, key, query, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import circ, fresh, key, query, zero
 
 LAYER = "backbone.layers.*"
 

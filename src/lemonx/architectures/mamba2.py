@@ -1,9 +1,11 @@
 """Mamba 2."""
 
 from lemonx.errors import BadTarget
-from lemonx.modules import Row, depthwise, embedding, linear, parameter, rms_norm
+from lemonx.modules import depthwise, embedding, linear, parameter
+from lemonx.norms import rms_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, circ, fresh, grouped, key, query, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, circ, fresh, grouped, key, query, zero
 
 LAYER = "backbone.layers.*"
 MIXED = "(heads entries) + (groups state_in) + (groups state_out)"

@@ -2,8 +2,8 @@
 
 from lemonx.architectures.bart import ALIASES, DEFAULTS, PARTS, SIZES, blocks, decoded, units
 from lemonx.modules import embedding
+from lemonx.spaces import avg, fresh, scaled
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, fresh, scaled
 
 COMPUTED = "sinusoidal positions are computed from it, not stored"
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from lemonx.architectures.llama import DEFAULTS, LAYER, QK_NORMS, SIZES, decoder
 from lemonx.errors import Refused
-from lemonx.modules import Row, linear, router
+from lemonx.modules import linear, router
+from lemonx.rows import Row
+from lemonx.spaces import Space, circ, experts
 from lemonx.spec import Config, Dense, Spec, architecture
-from lemonx.vectors import Space, circ, experts
 
 EXPERTS = ("num_local_experts", "num_experts_per_tok")
 ALIASES = {"num_experts": "num_local_experts"}

@@ -2,9 +2,10 @@
 
 from lemonx.architectures.bert import masked_lm
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import dropped, embedding, layer_norm, linear
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.spaces import avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 LAYER, FIRST = "model.layers.*", "model.layers.0"
 

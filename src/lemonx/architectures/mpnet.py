@@ -2,7 +2,8 @@
 
 from lemonx.architectures.bert import DEFAULTS, SIZES, spaces
 from lemonx.architectures.roberta import heads
-from lemonx.modules import dropped, embedding, layer_norm, linear
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import layer_norm
 from lemonx.spec import Config, Spec, Stack, architecture
 
 LAYER = "mpnet.encoder.layer.*"

@@ -3,9 +3,11 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import Row, dropped, embedding, linear, rms_norm
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import rms_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, circ, fresh, grouped, iso, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, circ, fresh, grouped, iso, zero
 
 
 @architecture("olmo2", **SIZES, kind="language", defaults=DEFAULTS | {"rms_norm_eps": 1e-5})

@@ -6,9 +6,10 @@ from lemonx.architectures.mixtral import moe
 from lemonx.architectures.olmo import CLIPPED
 from lemonx.architectures.olmo2 import attention, heads_normed_together
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding, rms_norm
+from lemonx.modules import embedding
+from lemonx.norms import rms_norm
+from lemonx.spaces import circ, experts, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import circ, experts, fresh, zero
 
 
 @architecture(

@@ -2,9 +2,11 @@
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
-from lemonx.modules import Row, embedding, layer_norm, linear
+from lemonx.modules import embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 LAYER = "model.decoder.layers.*"
 EPS = 1e-5  # of every LayerNorm, in code

@@ -4,9 +4,10 @@ from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
 from lemonx.errors import BadTarget
-from lemonx.modules import embedding, layer_norm, linear
+from lemonx.modules import embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.spaces import avg, circ, fresh, grouped, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, grouped, zero
 
 OWN = {"layer_norm_eps": 1e-5, "qk_layernorm": False}
 

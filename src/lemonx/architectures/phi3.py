@@ -3,9 +3,10 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding, linear, rms_norm
+from lemonx.modules import embedding, linear
+from lemonx.norms import rms_norm
+from lemonx.spaces import circ, fresh, grouped, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import circ, fresh, grouped, zero
 
 
 @architecture("phi3", **SIZES, kind="language", defaults=DEFAULTS | {"rms_norm_eps": 1e-5})

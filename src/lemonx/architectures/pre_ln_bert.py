@@ -1,9 +1,10 @@
 """The paper's Pre-LN BERT (lemonx.models.pre_ln_bert)."""
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import embedding, layer_norm, linear
+from lemonx.modules import embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.spaces import avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 
 @architecture(

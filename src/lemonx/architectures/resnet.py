@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from lemonx.modules import Row, batch_norm, conv, linear
+from lemonx.modules import conv, linear
+from lemonx.norms import batch_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, circ
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, circ
 
 # FLOPs are counted for images of this side: a ResNet's config does not say.
 IMAGE = 224

@@ -1,7 +1,9 @@
 """RoBERTa, XLM-RoBERTa, and RoBERTa with Pre-LN: BERT's table with other heads."""
 
 from lemonx.architectures.bert import DEFAULTS, SIZES, encoder, masked_lm, post_ln
-from lemonx.modules import Row, layer_norm, linear, parameter
+from lemonx.modules import linear, parameter
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
 from lemonx.spec import Config, Spec, architecture
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lemonx.spaces import Space, fresh, key, query
 from lemonx.spec import Config
-from lemonx.vectors import Space, fresh, key, query
 
 # Rules under which pair i of r turns as fast as pair m i of m r.
 SCALABLE = ("default", "linear", "llama3")

@@ -2,9 +2,11 @@
 
 from lemonx.architectures.rotary import head
 from lemonx.architectures.tower import BOTH_SIZES, SIZES, TEXT_SIZES, Tower, encoder, joined, of_both, text
-from lemonx.modules import Row, conv, dropped, embedding, layer_norm, linear, parameter, unit_length
+from lemonx.modules import conv, dropped, embedding, linear, parameter
+from lemonx.norms import layer_norm, unit_length
+from lemonx.rows import Row
+from lemonx.spaces import avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 TEXT = {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
         "num_attention_heads": 12, "max_position_embeddings": 64, "layer_norm_eps": 1e-6}  # fmt: skip

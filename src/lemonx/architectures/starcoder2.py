@@ -3,9 +3,10 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding, layer_norm, linear
+from lemonx.modules import embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.spaces import avg, circ, fresh, grouped, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, grouped, zero
 
 
 @architecture(

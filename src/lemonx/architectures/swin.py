@@ -1,9 +1,11 @@
 """Swin Transformer (the first)."""
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import Row, conv, dropped, layer_norm, linear, parameter
+from lemonx.modules import conv, dropped, linear, parameter
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, avg, circ, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, avg, circ, zero
 
 EPS = 1e-5  # of the norms around the stages, in code
 

@@ -1,8 +1,10 @@
 """Swin Transformer V2."""
 
-from lemonx.modules import Row, conv, dropped, layer_norm, linear, parameter
+from lemonx.modules import conv, dropped, linear, parameter
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, avg, circ, fresh, key, query, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import Space, avg, circ, fresh, key, query, zero
 
 
 @architecture(

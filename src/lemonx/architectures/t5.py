@@ -1,9 +1,11 @@
 """T5, T5 v1.1 (and Flan-T5), mT5."""
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import Row, dropped, embedding, linear, rms_norm
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import rms_norm
+from lemonx.rows import Row
+from lemonx.spaces import circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import circ, fresh, zero
 
 SIZES = {
     "width": "d_model",

@@ -7,9 +7,11 @@ from typing import Any
 
 from lemonx.architectures.resnet import torchvision_resnet
 from lemonx.architectures.rotary import head
-from lemonx.modules import Row, conv, layer_norm, linear, parameter, scale
+from lemonx.modules import conv, linear, parameter
+from lemonx.norms import layer_norm, scale
+from lemonx.rows import Row
+from lemonx.spaces import avg, circ, unscaled, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, unscaled, zero
 
 # (embed_dim, depth, num_heads) behind the size in a name.
 VITS = {

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import Row, dropped, embedding, layer_norm, linear
+from lemonx.modules import dropped, embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import Space, avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack
-from lemonx.vectors import Space, avg, circ, fresh, zero
 
 SIZES = {
     "width": "hidden_size",

@@ -1,9 +1,11 @@
 """ViT and DeiT."""
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import Row, conv, layer_norm, linear, parameter
+from lemonx.modules import conv, linear, parameter
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import avg, circ, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, zero
 
 
 @architecture(

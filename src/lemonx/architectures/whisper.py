@@ -2,9 +2,11 @@
 
 from lemonx.architectures.bart import ALIASES, EPS, SIZES, blocks, units
 from lemonx.errors import Refused
-from lemonx.modules import Row, conv, embedding, layer_norm, linear
+from lemonx.modules import conv, embedding, linear
+from lemonx.norms import layer_norm
+from lemonx.rows import Row
+from lemonx.spaces import avg, circ, fresh, zero
 from lemonx.spec import Config, Spec, Stack, architecture
-from lemonx.vectors import avg, circ, fresh, zero
 
 
 @architecture("whisper", **SIZES, positions="max_target_positions", kind="language",

@@ -21,9 +21,9 @@ from lemonx.errors import Refused
 from lemonx.free import EVEN, Free
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
-from lemonx.modules import Axis, Row
 from lemonx.planning import Plan
 from lemonx.reading import Change, Reading, copies, kept, stacked
+from lemonx.rows import Axis, Row
 from lemonx.steps import Step
 
 if TYPE_CHECKING:

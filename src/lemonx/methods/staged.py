@@ -5,9 +5,10 @@ from lemonx.depth import Block
 from lemonx.errors import Refused
 from lemonx.free import EVEN, Free
 from lemonx.methods import method
-from lemonx.modules import UNBIASED, BatchNorm, Norm, Row
+from lemonx.norms import BatchNorm, Norm
 from lemonx.operators import KEEP, SILENT
 from lemonx.reading import Change, Reading, copies
+from lemonx.rows import UNBIASED, Row
 
 
 @method("staged", paper="Shen et al., Staged Training for Transformer Language Models, ICML 2022")

@@ -23,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lemonx.free import Free
-from lemonx.modules import LayerNorm, Linear, Norm, Row
+from lemonx.modules import Linear
+from lemonx.norms import LayerNorm, Norm
 from lemonx.optimizer_state.along import Along, reads
 from lemonx.planning import Plan
+from lemonx.rows import Row
 from lemonx.vectors import AVG, ZERO, Expansion
 
 NOISE = "the copies of a unit are told apart by noise, which the source's gradients do not know"

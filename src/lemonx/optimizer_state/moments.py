@@ -19,11 +19,12 @@ import numpy as np
 
 from lemonx import depth
 from lemonx.errors import Refused
-from lemonx.modules import Norm, Row, Scale, Vector
+from lemonx.norms import Norm, Scale
 from lemonx.operators import KEEP
 from lemonx.optimizer_state.along import Along, reads
 from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals
 from lemonx.planning import Plan
+from lemonx.rows import Row, Vector
 from lemonx.signature import Side
 from lemonx.steps import Step
 from lemonx.vectors import ZERO, Expansion, concat, identity, product

@@ -15,8 +15,8 @@ import numpy as np
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.coverage import UNIT
-from lemonx.modules import Axis
 from lemonx.planning import Plan
+from lemonx.rows import Axis
 from lemonx.steps import Step
 
 
