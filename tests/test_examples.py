@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,20 @@ from lemonx import cli
 ROOT = Path(__file__).resolve().parents[1]
 # Below this a figure is rounding, and differs from machine to machine.
 ROUNDING = 1e-12
+
+
+def test_what_a_benchmark_writes_is_there() -> None:
+    """Every place that a page keeps for a benchmark's figures has some."""
+    found = 0
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text()
+        opened = re.findall(r"^<!-- (\w+) -->$", text, re.M)
+        filled = re.findall(r"^<!-- (\w+) -->\n(.*?)\n<!-- /\1 -->$", text, re.M | re.S)
+        assert opened == [name for name, _ in filled], page
+        found += len(filled)
+        for name, content in filled:
+            assert re.search(r"\d", content), f"{page.name}: {name}"
+    assert found
 
 
 def load(name: str) -> ModuleType:

@@ -95,10 +95,8 @@ class LayerNorm(Norm):
         k = int(reads.copies[0])
         legal = (reads.copies == k).all() and (reads.amp == 1.0).all() and (reads.source[reads.source < 0] == AVG).all()
         if not legal:
-            raise Refused(
-                f"a LayerNorm reads {self.reads}, which must then be whole copies and entries at their mean, and at "
-                f"{reads.size} -> {reads.target_size} it is not: try {multiples_near(reads.size, reads.target_size)}"
-            )
+            must = "whole copies and entries at their mean"
+            raise _unfit(f"a LayerNorm reads {self.reads}, which must then be {must}", reads)
         return math.sqrt(k * reads.size / reads.target_size)
 
 
@@ -109,10 +107,8 @@ class RMSNorm(Norm):
     def eta(self, reads: Expansion) -> float:
         energy = float(reads.energy[0])
         if not np.allclose(reads.energy, energy, rtol=1e-12) or (reads.source[reads.source < 0] != ZERO).any():
-            raise Refused(
-                f"an RMSNorm reads {self.reads}, which must then be copies of equal energy and zeros, and at "
-                f"{reads.size} -> {reads.target_size} it is not: try {multiples_near(reads.size, reads.target_size)}"
-            )
+            must = "copies of equal energy and zeros"
+            raise _unfit(f"an RMSNorm reads {self.reads}, which must then be {must}", reads)
         return math.sqrt(energy * reads.size / reads.target_size)
 
 
@@ -181,10 +177,13 @@ class UnitLength(Row):
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
         if np.ptp(reads.energy) > 1e-12 * reads.energy[0] or (reads.source[reads.source < 0] != ZERO).any():
-            raise Refused(
-                f"{self.reads} is divided by its length, so it must be copies of equal energy and zeros, and at "
-                f"{reads.size} -> {reads.target_size} it is not: try {multiples_near(reads.size, reads.target_size)}"
-            )
+            must = "copies of equal energy and zeros"
+            raise _unfit(f"{self.reads} is divided by its length, so it must be {must}", reads)
+
+
+def _unfit(must: str, reads: Expansion) -> Refused:
+    near = multiples_near(reads.size, reads.target_size)
+    return Refused(f"{must}, and at {reads.size} -> {reads.target_size} it is not: try {near}")
 
 
 def layer_norm(
