@@ -332,6 +332,8 @@ FAULTS = [
           _config(intermediate_size=101)),
     Fault(17, "more-layers", "config.json", "2 blocks .* has an extra model.layers.2", _extra_layer),
     Fault(17, "fewer-layers", "config.json", "3 blocks .* lacks model.layers.2", _config(num_hidden_layers=3)),
+    Fault(17, "far-fewer-layers", "config.json", "10000000 blocks .* has [0-9]+ tensors in all",
+          _config(num_hidden_layers=10**7)),
     Fault(18, "layer-types", "config.json", "layer_types has 1 entries for 2 blocks",
           _config(layer_types=["full_attention"]), model="qwen2-sliding"),
     Fault(19, "unknown-model-type", "source", "no spec for model_type 'llamma': did you mean 'llama'",

@@ -88,6 +88,13 @@ def matched(spec: Spec, names: Iterable[str]) -> tuple[list[Matched], list[str]]
 def gaps(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     """A complaint for every tensor under two names, every block too many or too few, every row without a tensor."""
     yield from _repeated(found)
+    for stack, size in ((name, stack.stored) for name, stack in spec.stacks.items()):
+        if size > len(found):  # no checkpoint has so many, and a list of what is missing might not fit into memory
+            yield BadCheckpoint(
+                f"config.json says {size} blocks in {stack!r}, but the checkpoint has {len(found)} tensors in all: "
+                "take both from the same save"
+            )
+            return
     yield from _odd_blocks(spec, found)
     yield from _empty_rows(spec, found)
 
@@ -177,7 +184,7 @@ def _odd_units(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     for row in {hit.row for hit in found if hit.unit is not None}:
         name = UNIT.findall(row)[0]
         size, units = spec.spaces[name].size, {hit.unit for hit in found if hit.row == row}
-        if units != set(range(size)):
+        if len(units) != size or units != set(range(size)):
             yield BadCheckpoint(
                 f"config.json says {size} {name}, but the checkpoint has {len(units)} of {row}: "
                 "one of the two is not this model's"
