@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import expand
 import pages
 
 SOURCE = {
@@ -33,7 +34,6 @@ SOURCE = {
 }
 # The shapes of Llama 3: hidden, blocks, heads, FFN.
 SHAPES = {"8B": (4096, 32, 32, 14336), "70B": (8192, 80, 64, 28672), "405B": (16384, 126, 128, 53248)}
-HISTORY = Path(__file__).parent / "history.csv"
 GROWTH: dict[str, Any] = {"width": 5120, "depth": 40, "heads": 40, "kv_heads": 40, "ffn": 13824}
 # What a kind of benchmarks/expand.py grows.
 GROWTHS = {"width": "width", "depth": "depth", "both": "width and depth"}
@@ -146,7 +146,7 @@ def measured() -> dict[str, tuple[float, float]]:
 
 def records() -> dict[tuple[str, str, str], dict[str, str]]:
     """The last record of each dtype, kind of growth, and what was run."""
-    with HISTORY.open(newline="") as file:
+    with expand.HISTORY.open(newline="") as file:
         return {(row["dtype"], row["kind"], row["what"]): row for row in csv.DictReader(file)}
 
 
@@ -179,8 +179,8 @@ def main() -> None:
         print(headers(options.headers, config_of(options.model) if options.model else SOURCE))
         return
     with tempfile.TemporaryDirectory() as folder:
-        tables = {"scale": table(headers(Path(folder) / "llama-7b"), options.processes), "sizes": sizes()}
-        tables["speed"] = speed()
+        scale = table(headers(Path(folder) / "llama-7b"), options.processes)
+    tables = {"scale": scale, "sizes": sizes(), "speed": speed()}
     print("\n\n".join(tables.values()))
     if options.write:
         for name, text in tables.items():

@@ -88,11 +88,11 @@ def matched(spec: Spec, names: Iterable[str]) -> tuple[list[Matched], list[str]]
 def gaps(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     """A complaint for every tensor under two names, every block too many or too few, every row without a tensor."""
     yield from _repeated(found)
-    for stack, size in ((name, stack.stored) for name, stack in spec.stacks.items()):
-        if size > len(found):  # no checkpoint has so many, and a list of what is missing might not fit into memory
+    for name, stack in spec.stacks.items():
+        if stack.stored > len(found):  # a list of all that is missing might not fit into memory
             yield BadCheckpoint(
-                f"config.json says {size} blocks in {stack!r}, but the checkpoint has {len(found)} tensors in all: "
-                "take both from the same save"
+                f"config.json says {stack.stored} blocks in {name!r}, but the checkpoint has {len(found)} tensors in "
+                "all: take both from the same save"
             )
             return
     yield from _odd_blocks(spec, found)
