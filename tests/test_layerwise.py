@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -67,8 +65,10 @@ def test_every_block_agrees(name: str, source: Callable[..., Path], tmp_path: Pa
     assert all(0 <= place.difference <= place.tolerance == 1e-10 or name == "bert-mlm" for place in layers.places)
     # Never more than one block in memory, of models that have several.
     assert 0 < layers.weights <= layers.block < layers.model / 2
-    if name == "llama-tied":  # the same outputs as with everything in memory
-        assert measured.outputs.difference == api.verify(source(name), large).outputs.difference
+    if name == "llama-tied":  # the same outputs as with everything in memory, where more views are looked at
+        whole = api.verify(source(name), large).outputs
+        assert measured.outputs and whole and measured.outputs.largest_output <= whole.largest_output
+        assert measured.outputs.difference <= whole.difference
 
 
 # The first model of every type. A timm ResNet three times as wide: twice, its first stage would lose a shortcut.
@@ -94,11 +94,12 @@ def test_every_family_agrees_at_twice_the_width(model_type: str, tmp_path: Path)
 
 def test_the_meter_counts_what_is_there(source: Callable[..., Path], tmp_path: Path) -> None:
     """A model that is in memory whole is counted whole, so a small count means something."""
-    from lemonx.verification.loading import floating_outputs, load, sample
+    from lemonx.verification.loading import floating_outputs, load
+    from lemonx.verification.sample import views
 
-    model, _ = load(source("llama-untied"), torch.float64)
+    model = load(source("llama-untied"), torch.float64).model
     with layerwise._metered(model) as meter:
-        floating_outputs(model, sample(model))
+        floating_outputs(model, views(model)[0])
     assert meter.peak == sum(p.nbytes for p in model.parameters())
 
 
@@ -147,7 +148,7 @@ def test_rounded_weights_are_measured_by_the_sources_noise(source: Callable[...,
     damage(large, "model.layers.3.self_attn.o_proj.weight", lambda w: w.fill_(0.3))
     measured = api.verify(small, large, layerwise=True)
     assert not measured.passed and measured.layers is not None and measured.layers.first is not None
-    assert measured.outputs.noise is not None and measured.outputs.tolerance == 4 * measured.outputs.noise
+    assert measured.outputs.noise is not None and measured.outputs.tolerance == min(4 * measured.outputs.noise, 2**-3)
     assert measured.layers.first.block == "model.layers.3"
     good = measured.layers.places[:3]
     assert len({place.tolerance for place in good}) > 1
@@ -190,23 +191,6 @@ def test_expand_falls_back_on_it_where_memory_is_short(
     assert json.loads((large / "lemonx.json").read_text())["verified"]["skipped"] == "not even a block"
     with pytest.raises(NotVerified, match="not even a block: verify on a larger machine"):
         api.verify(source("llama-tied"), large, layerwise=True)
-
-
-def test_a_child_that_dies_is_a_report(
-    source: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGILL, or the kernel's out-of-memory killer, in the process that measures the source's noise."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, sys\n"
-        "if any('lemonx.verification' in word for word in sys.orig_argv):\n"
-        f"    os.kill(os.getpid(), signal.{signal.SIGILL.name})\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    small = source("llama-tied", torch.bfloat16)
-    for by_layer in (False, True):
-        large = lemonx.expand(small, tmp_path / f"large-{by_layer}", verify=False, width=72)
-        with pytest.raises(NotVerified, match=r"does not run in bfloat16 here \(killed by SIGILL\): expand with"):
-            api.verify(small, large, layerwise=by_layer)
 
 
 def test_the_command(

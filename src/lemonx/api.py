@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -14,10 +13,8 @@ from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.companions import carried
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
-from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE
 from lemonx.free import Free
 from lemonx.methods import Lessons
-from lemonx.norms import Norm
 from lemonx.planning import Plan, make_plan
 from lemonx.runner import Progress, run_plan, write_made
 from lemonx.spec import TIED
@@ -27,30 +24,9 @@ from lemonx.target import Target
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lemonx.verification.layerwise import Layers
-    from lemonx.verification.outputs import Comparison
-    from lemonx.verification.symmetry import Symmetry
+    from lemonx.verification.verify import Verified
 
 SHARD = 5 * 10**9
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What a verification measured; `layers` block by block, if it was asked for."""
-
-    outputs: Comparison
-    symmetry: Symmetry | None
-    layers: Layers | None = None
-
-    @property
-    def passed(self) -> bool:
-        return self.outputs.passed
-
-    def reason(self) -> str:
-        """Why it did not pass, in one line."""
-        first = self.layers.first if self.layers else None
-        where = "" if first is None else f"; the first block that differs is {first.block}, by {first.difference:.2e}"
-        return self.outputs.reason() + where
 
 
 def wanted(
@@ -201,98 +177,54 @@ def _certify(
 ) -> None:
     """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
     from lemonx import certificate as paper
-    from lemonx.verification import layerwise
-    from lemonx.verification.outputs import memory_short
+    from lemonx.verification.verify import Verified, measure
 
-    measured = None
-    skipped = None if verify else "--no-verify"
+    found = Verified(None, skipped="--no-verify")
     if verify:
         with Checkpoint.open(writer.folder) as written:
             # Hours of expansion must not be thrown away because the machine is small.
-            small = memory_short(checkpoint, written) is not None
-            skipped = layerwise.memory_short(checkpoint, written) if small else None
-            if skipped is None:
-                measured = _measure(made, checkpoint, written, by_layer=small)
-                if made.reading.lossless and not measured.passed:
-                    raise NotVerified(f"nothing was written: {measured.reason()}")
-    content = paper.certificate(made, checkpoint, measured, skipped) | {"optimizer": optimizer}
+            found = measure(made, checkpoint, written, must=False)
+        if made.reading.lossless and not found.passed:
+            raise NotVerified(f"nothing was written: {found.reason()}")
+    content = paper.certificate(made, checkpoint, found) | {"optimizer": optimizer}
     writer.add_text(paper.FILE, paper.certificate_text(content))
     writer.add_text("README.md", paper.model_card(made, content))
 
 
-def _measure(made: Plan, source: Checkpoint, target: Checkpoint, *, by_layer: bool) -> Verified:
-    from lemonx.verification.symmetry import find_twins
-
-    outputs, layers = _compare(source, target, made, by_layer=by_layer)
-    # What a method makes anew has no copies of units to look at.
-    return Verified(outputs, None if made.exactness == MADE else find_twins(made, target), layers)
-
-
-def _compare(
-    source: Checkpoint, target: Checkpoint, made: Plan | None, *, by_layer: bool
-) -> tuple[Comparison, Layers | None]:
-    from lemonx.verification.layerwise import compare_layerwise
-    from lemonx.verification.outputs import compare
-
-    exact, slack, back = False, 0.0, None
-    if made is not None:
-        back = made.frames.ways_back if made.frames else None
-        exact, slack = made.exactness in (BIT_EXACT, EXACT_SUM), eps_slack(made)
-    if by_layer:
-        return compare_layerwise(source, target, made, exact=exact, slack=slack)
-    return compare(source, target, exact=exact, slack=slack, back=back), None
-
-
-def eps_slack(made: Plan) -> float:
-    """What Post-LN depth loses: each norm that became an identity shrinks the stream by eps/2 of itself."""
-    norms = [
-        row
-        for step in made.steps
-        if isinstance(row := made.source_spec.rows[step.row], Norm) and getattr(step.recipe, "constant", None) == 1.0
-    ]
-    if not norms:
-        return 0.0
-    field = norms[0].eps or made.source_spec.eps
-    eps = made.family.config(made.target_config)[field] if isinstance(field, str) else field
-    return 10.0 * len(norms) * float(eps or 0.0)
-
-
 def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, allow_pickle: bool = False) -> Verified:
-    """Compare two checkpoints on a sample; `passed` says whether they compute the same function.
+    """Check again that a checkpoint computes the same function as another; `passed` says whether it does.
 
-    `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit.
+    Where the target has a certificate (lemonx.json), every tensor is checked against its rule, every block against the
+    one it comes from, and the outputs on a sample. Where it has none, the outputs are compared, and nothing else can
+    be. `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit.
     """
-    from lemonx.verification.outputs import stored_dtype
+    from lemonx.certificate import read_certificate
+    from lemonx.verification.verify import Verified, compare_outputs, measure
 
     with (
         Checkpoint.open(source, allow_pickle=allow_pickle) as small,
         Checkpoint.open(target, allow_pickle=allow_pickle) as large,
     ):
+        said = read_certificate(large)
+        if said is None:
+            outputs, layers = compare_outputs(small, large, None, by_layer=layerwise)
+            why = "the target has no lemonx.json, so only outputs could be compared"
+            return Verified(outputs, layers=layers, skipped=why)
         try:
+            read = methods.find(said.method).read
             made = make_plan(
-                small, _sizes_of(small, large), dtype=stored_dtype(large), read=methods.find(_method_of(large)).read
+                small, _sizes_of(small, large), free=said.free, seed=said.seed, dtype=said.dtype, read=read
             )
         except BadCheckpoint:
             raise
-        except LemonxError:
-            # Not something this package would write: outputs can be compared all the same.
-            outputs, layers = _compare(small, large, None, by_layer=layerwise)
-            return Verified(outputs, None, layers)
-        return _measure(made, small, large, by_layer=layerwise)
+        except LemonxError as error:
+            raise NotVerified(
+                f"{str(large.origin)!r} has a lemonx.json, but is no expansion of {str(small.origin)!r}: {error}"
+            ) from error
+        return measure(made, small, large, by_layer=layerwise)
 
 
 def _sizes_of(small: Checkpoint, large: Checkpoint) -> Target:
     """The sizes of a checkpoint, and whether its decoder is still the embedding."""
     tied = [architectures.find(checkpoint.config).spec(checkpoint.config).ties for checkpoint in (small, large)]
     return Target(like=large.config, fields={TIED: False} if tied == [True, False] else {})
-
-
-def _method_of(target: Checkpoint) -> str:
-    """The method that a checkpoint's certificate names, which says where its copies stand; LEMON without one."""
-    from lemonx.certificate import FILE
-
-    try:
-        named = json.loads((target.path / FILE).read_text()).get("method")
-    except (OSError, ValueError, AttributeError):
-        return "lemon"
-    return named if named in methods.methods() else "lemon"

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.folder import has, parse_object, read_bytes, real_file
+from lemonx.errors import BadCheckpoint
+from lemonx.free import Free
 from lemonx.notes import notes
 from lemonx.planning import Plan
 from lemonx.summary import changed_fields, parameters, size_table
-from lemonx.verification.layerwise import Layers
-from lemonx.verification.outputs import Comparison
-from lemonx.verification.symmetry import Symmetry
+
+if TYPE_CHECKING:
+    from lemonx.verification.verify import Verified
 
 FILE = "lemonx.json"
 
@@ -27,18 +31,37 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
-class Measured(Protocol):
-    """What a verification found."""
+@dataclass(frozen=True)
+class Said:
+    """What a certificate says of how its checkpoint was made: enough to plan it again."""
 
-    @property
-    def outputs(self) -> Comparison: ...
-    @property
-    def symmetry(self) -> Symmetry | None: ...
-    @property
-    def layers(self) -> Layers | None: ...
+    method: str
+    free: Free
+    seed: int
+    dtype: str | None
 
 
-def certificate(plan: Plan, source: Checkpoint, measured: Measured | None, skipped: str | None) -> dict[str, Any]:
+def read_certificate(checkpoint: Checkpoint) -> Said | None:
+    """The certificate of a checkpoint; None if it has none, BadCheckpoint if it is not one."""
+    path = checkpoint.path / FILE
+    if not has(checkpoint.path, FILE):
+        return None
+    content = parse_object(read_bytes(real_file(checkpoint.path, FILE)), path)
+    try:
+        free = Free(**content["free"])
+        told = Said(content["method"], free, content["seed"], content.get("dtype"))
+        fits = isinstance(told.method, str) and isinstance(told.seed, int) and isinstance(told.dtype, str | None)
+        numbers = (free.split, free.phi, free.zeta, free.norm_zeta, free.cancel)
+        if not fits or not all(isinstance(n, float | int) for n in numbers) or free.depth_type not in (1, 2):
+            raise TypeError("a value of another kind")
+    except (KeyError, TypeError) as error:
+        raise BadCheckpoint(
+            f"{str(path)!r} is not a certificate of lemonx's ({error}): remove it to compare outputs alone"
+        ) from None
+    return told
+
+
+def certificate(plan: Plan, source: Checkpoint, found: Verified) -> dict[str, Any]:
     """Everything a reader needs to check the claim again."""
     before, after = parameters(plan)
     return {
@@ -58,18 +81,14 @@ def certificate(plan: Plan, source: Checkpoint, measured: Measured | None, skipp
         "config": {name: {"source": a, "target": b} for name, a, b in changed_fields(plan)},
         "free": asdict(plan.free),
         "seed": plan.seed,
+        "dtype": plan.dtype,
         "versions": versions(),
         "exactness": dict(Counter(step.exactness for step in plan.steps)),
         "tensors": {
             step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
         },
         "not_written": dict(plan.dropped),
-        "verified": {
-            "outputs": measured.outputs.as_dict() if measured else None,
-            "symmetry": asdict(measured.symmetry) if measured and measured.symmetry else None,
-            "layers": measured.layers.as_dict() if measured and measured.layers else None,
-            "skipped": skipped,
-        },
+        "verified": found.as_dict(),
     }
 
 
@@ -80,15 +99,7 @@ def certificate_text(content: dict[str, Any]) -> str:
 def model_card(plan: Plan, content: dict[str, Any]) -> str:
     """README.md of the output: what it is, from what, and how it was checked."""
     sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in size_table(plan))
-    outputs = content["verified"]["outputs"]
-    if outputs:
-        checked = (
-            "Verified in float64 after a reload from disk: on random inputs "
-            f"({outputs['inputs']}) the outputs differ by at most {outputs['difference']:.1e} of the largest; "
-            f"the tolerance was {outputs['tolerance']:.1e}."
-        )
-    else:
-        checked = f"Not verified: {content['verified']['skipped']}."
+    checked = " ".join(_checked(content["verified"]))
     if plan.reading.lossless:
         claim = f"This checkpoint computes the same function as `{plan.source.name}` and has more capacity to train on."
     else:
@@ -113,3 +124,23 @@ It was written by lemonx {content["versions"]["lemonx"]}: method {plan.reading.m
 
 Train on with the maximum learning rate of training from scratch and a faster decay.
 """
+
+
+def _checked(verified: dict[str, Any]) -> Iterator[str]:
+    """How a checkpoint was verified, in sentences."""
+    algebra, structure, outputs = (verified[part] for part in ("algebra", "structure", "outputs"))
+    if algebra:
+        yield (
+            f"Verified entry by entry: all {algebra['entries']:,} numbers in {algebra['tensors']} tensors obey the "
+            "rule that makes them from the source's."
+        )
+    if structure:
+        yield f"Verified block by block: {structure['blocks']} blocks are wired like the blocks they come from."
+    if outputs:
+        yield (
+            "Verified in float64 after a reload from disk: on random inputs "
+            f"({outputs['inputs']}) the outputs differ by at most {outputs['difference']:.1e} of the largest; "
+            f"the tolerance was {outputs['tolerance']:.1e} ({outputs['derived']})."
+        )
+    else:
+        yield f"{'Outputs were not compared' if algebra else 'Not verified'}: {verified['skipped']}."

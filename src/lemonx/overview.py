@@ -83,7 +83,7 @@ def _measure(method: Method, folder: Path, sizes: dict[str, int]) -> str:
     if method.inherits:
         target = _inherited(method.inherits, folder / "source0", target)
     with Checkpoint.open(folder / "source0") as small, Checkpoint.open(target) as large:
-        difference = compare(small, large, exact=True).difference
+        difference = compare(small, large, rounding=None).difference
     return LOSSLESS if difference <= EXACT else f"{difference:.0e}"
 
 

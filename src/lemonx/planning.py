@@ -42,6 +42,9 @@ class Plan:
     source_spec: Spec
     target_spec: Spec
     source_config: Mapping[str, Any]
+    # The same as the target's family reads it: another one where a dense model becomes one with experts.
+    read_as: Mapping[str, Any]
+    read_names: tuple[str, ...]
     target_config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     rows: tuple[str, ...]
@@ -52,6 +55,8 @@ class Plan:
     tied: Mapping[str, str]
     reading: Reading
     seed: int
+    # The dtype that was asked for, if one was.
+    dtype: str | None = None
     # What carries the stream where copies and means cannot.
     frames: Frames | None = None
 
@@ -114,6 +119,8 @@ def make_plan(
         source_spec=source,
         target_spec=target,
         source_config=checkpoint.config,
+        read_as=config,
+        read_names=tuple(origin.tensors),
         target_config=_finished(new, source, types, blocks, dtype),
         tensors=checkpoint.tensors,
         rows=tuple(present),
@@ -124,6 +131,7 @@ def make_plan(
         tied={origin.files[name]: row for name, row in tied.items()},
         reading=reading,
         seed=seed,
+        dtype=dtype,
         frames=solved,
     )
 

@@ -68,8 +68,8 @@ def run_plan(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        parts = _parts(plan.steps, threads or min(os.cpu_count() or 1, 8))
-        _run([task.jobs(steps) for steps in parts])
+        parts = in_parts(plan.steps, threads or min(os.cpu_count() or 1, 8))
+        run_jobs([task.jobs(steps) for steps in parts])
     finally:
         torch.set_num_threads(before)
     checkpoint.check_unchanged()
@@ -91,14 +91,14 @@ def write_made(plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, pr
             progress(tensor.nbytes)
 
 
-def _parts(steps: Sequence[Step], count: int) -> list[Sequence[Step]]:
+def in_parts(steps: Sequence[Step], count: int) -> list[Sequence[Step]]:
     """The steps in so many parts, one after the other, of about as many numbers each."""
     ends = np.cumsum([math.prod(step.shape) for step in steps])
     cuts = np.searchsorted(ends, [ends[-1] * part / count for part in range(count + 1)])
     return [steps[start:stop] for start, stop in pairwise([0, *cuts[1:-1], len(steps)])]
 
 
-def _run(parts: list[Iterator[Job]]) -> None:
+def run_jobs(parts: list[Iterator[Job]]) -> None:
     """Do all the jobs, with a worker for each part: two that write to one file wait for one another.
 
     Who is done with a part helps with the next. A worker takes a job when it is free, so there is no list of them.

@@ -21,13 +21,13 @@ from rich.progress import (
 from rich.table import Table
 
 from lemonx import summary
-from lemonx.api import Verified
 from lemonx.checkpoints.destination import size_text
 from lemonx.notes import notes
 from lemonx.planning import Plan
 from lemonx.show.console import console
 from lemonx.verification.layerwise import Layers
 from lemonx.verification.outputs import EXACT
+from lemonx.verification.verify import Verified
 
 _STYLE = {"bit-exact": "green", "exact-sum": "green", "rounding-limited": "yellow", "made anew": "red"}
 
@@ -150,47 +150,59 @@ def print_expanded(source: Path, output: Path) -> None:
         counts = ", ".join(f"{count} {status}" for status, count in sorted(content["optimizer"]["moments"].items()))
         out.print(f"Adam's moments at step {content['optimizer']['step']}: {counts} (docs/optimizer-state.md)")
     verified = content["verified"]
-    if verified["outputs"]:
-        _print_outputs(out, verified["outputs"])
-        if verified["symmetry"]:
-            _print_symmetry(out, verified["symmetry"])
-        if not content["lossless"]:
-            kl = verified["outputs"]["kl"]
-            far = "" if kl is None else f": its predictions are {kl:.2g} nats from the source's"
-            out.print(f"[yellow]{content['method']} is not lossless here[/yellow]{far}")
-    else:
-        out.print(f"not verified ({verified['skipped']}): `lemonx verify {source} {output}` does it later")
+    _print_evidence(out, verified)
+    if verified["outputs"] and not content["lossless"]:
+        kl = verified["outputs"]["kl"]
+        far = "" if kl is None else f": its predictions are {kl:.2g} nats from the source's"
+        out.print(f"[yellow]{content['method']} is not lossless here[/yellow]{far}")
+    if not verified["outputs"]:
+        what = "outputs not compared" if verified["algebra"] else "not verified"
+        out.print(f"{what} ({verified['skipped']}): `lemonx verify {source} {output}` does it later")
 
 
 def verified_json(measured: Verified) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    symmetry = asdict(measured.symmetry) if measured.symmetry else None
-    layers = measured.layers.as_dict() if measured.layers else None
-    return {"passed": measured.passed, "outputs": measured.outputs.as_dict(), "symmetry": symmetry, "layers": layers}
+    return {"passed": measured.passed, **measured.as_dict()}
 
 
 def print_verified(measured: Verified) -> None:
     out = console()
-    content = verified_json(measured)
-    _print_outputs(out, content["outputs"])
-    if content["symmetry"]:
-        _print_symmetry(out, content["symmetry"])
+    _print_evidence(out, measured.as_dict())
     if measured.layers:
         _print_layers(out, measured.layers)
     if measured.passed:
-        rounded = "" if measured.outputs.tolerance <= EXACT else ", up to the rounding of the stored weights"
-        out.print(f"[green]the same function[/green]{rounded}")
+        exact = measured.outputs is None or measured.outputs.tolerance <= EXACT
+        only = "" if measured.algebra else f" ({measured.skipped})"
+        rounded = "" if exact else ", up to the rounding of the stored weights"
+        out.print(f"[green]the same function[/green]{rounded}{only}")
     else:
         out.print(f"[red]not the same function[/red]: {measured.reason()}")
 
 
+def _print_evidence(out: Console, verified: dict[str, Any]) -> None:
+    """What was checked, a line for each kind."""
+    algebra, structure = verified["algebra"], verified["structure"]
+    if algebra and algebra["passed"]:
+        out.print(f"tensors: all {algebra['entries']:,} entries of {algebra['tensors']} tensors obey their rules")
+    if structure and structure["passed"]:
+        out.print(
+            f"structure: {structure['blocks']} blocks have all {structure['attributes']} plain attributes of the "
+            "blocks they come from, and config.json is as planned"
+        )
+    if verified["outputs"]:
+        _print_outputs(out, verified["outputs"])
+    if verified["symmetry"]:
+        _print_symmetry(out, verified["symmetry"])
+
+
 def _print_outputs(out: Console, outputs: dict[str, Any]) -> None:
-    noise = f"; the source's own noise in its dtype is {outputs['noise']:.1e}" if outputs["noise"] is not None else ""
     out.print(
-        f"{', '.join(outputs['outputs'])} on {outputs['inputs']}, in float64: largest difference "
-        f"{outputs['difference']:.1e} of the largest output (tolerance {outputs['tolerance']:.1e}{noise})"
+        f"outputs: {', '.join(outputs['outputs'])} on {outputs['inputs']}, in float64: largest difference "
+        f"{outputs['difference']:.1e} of the largest output (tolerance {outputs['tolerance']:.1e}: "
+        f"{outputs['derived']})"
     )
+    if outputs["missing"]:
+        named = ", ".join(outputs["missing"][:3]) + ("..." if len(outputs["missing"]) > 3 else "")
+        out.print(f"the files have no {named}: zero in both models, and what they read was compared instead")
     if outputs["tokens_equal"] is not None:
         out.print(f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens")
 

@@ -31,8 +31,8 @@ def skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
     return _built(config, "meta")
 
 
-def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
-    import torch
+def config_object(config: Mapping[str, Any]) -> Any:
+    """A config.json as transformers' own object, with the defaults of its class."""
     from transformers import CONFIG_MAPPING
 
     from lemonx import models
@@ -41,8 +41,15 @@ def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
     if "model_type" not in config:
         config = dict(architectures.find(config).config(config))
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
+    read = CONFIG_MAPPING[config["model_type"]]
+    return read.from_dict(read._decode_special_floats(values))  # JSON has no infinity: transformers spells it
+
+
+def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
+    import torch
+
     try:
-        made = CONFIG_MAPPING[config["model_type"]].from_dict(values)
+        made = config_object(config)
         build = model_class(made)
         with torch.device(device):
             return build.from_config(made) if build.__name__.startswith("Auto") else build(made)

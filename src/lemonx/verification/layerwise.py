@@ -5,34 +5,33 @@ runs and drop them right after, so a model larger than memory can be verified. T
 stream after every block on disk; then the target runs, and after each of its blocks the stream must be the source's,
 expanded: x* = E x, with the E that the plan's type check found. Added blocks leave the stream as it is.
 
-Run as a process of its own (a CPU may die on bf16) it records the source in its stored dtype: the noise that a
-rounded target is measured by.
+Where a rounding is unavoidable, the source runs once more with its weights rounded: that is what a rounded target is
+measured by.
 """
 
 from __future__ import annotations
 
 import logging
 import resource
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lemonx import architectures, depth
+from lemonx import depth
 from lemonx.checkpoints import Checkpoint
-from lemonx.coverage import matched
-from lemonx.errors import LemonxError, NotVerified
+from lemonx.errors import NotVerified
 from lemonx.planning import Plan
 from lemonx.vectors import RAND, Expansion
 from lemonx.verification import outputs as whole
-from lemonx.verification.loading import floating_outputs, load, sample
+from lemonx.verification.blocks import blocks_of, modules_of
+from lemonx.verification.loading import load
+from lemonx.verification.sample import View, views
 
 if TYPE_CHECKING:
     import torch
@@ -81,22 +80,32 @@ class Layers:
 
 
 def compare_layerwise(
-    source: Checkpoint, target: Checkpoint, plan: Plan | None, *, exact: bool, slack: float = 0.0, seed: int = 0
+    source: Checkpoint,
+    target: Checkpoint,
+    plan: Plan | None,
+    *,
+    rounding: whole.Rounding | None,
+    slack: float = 0.0,
+    seed: int = 0,
 ) -> tuple[whole.Comparison, Layers]:
     """Run both on the same sample, module by module. Without a lossless plan only the outputs are compared."""
     if (short := memory_short(source, target)) is not None:
         raise NotVerified(f"{short}: verify on a larger machine")
     streams = plan if plan is not None and plan.reading.lossless else None
-    stored = min((whole.stored_dtype(c) for c in (source, target)), key=whole.PRECISION.index)
+    stored = whole.coarser(source, target)
+    rounding = None if stored == "float64" else rounding
     with tempfile.TemporaryDirectory(prefix="lemonx-") as folder, whole.within_memory("verify on a larger machine"):
-        before = _record(source, "float64", seed, Path(folder, "source"))
-        noisy = None if exact or stored == "float64" else _record_apart(source, stored, seed, Path(folder, "noise"))
-        judge = _Judge(streams, Path(folder, "source"), noisy, max(whole.EXACT, slack)) if streams else None
-        # The same texts: the target's vocabulary may be larger.
-        after = _observe(target, "float64", seed, judge or (lambda *_: None), before.batch)
-        noise = whole.largest_difference(before.outputs, _outputs(noisy)) if noisy else None
+        before, noisy = _record(source, seed, Path(folder, "source")), None
+        if rounding is not None:
+            noisy = Path(folder, "noise")
+            moved = _record(source, seed, noisy, before.views, (rounding, stored))
+            before = replace(before, noise=whole.largest_difference(before.found, moved.found))
+        tolerance = whole.tolerance_of(rounding, before.noise, stored, slack)
+        judge = _Judge(streams, Path(folder, "source"), noisy, slack, rounding, stored) if streams else None
+        # The same inputs: the target's vocabulary may be larger.
+        after = _observe(target, seed, judge or (lambda *_: None), before.views)
     back = plan.frames.ways_back if plan and plan.frames else None
-    comparison = whole.compared(source, target, before, after, noise=noise, slack=slack, back=back)
+    comparison = whole.compared(source, target, before, after, tolerance=tolerance, back=back)
     sizes = [_block_bytes(c) for c in (source, target)]
     layers = Layers(
         places=tuple(judge.places) if judge else (),
@@ -112,8 +121,17 @@ def compare_layerwise(
 class _Judge:
     """Compares each stream of the target with what the source's becomes under the plan."""
 
-    def __init__(self, plan: Plan, source: Path, noisy: Path | None, least: float) -> None:
-        self.plan, self.source, self.noisy, self.least = plan, source, noisy, least
+    def __init__(
+        self,
+        plan: Plan,
+        source: Path,
+        noisy: Path | None,
+        slack: float,
+        rounding: whole.Rounding | None,
+        stored: str,
+    ) -> None:
+        self.plan, self.source, self.noisy = plan, source, noisy
+        self.slack, self.rounding, self.stored = slack, rounding, stored
         self.places, self.runs = list[Place](), Counter[tuple[str, int]]()
 
     def __call__(self, stack: str, index: int, found: np.ndarray) -> None:
@@ -130,10 +148,8 @@ class _Judge:
         known = self.plan.types.spaces.get(spec.behind(stack, origin))
         expansion = frames.stream_after(origin) if frames else known
         difference = _difference(before, found, expansion)
-        tolerance = self.least
-        if self.noisy is not None:
-            noise = _difference(before, _stream(self.noisy, stack, origin, run), None)
-            tolerance = max(tolerance, whole.NOISE_MULTIPLE * noise)
+        noise = None if self.noisy is None else _difference(before, _stream(self.noisy, stack, origin, run), None)
+        tolerance, _ = whole.tolerance_of(self.rounding, noise, self.stored, self.slack)
         self.places.append(Place(f"{stack}.{index}", f"{stack}.{origin}", difference, tolerance))
 
 
@@ -163,13 +179,13 @@ def _stream(folder: Path, stack: str, index: int, run: int) -> np.ndarray:
     return np.load(_file(folder, stack, index, run))
 
 
-def _outputs(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "outputs.safetensors")
-
-
-def _record(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> whole.Outputs:
+def _record(
+    checkpoint: Checkpoint,
+    seed: int,
+    folder: Path,
+    given: list[View] | None = None,
+    rounded: tuple[whole.Rounding, str] | None = None,
+) -> whole.Outputs:
     """Run a checkpoint and leave the stream behind every block in `folder`."""
     folder.mkdir()
     runs = Counter[tuple[str, int]]()
@@ -178,51 +194,64 @@ def _record(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> whol
         np.save(_file(folder, stack, index, runs[stack, index]), stream)
         runs[stack, index] += 1
 
-    return _observe(checkpoint, dtype, seed, keep)
-
-
-def _record_apart(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> Path:
-    """The same in another process, outputs too."""
-    command = [
-        sys.executable,
-        "-m",
-        "lemonx.verification.layerwise",
-        str(checkpoint.path),
-        dtype,
-        str(seed),
-        str(folder),
-    ]
-    child = subprocess.run(command, capture_output=True, text=True, env=whole.environment(), check=False)
-    if child.returncode != 0:
-        raise whole.does_not_run(checkpoint.origin, dtype, child)
-    return folder
+    return _observe(checkpoint, seed, keep, given, rounded)
 
 
 def _observe(
-    checkpoint: Checkpoint, dtype: str, seed: int, seen: Seen, batch: dict[str, torch.Tensor] | None = None
+    checkpoint: Checkpoint,
+    seed: int,
+    seen: Seen,
+    given: list[View] | None = None,
+    rounded: tuple[whole.Rounding, str] | None = None,
 ) -> whole.Outputs:
-    """Run a checkpoint's model with one module's weights in memory; `seen` gets the stream behind every block."""
+    """Run a checkpoint's model with one module's weights in memory; `seen` gets the stream behind every block.
+
+    `rounded`: with these weights rounded once to that dtype.
+    """
     import torch
 
     from lemonx.verification.float64 import Float64
 
-    with (
-        Float64() if dtype == "float64" else nullcontext(),
-        tempfile.TemporaryDirectory(prefix="lemonx-") as offloaded,
-    ):
+    with Float64(), tempfile.TemporaryDirectory(prefix="lemonx-") as offloaded:
         options = {"device_map": {"": "disk"}, "offload_folder": offloaded}
         # It would warn that parameters are on the disk, which is the point.
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
-        model, odd = load(checkpoint.path, getattr(torch, dtype), **options)
+        loaded = load(checkpoint.path, torch.float64, **options)
+        model = loaded.model
         _give_parts(model)
-        batch = sample(model, seed, batch)
+        if rounded:
+            _round(model, *rounded, seed)
+        used = given or views(model, seed)[:1]  # every one more is another reading of all weights
         with (
             _weights_in_files(checkpoint),
-            _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen),
+            _watched(model, blocks_of(checkpoint), used[0].inputs.get("attention_mask"), seen),
             _metered(model) as meter,
         ):
-            found = floating_outputs(model, batch)
-    return whole.Outputs(found, None, odd, batch, meter.peak)
+            used, found = whole.observe(loaded, used, seed)
+    return whole.Outputs.of(loaded, found, used, weights=meter.peak)
+
+
+def _round(model: Any, rounding: whole.Rounding, dtype: str, seed: int) -> None:
+    """Have every module's weights rounded once, at random, whenever it is given them."""
+    import torch
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    chosen = whole.chosen_parameters(model, rounding)
+
+    class Round(ModelHook):
+        def __init__(self, path: str, number: int) -> None:
+            self.path, self.number = path, number
+
+        def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            generator = torch.Generator().manual_seed(seed + self.number)
+            for name, weight in module.named_parameters(recurse=False):
+                if chosen is None or f"{self.path}.{name}".lstrip(".") in chosen:
+                    whole.round_once(weight, dtype, generator)
+            return args, kwargs
+
+    for number, (path, module) in enumerate(model.named_modules()):
+        if any(True for _ in module.parameters(recurse=False)):
+            add_hook_to_module(module, Round(path, number), append=True)
 
 
 def _give_parts(model: Any) -> None:
@@ -260,23 +289,10 @@ def _weights_in_files(checkpoint: Checkpoint) -> Iterator[None]:
         ) from None
 
 
-def _blocks(checkpoint: Checkpoint) -> dict[tuple[str, int], list[str]]:
-    """The tensors of every block, by stack and index; none if no spec covers the checkpoint."""
-    try:
-        spec = architectures.find(checkpoint.config).spec(checkpoint.config)
-    except LemonxError:
-        return {}
-    found: dict[tuple[str, int], list[str]] = {}
-    for hit in matched(spec, checkpoint.tensors)[0]:
-        if hit.stack is not None:
-            found.setdefault((hit.stack, hit.index), []).append(hit.name)
-    return found
-
-
 def _block_bytes(checkpoint: Checkpoint) -> tuple[int, int]:
     """The bytes in float64 of the largest block, or tensor outside of all blocks, and of all tensors."""
     numbers = {name: info.numel for name, info in checkpoint.tensors.items()}
-    blocks = _blocks(checkpoint)
+    blocks = blocks_of(checkpoint)
     inside = {name for names in blocks.values() for name in names}
     sums = [sum(numbers[name] for name in names) for names in blocks.values()]
     outside = [count for name, count in numbers.items() if name not in inside]
@@ -291,7 +307,7 @@ def _watched(
     if mask is not None:
         mask = mask.flatten(0, -2)  # blocks see texts, also where a model chooses among several of them
     try:
-        for (stack, index), module in _modules(model, blocks).items():
+        for (stack, index), module in modules_of(model, blocks).items():
 
             def hook(_: Any, __: Any, result: Any, stack: str = stack, index: int = index) -> None:
                 value = result[0] if isinstance(result, tuple) else result
@@ -304,29 +320,6 @@ def _watched(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _modules(model: Any, blocks: Mapping[tuple[str, int], list[str]]) -> dict[tuple[str, int], Any]:
-    """The module of every block. Files may name it otherwise: transformers' own renaming says what became of it."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    mapping = get_model_conversion_mapping(model)
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    known = model.state_dict()
-    found = {}
-    for (stack, index), names in blocks.items():
-        renamed = (rename_source_key(n, renamings, converters, model.base_model_prefix, known)[0] for n in names)
-        inside = [name.split(".") for name in renamed if name in known]
-        if not inside:
-            continue
-        shared = [parts[0] for parts in zip(*inside, strict=False) if len(set(parts)) == 1]
-        while shared and shared[-1] != str(index):  # a block with but one module inside shares that one's name too
-            shared.pop()
-        if shared:
-            found[stack, index] = model.get_submodule(".".join(shared))
-    return found
 
 
 class _Meter:
@@ -367,15 +360,3 @@ def _metered(model: Any) -> Iterator[_Meter]:
 def memory_short(source: Checkpoint, target: Checkpoint) -> str | None:
     """Why a comparison cannot run here, if it cannot: the largest block or tensor must fit in float64, twice."""
     return whole.short_of(2 * max(_block_bytes(c)[0] for c in (source, target)), "verification block by block")
-
-
-def main(path: str, dtype: str, seed: str, folder: str) -> None:
-    from safetensors.torch import save_file
-
-    with Checkpoint.open(path) as checkpoint:
-        found = _record(checkpoint, dtype, int(seed), Path(folder))
-    save_file({name: value.contiguous() for name, value in found.outputs.items()}, Path(folder, "outputs.safetensors"))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

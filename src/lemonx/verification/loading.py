@@ -1,11 +1,12 @@
-"""Models from disk, as any user would load them, and inputs to try them on."""
+"""Models from disk, as any user would load them, and what they compute."""
 
 from __future__ import annotations
 
-import inspect
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-SAMPLE = 4
-LENGTH = 24
-CHOICES = 2  # of a model that chooses among texts
+    from lemonx.verification.sample import View
 
 
 @contextmanager
@@ -37,17 +36,28 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load(path: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, frozenset[str]]:
-    """The model of a checkpoint in eval mode, and the keys that its class missed or did not expect.
-
-    `options` go to from_pretrained.
+@dataclass(frozen=True)
+class Loaded:
+    """A model in eval mode. `odd`: keys that its class did not expect, or expected in another shape; `missing`: tensors
+    that the file lacks, which are zero here, not random; `shortened`: windows that were cut, as `sample.shorten` does.
     """
+
+    model: PreTrainedModel
+    odd: frozenset[str]
+    missing: frozenset[str]
+    shortened: tuple[str, ...]
+
+
+def load(path: Path, dtype: torch.dtype, **options: Any) -> Loaded:
+    """The model of a checkpoint, of the class that its config.json names; `options` go to from_pretrained."""
     from lemonx import models
+    from lemonx.verification.sample import shorten
 
     models.register()
     try:
         with quiet():
             config = read_config(path)
+            shortened = shorten(config)
             model, info = model_class(config).from_pretrained(
                 path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
@@ -56,8 +66,31 @@ def load(path: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedMode
             raise MemoryError from error
         reason = " ".join(str(error).split())[:300]
         raise BadCheckpoint(f"transformers cannot load {str(path)!r} ({reason}): save the model again") from error
-    odd = (*info["missing_keys"], *info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
-    return model.eval(), frozenset(odd)
+    odd = (*info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
+    missing = frozenset(info["missing_keys"])
+    _fill(model, missing, path)
+    return Loaded(model.eval(), frozenset(odd), missing, tuple(shortened))
+
+
+def _fill(model: PreTrainedModel, missing: frozenset[str], path: Path) -> None:
+    """Zeros for tensors that the file lacks: transformers draws them at random, and two models would get two draws."""
+    import torch
+
+    base = f"{model.base_model_prefix}."
+    inside = sorted(k for k in missing if re.search(r"\.\d+\.", k) and (k.startswith(base) or not _has_base(model)))
+    if inside:
+        more = f" and {len(inside) - 1} more" if len(inside) > 1 else ""
+        raise BadCheckpoint(f"{str(path)!r} has no tensor {inside[0]!r}{more}, which its model needs: save it again")
+    named = dict(model.named_parameters(remove_duplicate=False))
+    kept = {id(tensor) for name, tensor in named.items() if name not in missing}
+    with torch.no_grad():
+        for name in missing & named.keys():
+            if id(named[name]) not in kept:  # a tied weight has its values from elsewhere
+                named[name].zero_()
+
+
+def _has_base(model: PreTrainedModel) -> bool:
+    return model.base_model is not model
 
 
 def read_config(path: Path) -> Any:
@@ -87,74 +120,6 @@ def model_class(config: Any) -> Any:
     return transformers.AutoModel
 
 
-def sample(
-    model: PreTrainedModel, seed: int = 0, other: dict[str, torch.Tensor] | None = None
-) -> dict[str, torch.Tensor]:
-    """A random batch: token ids, every second text padded, or pixels, or both; the other model's, if it can take it."""
-    import torch
-
-    if other is not None and model.main_input_name in other:
-        return other
-    generator = torch.Generator().manual_seed(seed)
-    config: Any = model.config
-    vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
-    if model.main_input_name == "pixel_values":
-        return _pixels(vision, generator)
-    if model.main_input_name == "input_features":
-        shape = (SAMPLE, config.num_mel_bins, 2 * config.max_source_positions)
-        sound = {"input_features": torch.randn(shape, generator=generator, dtype=torch.float64)}
-        return sound | _begun(model, generator)
-    texts = _texts(model, text, generator)
-    return texts if vision is config else {**texts, **_pixels(vision, generator)}
-
-
-def _pixels(config: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    import torch
-
-    size = getattr(config, "image_size", 64)
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    shape = (SAMPLE, config.num_channels, height, width)
-    return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
-
-
-def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    import torch
-
-    longest = getattr(config, "max_position_embeddings", None) or LENGTH
-    shape = (SAMPLE, min(LENGTH, longest))
-    ids = torch.randint(0, config.vocab_size, shape, generator=generator)
-    mask = torch.ones_like(ids)
-    begins = model.can_generate() and not config.is_encoder_decoder
-    padding = slice(0, shape[1] // 4) if begins else slice(-(shape[1] // 4) or None, None)
-    mask[1::2, padding] = 0
-    if config.pad_token_id is None:
-        config.pad_token_id = 0  # classifiers of decoders ask for one to find the last token
-    ids[mask == 0] = config.pad_token_id
-    batch = {"input_ids": ids, "attention_mask": mask}
-    if config.is_encoder_decoder and type(model).__name__.endswith("ForSequenceClassification"):
-        # They repeat the text to their decoder, and read the end of it: one end each.
-        ids[ids == config.eos_token_id] = config.eos_token_id - 1
-        ids[:, shape[1] // 2] = config.eos_token_id
-        return batch
-    if type(model).__name__.endswith("ForMultipleChoice"):
-        return {name: value.unflatten(0, (-1, CHOICES)) for name, value in batch.items()}
-    return batch | _begun(model, generator)
-
-
-def _begun(model: PreTrainedModel, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """The text that an encoder-decoder has begun to write; none for models that do not take one."""
-    import torch
-
-    config: Any = model.config
-    if not config.is_encoder_decoder or "decoder_input_ids" not in inspect.signature(model.forward).parameters:
-        return {}
-    # Another length than the encoder's, so that its mask cannot be taken for the decoder's.
-    longest = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
-    length = min(LENGTH, longest or LENGTH) // 2
-    vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
-    return {"decoder_input_ids": torch.randint(0, vocabulary, (SAMPLE, length), generator=generator)}
-
-
 def new_cache(model: PreTrainedModel) -> dict[str, Any]:
     """The cache with which an encoder-decoder generates; other models make their own.
 
@@ -167,16 +132,28 @@ def new_cache(model: PreTrainedModel) -> dict[str, Any]:
     return {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
 
-def floating_outputs(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def floating_outputs(model: PreTrainedModel, view: View) -> dict[str, torch.Tensor]:
     """Every floating-point output by name, in float64, without what was computed at padding."""
     import torch
 
-    mask = batch.get("attention_mask")
+    mask = view.inputs.get("attention_mask")
+    inputs = {k: v.to(model.dtype) if v.is_floating_point() else v for k, v in view.inputs.items()}
     with torch.no_grad():
-        result = model(**{k: v.to(model.dtype) if v.is_floating_point() else v for k, v in batch.items()})
+        result = model(**inputs, **view.options)
     found = {}
-    for name, value in result.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
+    for name, value in _tensors(result):
+        if value.is_floating_point():
             per_token = mask is not None and value.shape[:2] == mask.shape
             found[name] = (value[mask.bool()] if per_token else value).double()  # type: ignore[union-attr]
     return found
+
+
+def _tensors(result: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that a model gives out, also those of a backbone, which gives out several maps of features."""
+    import torch
+
+    for name, value in result.items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif name == "feature_maps":
+            yield from ((f"{name}.{i}", part) for i, part in enumerate(value))

@@ -2,58 +2,73 @@
 
 Weights are taken as they are stored and the arithmetic is float64 throughout, so what remains is what the
 expansion itself did. Where every tensor is exact in its stored dtype the tolerance is 1e-10 of the largest
-output. Where a rounding is unavoidable (a norm's eta in bf16, say) it is NOISE_MULTIPLE times the noise of the
-source itself: the source run in its stored dtype (or the target's, if that is coarser) against the source run in
-float64.
+output. Where a rounding is unavoidable (a norm's eta in bf16, say), the same rounding is tried on the source: its
+weights are moved by at most one rounding of the dtype, at random, and the tolerance is MULTIPLE times what that does to
+its outputs, but never more than a cap.
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import BadCheckpoint, NotVerified
-from lemonx.verification.loading import floating_outputs, load, new_cache, sample
+from lemonx.errors import BadCheckpoint, LemonxError, NotVerified, Refused
+from lemonx.verification.loading import Loaded, floating_outputs, load, new_cache, quiet
+from lemonx.verification.sample import UNPADDED, View, views
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from transformers import PreTrainedModel
 
 EXACT = 1e-10
-NOISE_MULTIPLE = 4.0
+# A weight of the target is rounded as often as it has copies, and so is what it is scaled by.
+MULTIPLE = 4.0
+# Frames are dense: they may carry a rounding ten times as far as the source does, and no further.
+FRAMED = 10.0
+# The most that is ever allowed. Alone, outputs must agree to four spacings of bf16, the coarsest dtype there is. Where
+# every tensor was checked, they only show that models are wired alike, and a router may send a token elsewhere for one
+# rounding; a wrong wire changes them by about as much as they are.
+CAP, WIRING = 2**-5, 2**-3
 NEW_TOKENS = 8
+# Bytes of weights in float64 up to which a model runs whole: a block at a time needs less memory, and more reading.
+WHOLE = 1 << 30
 # What a model without a head gives out.
 GIVEN_OUT = ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds")
 Back = Callable[["np.ndarray"], Sequence["np.ndarray"]]
 # From coarse to fine.
 PRECISION = ("bfloat16", "float16", "float32", "float64")
+# An output of a model, and the view that it was given.
+Name = tuple[str, str]
+CACHED = "with a cache"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Figures of one comparison; differences and noise are relative to the largest output.
 
-    `kl`: the mean divergence of the target's distribution from the source's, in nats, where there are logits.
+    `noise`: by how much rounding the source's weights once moves its outputs, where that was needed. `derived`: where
+    the tolerance comes from. `kl`: the mean divergence of the target's distribution from the source's, in nats, where
+    there are logits. `missing`: tensors that neither file has, zero in both models; what the model computes below them
+    was compared instead. `shortened`: fields of the config that were made small in both models.
     """
 
     difference: float
     tolerance: float
+    derived: str
     noise: float | None
     largest_output: float
     outputs: tuple[str, ...]
     tokens_equal: bool | None
     kl: float | None
     odd_keys: tuple[str, ...]
+    missing: tuple[str, ...]
+    shortened: tuple[str, ...]
     inputs: str
 
     @property
@@ -69,33 +84,62 @@ class Comparison:
         """Why it did not pass, in one line."""
         if self.odd_keys:
             return f"the target's class does not take its tensors as they are: {', '.join(self.odd_keys[:3])}"
-        if self.difference > self.tolerance or self.difference != self.difference:
+        if self.difference != self.difference:
+            return "outputs are not finite numbers"
+        if not self.difference <= self.tolerance:
             return f"outputs differ by {self.difference:.2e} of the largest, more than {self.tolerance:.1e}"
         return "greedy generation gives other tokens"
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What is known to be rounded in a target: `tensors` of the source, by their names on disk, or all if None."""
+
+    tensors: frozenset[str] | None = None
+    framed: bool = False
+    cap: float = CAP
 
 
 def compare(
     source: Checkpoint,
     target: Checkpoint,
     *,
-    exact: bool,
+    rounding: Rounding | None,
     slack: float = 0.0,
     seed: int = 0,
     back: Back | None = None,
 ) -> Comparison:
-    """Run both on the same sample. `exact`: no tensor was rounded; `slack`: what is known to be lost (eps).
+    """Run both on the same sample. `rounding`: None if no tensor was rounded; `slack`: what is known to be lost (eps).
 
     `back`: all ways from the target's hidden states to the source's, where these are not its first entries.
     """
     if (short := memory_short(source, target)) is not None:
         raise NotVerified(f"{short}: verify with --layerwise, or on a larger machine")
-    stored = min(stored_dtype(source), stored_dtype(target), key=PRECISION.index)
+    stored = coarser(source, target)
     with within_memory("verify with --layerwise, or on a larger machine"):
-        before = _run(source.path, seed)
-        noise = None if exact or stored == "float64" else _noise(source, stored, before, seed)
-        # The same texts: the target's vocabulary and its longest text may be larger.
-        after = _run(target.path, seed, before.batch)
-    return compared(source, target, before, after, noise=noise, slack=slack, back=back)
+        before = _run(source.path, seed, rounding=None if stored == "float64" else rounding, dtype=stored)
+        # The same inputs: the target's vocabulary and its longest text may be larger.
+        after = _run(target.path, seed, before.views)
+    tolerance = tolerance_of(rounding, before.noise, stored, slack)
+    return compared(source, target, before, after, tolerance=tolerance, back=back)
+
+
+def coarser(source: Checkpoint, target: Checkpoint) -> str:
+    """The coarser of two checkpoints' dtypes."""
+    return min(stored_dtype(source), stored_dtype(target), key=PRECISION.index)
+
+
+def tolerance_of(rounding: Rounding | None, noise: float | None, dtype: str, slack: float) -> tuple[float, str]:
+    """By how much outputs may differ, and why."""
+    if noise is None or rounding is None:
+        found, why = EXACT, "every tensor is exact in its dtype, so only float64 arithmetic rounds"
+    else:
+        times = MULTIPLE * (FRAMED if rounding.framed else 1.0)
+        found = max(EXACT, times * noise)
+        why = f"{times:g} times {noise:.1e}, by which rounding weights once in {dtype} moves the source's outputs"
+        if found > rounding.cap:
+            found, why = rounding.cap, f"the largest that is allowed; {why}"
+    return (slack, "what eps costs Post-LN depth") if slack > found else (found, why)
 
 
 def compared(
@@ -104,34 +148,48 @@ def compared(
     before: Outputs,
     after: Outputs,
     *,
-    noise: float | None,
-    slack: float,
+    tolerance: tuple[float, str],
     back: Back | None = None,
 ) -> Comparison:
     """The figures of two runs on the same sample."""
-    shared = [name for name in before.outputs if name in after.outputs]
-    worst, largest = 0.0, 0.0
-    for name in shared:
-        reference = before.outputs[name]
-        # A base model's output is wider: the inverse of an expansion that copies reads the first entries.
-        other = _first_entries(reference, after.outputs[name])
-        if back and name in GIVEN_OUT and other.shape == reference.shape:
-            other = _nearest(reference, [other, *_through(back, reference, after.outputs[name])])
-        if other.shape != reference.shape:
-            shapes = f"{list(reference.shape)} in the source and {list(other.shape)} in the target"
-            raise NotVerified(f"{name} has shape {shapes}: they are different models")
-        scale = float(reference.abs().max())
-        worst = max(worst, float((reference - other).abs().max()) / (scale or 1.0))
-        largest = max(largest, scale)
+    shared = [name for name in before.found if name in after.found]
     if not shared:
         raise NotVerified(f"{source.origin} and {target.origin} have no output in common: they are different models")
-    tolerance = max(EXACT, slack, NOISE_MULTIPLE * (noise or 0.0))
+    worst, largest = 0.0, 0.0
+    for name in shared:
+        reference = before.found[name]
+        # A base model's output is wider: the inverse of an expansion that copies reads the first entries.
+        other = _first_entries(reference, after.found[name])
+        if back and name[0] in GIVEN_OUT and other.shape == reference.shape:
+            other = _nearest(reference, [other, *_through(back, reference, after.found[name])])
+        if other.shape != reference.shape:
+            shapes = f"{list(reference.shape)} in the source and {list(other.shape)} in the target"
+            raise NotVerified(f"{name[0]} has shape {shapes}: they are different models")
+        scale = float(reference.abs().max()) if reference.numel() else 0.0
+        found = float((reference - other).abs().max()) / (scale or 1.0) if reference.numel() else 0.0
+        worst, largest = _larger(worst, found), max(largest, scale)
     # A new token may be the most likely one: then greedy texts differ, and old logits still agree.
-    wider = any(after.outputs[name].shape != before.outputs[name].shape for name in shared if name.endswith("logits"))
+    wider = any(after.found[name].shape != before.found[name].shape for name in shared if name[0].endswith("logits"))
     tokens = None if before.tokens is None or wider else before.tokens.equal(after.tokens)
-    odd = tuple(sorted(after.odd_keys - before.odd_keys))
-    kl = _divergence(before.outputs, after.outputs)
-    return Comparison(worst, tolerance, noise, largest, tuple(shared), tokens, kl, odd, before.inputs)
+    return Comparison(
+        difference=worst,
+        tolerance=tolerance[0],
+        derived=tolerance[1],
+        noise=before.noise,
+        largest_output=largest,
+        outputs=tuple(dict.fromkeys(name for name, _ in shared)),
+        tokens_equal=tokens,
+        kl=_divergence(before.found, after.found),
+        odd_keys=tuple(sorted((after.odd | after.missing) - (before.odd | before.missing))),
+        missing=tuple(sorted(before.missing)),
+        shortened=before.shortened,
+        inputs=before.inputs,
+    )
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of two numbers, or NaN if either is: a comparison with it fails."""
+    return one if other <= one else other
 
 
 def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
@@ -165,10 +223,10 @@ def _through(back: Back, reference: torch.Tensor, states: torch.Tensor) -> list[
     return [_of_length_one(way) if _are_of_length_one(reference, states) else way for way in fitting]
 
 
-def _divergence(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float | None:
+def _divergence(before: Mapping[Name, torch.Tensor], after: Mapping[Name, torch.Tensor]) -> float | None:
     import torch
 
-    name = next((n for n in before if n.endswith("logits") and n in after), None)
+    name = next((n for n in before if n[0].endswith("logits") and n[1] != CACHED and n in after), None)
     if name is None or before[name].shape != after[name].shape:
         return None
     p, q = (torch.log_softmax(logits[name], -1) for logits in (before, after))
@@ -179,41 +237,146 @@ def _divergence(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor])
 class Outputs:
     """What one run gave; `weights`: the most bytes of parameters in memory at once, where that was measured."""
 
-    outputs: dict[str, torch.Tensor]
-    tokens: Any
-    odd_keys: frozenset[str]
-    batch: dict[str, torch.Tensor]
+    found: dict[Name, torch.Tensor]
+    views: list[View]
+    odd: frozenset[str]
+    missing: frozenset[str]
+    shortened: tuple[str, ...]
+    tokens: Any = None
+    noise: float | None = None
     weights: int = 0
+
+    @classmethod
+    def of(cls, loaded: Loaded, found: dict[Name, torch.Tensor], used: list[View], **more: Any) -> Outputs:
+        return cls(found, used, loaded.odd, loaded.missing, loaded.shortened, **more)
 
     @property
     def inputs(self) -> str:
         """The sample in words."""
-        shapes = {name: list(value.shape) for name, value in self.batch.items() if name != "attention_mask"}
-        return " and ".join(f"{name} {shape}" for name, shape in shapes.items())
+        return "; ".join(str(view) for view in self.views)
 
 
-def _run(path: Path, seed: int, batch: dict[str, torch.Tensor] | None = None) -> Outputs:
+def _run(
+    path: Path, seed: int, given: list[View] | None = None, rounding: Rounding | None = None, dtype: str = "float64"
+) -> Outputs:
     import torch
 
     from lemonx.verification.float64 import Float64
 
     with Float64():
-        model, odd = load(path, torch.float64)
-        batch = sample(model, seed, batch)
-        found = floating_outputs(model, batch)
+        loaded = load(path, torch.float64)
+        used, found = observe(loaded, given, seed)
         tokens = None
-        if model.can_generate() and "input_ids" in batch:
-            tokens = model.generate(  # pyright: ignore[reportCallIssue]
-                **batch,
-                **new_cache(model),
-                max_new_tokens=NEW_TOKENS,
-                min_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                use_cache=True,
-            )
-    del model
+        if loaded.model.can_generate() and "input_ids" in used[0].inputs:
+            tokens, cached = _generated(loaded.model, used[0])
+            found |= cached
+        noise = None if rounding is None else _moved(loaded.model, used[0], found, rounding, dtype, seed)
+    result = Outputs.of(loaded, found, used, tokens=tokens, noise=noise)
+    del loaded
     gc.collect()
-    return Outputs(found, tokens, odd, batch)
+    return result
+
+
+def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[View], dict[Name, torch.Tensor]]:
+    """What a model gives out for these views, or for its own; of the latter those that it takes."""
+    found: dict[Name, torch.Tensor] = {}
+    used = []
+    for number, view in enumerate(views(loaded.model, seed) if given is None else given):
+        try:
+            result = _all_outputs(loaded, view)
+        except LemonxError:
+            raise
+        except Exception as error:
+            if given is None and number:
+                continue  # pictures of another size, say: not every model takes them
+            raise _cannot_run(loaded.model, view, error) from error
+        used.append(view)
+        found |= result
+    return used, found
+
+
+def _all_outputs(loaded: Loaded, view: View) -> dict[Name, torch.Tensor]:
+    """Every output, and where the file lacks the head, also what lies below it: a head of zeros shows nothing."""
+    found = {(name, view.name): value for name, value in floating_outputs(loaded.model, view).items()}
+    base = loaded.model.base_model
+    if loaded.missing and base is not loaded.model:
+        below = floating_outputs(base, view)  # pyright: ignore[reportArgumentType]
+        found |= {(name, f"of the base model {view.name}".strip()): value for name, value in below.items()}
+    return found
+
+
+def _cannot_run(model: PreTrainedModel, view: View, error: Exception) -> NotVerified:
+    if "allocate memory" in str(error):
+        raise MemoryError from error
+    reason = " ".join(str(error).split())[:200]
+    return NotVerified(f"{type(model).__name__} does not run on {view} ({type(error).__name__}: {reason})")
+
+
+def _generated(model: PreTrainedModel, view: View) -> tuple[torch.Tensor, dict[Name, torch.Tensor]]:
+    """Tokens of greedy generation with a cache, and the logits that they were chosen by."""
+    import torch
+
+    # Who goes on writing a text has no padding behind it.
+    rows = slice(None) if model.config.is_encoder_decoder else torch.tensor(UNPADDED)
+    with quiet():
+        result: Any = model.generate(  # pyright: ignore[reportCallIssue]
+            **{name: value[rows] for name, value in view.inputs.items()},
+            **new_cache(model),
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            use_cache=True,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    return result.sequences, {("logits", CACHED): torch.stack(result.logits, 1).double()}
+
+
+def _moved(
+    model: PreTrainedModel,
+    view: View,
+    reference: Mapping[Name, torch.Tensor],
+    rounding: Rounding,
+    dtype: str,
+    seed: int,
+) -> float:
+    """By how much the outputs move when weights are rounded once."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed + 1)
+    chosen = chosen_parameters(model, rounding)
+    for name, weight in model.named_parameters():
+        if chosen is None or name in chosen:
+            round_once(weight, dtype, generator)
+    after = floating_outputs(model, view)
+    return largest_difference({name: reference[name, view.name] for name in after}, after)
+
+
+def round_once(weight: torch.Tensor, dtype: str, generator: torch.Generator) -> None:
+    """Move every entry at random by at most one rounding to a dtype.
+
+    In float32 what is rounded are copies, which are as large as is usual in the tensor, however small their sum; in
+    bf16 and fp16 copies are split exactly, and what is rounded are entries.
+    """
+    import torch
+
+    kind = torch.finfo(getattr(torch, dtype))
+    with torch.no_grad():
+        usual = weight.square().mean().sqrt() if kind.bits > 16 else 0.0
+        noise = torch.rand(weight.shape, generator=generator, dtype=weight.dtype).mul_(2).sub_(1)
+        weight.add_(noise.mul_(weight.abs() + usual), alpha=kind.eps / 2)
+
+
+def chosen_parameters(model: PreTrainedModel, rounding: Rounding) -> set[str] | None:
+    """The parameters of these tensors; None for all, also where a parameter holds several tensors."""
+    from lemonx.verification.building import disk_names
+
+    if rounding.tensors is None:
+        return None
+    try:
+        return {name for name, disk in disk_names(model).items() if disk in rounding.tensors} or None
+    except Refused:
+        return None
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
@@ -227,41 +390,13 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     return name
 
 
-def _noise(source: Checkpoint, dtype: str, reference: Outputs, seed: int) -> float:
-    """The source in its stored dtype against itself in float64: in a child, because some CPUs die on bf16."""
-    from safetensors.torch import load_file
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "outputs.safetensors"
-        command = [sys.executable, "-m", "lemonx.verification.noise", str(source.path), dtype, str(seed), str(file)]
-        child = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-        if child.returncode != 0 or not file.exists():
-            raise does_not_run(source.origin, dtype, child)
-        return largest_difference(reference.outputs, load_file(file))
-
-
-def environment() -> dict[str, str]:
-    """That of a child process: without the instructions that some CPUs advertise and refuse."""
-    return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", **os.environ}
-
-
-def does_not_run(path: Path, dtype: str, child: subprocess.CompletedProcess[str]) -> NotVerified:
-    """The error for a child process that failed, or was killed: by SIGILL, or for want of memory."""
-    if child.returncode < 0:
-        why = f"killed by {signal.Signals(-child.returncode).name}"
-    else:
-        why = (child.stderr.strip().splitlines() or ["no message"])[-1]
-    return NotVerified(
-        f"{str(path)!r} itself does not run in {dtype} here ({why}): expand with --dtype float32, or --no-verify"
-    )
-
-
-def largest_difference(reference: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+def largest_difference(reference: Mapping[Any, torch.Tensor], others: Mapping[Any, torch.Tensor]) -> float:
     """The largest difference of any output, relative to the largest entry of that output."""
-    return max(
-        float((reference[name] - value).abs().max() / reference[name].abs().max().clamp(min=1e-300))
-        for name, value in others.items()
-    )
+    worst = 0.0
+    for name, value in others.items():
+        size = reference[name].abs().max().clamp(min=1e-300)
+        worst = _larger(worst, float((reference[name] - value).abs().max() / size))
+    return worst
 
 
 @contextmanager
@@ -273,6 +408,11 @@ def within_memory(advice: str) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise NotVerified(f"memory ran out during verification: {advice}") from None
+
+
+def runs_whole(source: Checkpoint, target: Checkpoint) -> bool:
+    """Whether both models are small enough that running them whole costs less than block by block."""
+    return 8 * max(sum(i.numel for i in c.tensors.values()) for c in (source, target)) <= WHOLE
 
 
 def memory_short(source: Checkpoint, target: Checkpoint) -> str | None:

@@ -1,0 +1,56 @@
+"""The blocks of a model: which tensors of a file are in each, and which module of transformers' it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lemonx import architectures
+from lemonx.checkpoints import Checkpoint
+from lemonx.coverage import matched
+from lemonx.errors import LemonxError
+from lemonx.spec import Spec
+
+# A stack and the index of a block in it.
+Block = tuple[str, int]
+
+
+def tensors_by_block(spec: Spec, names: Iterable[str]) -> dict[Block, list[str]]:
+    """The tensors of every block."""
+    found: dict[Block, list[str]] = {}
+    for hit in matched(spec, names)[0]:
+        if hit.stack is not None:
+            found.setdefault((hit.stack, hit.index), []).append(hit.name)
+    return found
+
+
+def blocks_of(checkpoint: Checkpoint) -> dict[Block, list[str]]:
+    """The tensors of every block of a checkpoint; none if no spec covers it."""
+    try:
+        spec = architectures.find(checkpoint.config).spec(checkpoint.config)
+    except LemonxError:
+        return {}
+    return tensors_by_block(spec, checkpoint.tensors)
+
+
+def modules_of(model: Any, blocks: Mapping[Block, list[str]]) -> dict[Block, Any]:
+    """The module of every block. Files may name it otherwise: transformers' own renaming says what became of it."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    mapping = get_model_conversion_mapping(model)
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    known = model.state_dict()
+    found = {}
+    for (stack, index), names in blocks.items():
+        renamed = (rename_source_key(n, renamings, converters, model.base_model_prefix, known)[0] for n in names)
+        inside = [name.split(".") for name in renamed if name in known]
+        if not inside:
+            continue
+        shared = [parts[0] for parts in zip(*inside, strict=False) if len(set(parts)) == 1]
+        while shared and shared[-1] != str(index):  # a block with but one module inside shares that one's name too
+            shared.pop()
+        if shared:
+            found[stack, index] = model.get_submodule(".".join(shared))
+    return found

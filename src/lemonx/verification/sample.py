@@ -1,0 +1,199 @@
+"""Inputs that reach every branch of a model: they show that two models are wired alike, not that weights are right.
+
+Texts are longer than every window, padded on the left and on the right, with every type of token, special tokens among
+the others, and once at the last positions; pictures also come in a second size, where a model takes one. A window that
+is too long to run past is made short in both models alike: that the two have the same one is for the structure to say
+(structure.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+SAMPLE = 4
+LENGTH = 24
+CHOICES = 2  # of a model that chooses among texts
+# The texts that are not padded at their end.
+UNPADDED = [0, 2, 3]
+# Windows up to this are run past as they are; longer ones are made SHORT for the comparison.
+LONG, SHORT = 128, 8
+# Tokens at the last positions.
+TAIL = 6
+
+
+@dataclass(frozen=True)
+class View:
+    """One call of a model: its tensors, its other arguments, and what it is in words."""
+
+    name: str
+    inputs: dict[str, torch.Tensor]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shapes = {name: list(value.shape) for name, value in self.inputs.items() if name in SHOWN}
+        text = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
+        return f"{text} {self.name}".strip()
+
+
+# The inputs that are named where a sample is described; the others go with them.
+SHOWN = ("input_ids", "decoder_input_ids", "pixel_values", "input_features")
+
+
+def shorten(config: Any) -> list[str]:
+    """Give a config short windows, so that a short text runs past them; the names of the fields that were changed."""
+    changed = []
+    for part in (config, getattr(config, "text_config", None)):
+        if part is None:
+            continue
+        for name in _windows(part):
+            if getattr(part, name) > LONG:
+                setattr(part, name, SHORT)
+                changed.append(name)
+        rope = getattr(part, "rope_parameters", None)
+        for values in _ropes(rope):
+            if (values.get("original_max_position_embeddings") or 0) > LONG:
+                values["original_max_position_embeddings"] = LENGTH // 2
+                changed.append("original_max_position_embeddings")
+    return changed
+
+
+def _windows(config: Any) -> Iterator[str]:
+    """The fields that say how far back a token sees."""
+    for name in ("sliding_window", "local_attention", "attention_chunk_size", "window_size"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0 and hasattr(config, "vocab_size"):
+            yield name
+
+
+def _ropes(rope: Any) -> list[dict[str, Any]]:
+    """The settings of rotary positions: one dict, or one for each type of layer."""
+    if not isinstance(rope, dict):
+        return []
+    inner = [value for value in rope.values() if isinstance(value, dict)]
+    return inner or [rope]
+
+
+def views(model: PreTrainedModel, seed: int = 0) -> list[View]:
+    """Random inputs for a model, drawn from its own sizes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    config: Any = model.config
+    vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
+    if model.main_input_name == "pixel_values":
+        return _pictures(model, vision, generator)
+    if model.main_input_name == "input_features":
+        shape = (SAMPLE, config.num_mel_bins, 2 * config.max_source_positions)
+        sound = {"input_features": torch.randn(shape, generator=generator, dtype=torch.float64)}
+        return [View("", sound | _begun(model, generator))]
+    texts = _texts(model, text, generator)
+    if vision is config:
+        return [View("", texts), *_last_positions(model, text, generator)]
+    return [View("", {**texts, **_pixels(vision, _sides(vision), generator)})]
+
+
+def _pictures(model: PreTrainedModel, config: Any, generator: torch.Generator) -> list[View]:
+    """Pictures of the model's own size, and of another one that is no multiple of anything."""
+    found = [View("", _pixels(config, _sides(config), generator))]
+    patch = getattr(config, "patch_size", 1)
+    patch = max(patch) if isinstance(patch, list | tuple) else patch
+    sides = tuple(side + 3 * patch for side in _sides(config))
+    takes = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+    options = {"interpolate_pos_encoding": True} if takes else {}
+    return [*found, View("of another size", _pixels(config, sides, generator), options)]
+
+
+def _sides(config: Any) -> tuple[int, int]:
+    size = getattr(config, "image_size", 64)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return height, width
+
+
+def _pixels(config: Any, sides: tuple[int, ...], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    import torch
+
+    shape = (SAMPLE, config.num_channels, *sides)
+    return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
+
+
+def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    import torch
+
+    shape = (SAMPLE, _length(config))
+    ids = torch.randint(0, config.vocab_size, shape, generator=generator)
+    mask = torch.ones_like(ids)
+    quarter = shape[1] // 4
+    if quarter:
+        mask[1, -quarter:] = 0
+        mask[2, :quarter] = 0
+    if config.pad_token_id is None:
+        config.pad_token_id = 0  # classifiers of decoders ask for one to find the last token
+    batch = {"input_ids": ids, "attention_mask": mask}
+    if config.is_encoder_decoder and type(model).__name__.endswith("ForSequenceClassification"):
+        # They repeat the text to their decoder, and read the end of it: one end each.
+        ids[mask == 0] = config.pad_token_id
+        ids[ids == config.eos_token_id] = config.eos_token_id - 1
+        ids[:, shape[1] // 2] = config.eos_token_id
+        return batch
+    special = sorted(_special_tokens(config))[: shape[1] // 2]
+    ids[3, : len(special)] = torch.tensor(special, dtype=ids.dtype)
+    ids[mask == 0] = config.pad_token_id
+    types = getattr(config, "type_vocab_size", 0) or 0
+    if types > 1 and "token_type_ids" in inspect.signature(model.forward).parameters:
+        batch["token_type_ids"] = torch.randint(0, types, shape, generator=generator)
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        return {name: value.unflatten(0, (-1, CHOICES)) for name, value in batch.items()}
+    return batch | _begun(model, generator)
+
+
+def _length(config: Any) -> int:
+    """Longer than the windows and than the texts that rotary positions were first made for, if there is room."""
+    original = [values.get("original_max_position_embeddings") or 0 for values in _ropes(_rope(config))]
+    past = max([2 * getattr(config, name) for name in _windows(config)] + [length + TAIL for length in original] + [0])
+    longest = getattr(config, "max_position_embeddings", None) or LENGTH
+    # Special tokens count in the positions of some families (RoBERTa's begin behind the padding's).
+    return max(1, min(max(LENGTH, past), longest if longest < LENGTH else longest - 2))
+
+
+def _rope(config: Any) -> Any:
+    return getattr(config, "rope_parameters", None)
+
+
+def _special_tokens(config: Any) -> set[int]:
+    """The ids of the tokens that a config names and that are not the end of a text."""
+    named = {getattr(config, name) for name in dir(type(config)) + list(vars(config)) if name.endswith("_token_id")}
+    return {t for t in named if isinstance(t, int) and not isinstance(t, bool) and 0 <= t < config.vocab_size}
+
+
+def _last_positions(model: PreTrainedModel, config: Any, generator: torch.Generator) -> list[View]:
+    """A short text at the end of the table of positions."""
+    import torch
+
+    longest = getattr(config, "max_position_embeddings", None)
+    takes = "position_ids" in inspect.signature(model.forward).parameters
+    if not takes or not isinstance(longest, int) or longest < TAIL or type(model).__name__.endswith("MultipleChoice"):
+        return []
+    ids = torch.randint(0, config.vocab_size, (2, TAIL), generator=generator)
+    where = torch.arange(longest - TAIL, longest).expand(2, -1)
+    return [View("at the last positions", {"input_ids": ids, "position_ids": where})]
+
+
+def _begun(model: PreTrainedModel, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """The text that an encoder-decoder has begun to write; none for models that do not take one."""
+    import torch
+
+    config: Any = model.config
+    if not config.is_encoder_decoder or "decoder_input_ids" not in inspect.signature(model.forward).parameters:
+        return {}
+    # Another length than the encoder's, so that its mask cannot be taken for the decoder's.
+    longest = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
+    length = min(LENGTH, longest or LENGTH) // 2
+    vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    return {"decoder_input_ids": torch.randint(0, vocabulary, (SAMPLE, length), generator=generator)}

@@ -1,0 +1,126 @@
+"""Is it the same function? Three kinds of evidence, each of which sees what the others are blind to.
+
+Algebra: every entry of every tensor obeys its rule. Structure: every block has the plain attributes of the block it
+comes from, and config.json says nothing else. Outputs: both models, loaded from disk by transformers, agree on a sample
+that reaches every branch, which shows that the spec is true of the model's code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.errors import LemonxError
+from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE, ROUNDED
+from lemonx.norms import Norm
+from lemonx.planning import Plan
+from lemonx.verification import layerwise
+from lemonx.verification import outputs as whole
+from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.layerwise import Layers, compare_layerwise
+from lemonx.verification.outputs import Comparison, Rounding, compare
+from lemonx.verification.structure import Structure, check_structure
+from lemonx.verification.symmetry import Symmetry, find_twins
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a verification found; None where it did not look, and `skipped` then says why.
+
+    Algebra and structure need a plan: two folders that lemonx did not write are compared by their outputs alone.
+    `layers`: the outputs were compared block by block.
+    """
+
+    outputs: Comparison | None
+    algebra: Algebra | None = None
+    structure: Structure | None = None
+    symmetry: Symmetry | None = None
+    layers: Layers | None = None
+    skipped: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        evidence = [part for part in (self.algebra, self.structure, self.outputs) if part is not None]
+        return bool(evidence) and all(part.passed for part in evidence)
+
+    def reason(self) -> str:
+        """Why it did not pass, in one line."""
+        failed = [part for part in (self.algebra, self.structure, self.outputs) if part is not None and not part.passed]
+        first = self.layers.first if self.layers else None
+        where = "" if first is None else f"; the first block that differs is {first.block}, by {first.difference:.2e}"
+        return (failed[0].reason() if failed else self.skipped or "nothing was compared") + where
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "algebra": self.algebra.as_dict() if self.algebra else None,
+            "structure": self.structure.as_dict() if self.structure else None,
+            "outputs": self.outputs.as_dict() if self.outputs else None,
+            "symmetry": asdict(self.symmetry) if self.symmetry else None,
+            "layers": self.layers.as_dict() if self.layers else None,
+            "skipped": self.skipped,
+        }
+
+
+def measure(
+    plan: Plan, source: Checkpoint, target: Checkpoint, *, by_layer: bool = False, must: bool = True
+) -> Verified:
+    """Look at everything that a plan says of its target.
+
+    `by_layer`: run the models block by block, which is done anyway where they are large. Unless outputs `must` be
+    compared, a machine that is too small for it is no failure.
+    """
+    algebra = structure = None
+    if plan.reading.lossless:
+        algebra, structure = check_algebra(plan, source, target), check_structure(plan, target)
+    # What a method makes anew has no copies of units to look at.
+    symmetry = None if plan.exactness == MADE else find_twins(plan, target)
+    wrong = not all(part is None or part.passed for part in (algebra, structure))
+    by_layer = by_layer or not whole.runs_whole(source, target) or whole.memory_short(source, target) is not None
+    skipped = "the tensors or the structure are wrong already" if wrong else None
+    if by_layer and skipped is None:
+        skipped = layerwise.memory_short(source, target)
+    if skipped is not None and not must:
+        return Verified(None, algebra, structure, symmetry, skipped=skipped)
+    try:
+        outputs, layers = compare_outputs(source, target, plan, by_layer=by_layer)
+    except LemonxError as error:
+        if not wrong:
+            raise
+        return Verified(None, algebra, structure, symmetry, skipped=str(error))
+    return Verified(outputs, algebra, structure, symmetry, layers)
+
+
+def compare_outputs(
+    source: Checkpoint, target: Checkpoint, plan: Plan | None, *, by_layer: bool
+) -> tuple[Comparison, Layers | None]:
+    """Compare what two checkpoints compute; without a plan every weight may have been rounded."""
+    rounding, slack, back = Rounding(), 0.0, None
+    if plan is not None:
+        back = plan.frames.ways_back if plan.frames else None
+        rounding, slack = _rounding(plan), eps_slack(plan)
+    if by_layer:
+        return compare_layerwise(source, target, plan, rounding=rounding, slack=slack)
+    return compare(source, target, rounding=rounding, slack=slack, back=back), None
+
+
+def _rounding(plan: Plan) -> Rounding | None:
+    """The tensors of the source that the plan rounds; None if there are none."""
+    if plan.exactness in (BIT_EXACT, EXACT_SUM):
+        return None
+    rounded = frozenset(step.source for step in plan.steps if step.exactness == ROUNDED)
+    return Rounding(rounded or None, framed=plan.frames is not None, cap=whole.WIRING)
+
+
+def eps_slack(plan: Plan) -> float:
+    """What Post-LN depth loses: each norm that became an identity shrinks the stream by eps/2 of itself."""
+    norms = [
+        row
+        for step in plan.steps
+        if isinstance(row := plan.source_spec.rows[step.row], Norm) and getattr(step.recipe, "constant", None) == 1.0
+    ]
+    if not norms:
+        return 0.0
+    field = norms[0].eps or plan.source_spec.eps
+    eps = plan.family.config(plan.target_config)[field] if isinstance(field, str) else field
+    return 10.0 * len(norms) * float(eps or 0.0)
