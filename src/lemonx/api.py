@@ -127,8 +127,11 @@ def expand(source: PreTrainedModel, **options: Any) -> PreTrainedModel: ...
 def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any:
     """A larger checkpoint (or model) that computes the same function.
 
-    `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
-    model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
+    `expand("small/", "large/", width=768, depth=12)` writes a folder. `expand(model, width=768)` returns a model of the
+    same class: on its device, in its dtypes, frozen where it is. Out of torch.compile, DataParallel or
+    DistributedDataParallel comes the bare model: compile or wrap it anew.
+
+    Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
     threads, max_shard_size, force, planned, progress, allow_pickle, with_optimizer (folders; in memory:
     `optimizer_state.grow_optimizer`); for a method that learns also lessons (data, steps).
     """
@@ -144,13 +147,20 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 def _expand_model(model: PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
     if options.get("with_optimizer"):
         raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
-    with tempfile.TemporaryDirectory() as folder:
+    from lemonx import in_memory
+
+    model, plans, told = in_memory.unwrapped(model), list[Plan](), options.pop("planned", None)
+
+    def planned(made: Plan) -> None:
+        plans.append(made)
+        if told:
+            told(made)
+
+    with tempfile.TemporaryDirectory(prefix="lemonx-") as folder:
         source, output = Path(folder) / "source", Path(folder) / "target"
-        model.save_pretrained(source)
-        _expand_folder(source, output, **options)
-        result = type(model).from_pretrained(output, dtype=model.dtype)
-    result.to(model.device)  # pyright: ignore[reportArgumentType]
-    return result.train(model.training)
+        in_memory.save(model, source, verify=options.get("verify", True))
+        _expand_folder(source, output, planned=planned, **options)
+        return in_memory.load_like(model, output, plans[0])
 
 
 def _expand_folder(
@@ -168,8 +178,11 @@ def _expand_folder(
     allow_pickle: bool = False,
     **options: Any,
 ) -> Path:
+    from lemonx.verification.building import check_builds
+
     with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         made = _plan(checkpoint, **options)
+        check_builds(checkpoint.path, made.source_config, made.target_config, verified=verify)
         if planned:
             planned(made)
         method = methods.find(made.reading.method)

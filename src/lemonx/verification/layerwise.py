@@ -28,7 +28,7 @@ import numpy as np
 from lemonx import architectures, depth
 from lemonx.checkpoints import Checkpoint
 from lemonx.coverage import matched
-from lemonx.errors import LemonxError, NotVerified
+from lemonx.errors import CannotVerify, LemonxError
 from lemonx.planning import Plan
 from lemonx.vectors import RAND, Expansion
 from lemonx.verification import outputs as whole
@@ -85,7 +85,7 @@ def compare_layerwise(
 ) -> tuple[whole.Comparison, Layers]:
     """Run both on the same sample, module by module. Without a lossless plan only the outputs are compared."""
     if (short := memory_short(source, target)) is not None:
-        raise NotVerified(f"{short}: verify on a larger machine")
+        raise CannotVerify(f"{short}: verify on a larger machine")
     streams = plan if plan is not None and plan.reading.lossless else None
     stored = min((whole.stored_dtype(c) for c in (source, target)), key=whole.PRECISION.index)
     with tempfile.TemporaryDirectory(prefix="lemonx-") as folder, whole.within_memory("verify on a larger machine"):
@@ -215,8 +215,10 @@ def _observe(
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
         model, odd = load(checkpoint.path, getattr(torch, dtype), **options)
         _give_parts(model)
-        batch = sample(model, seed, batch)
+        with whole.running(checkpoint.origin):
+            batch = sample(model, seed, batch)
         with (
+            whole.running(checkpoint.origin),
             _weights_in_files(checkpoint),
             _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen),
             _metered(model) as meter,
@@ -254,7 +256,7 @@ def _weights_in_files(checkpoint: Checkpoint) -> Iterator[None]:
     except ValueError as error:
         if "meta device" not in str(error):
             raise
-        raise NotVerified(
+        raise CannotVerify(
             f"{str(checkpoint.origin)!r} has weights that its model computes (positions, say) and no file holds, so it "
             "cannot be run block by block: verify without --layerwise"
         ) from None

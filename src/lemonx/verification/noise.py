@@ -11,9 +11,11 @@ def main(path: str, dtype: str, seed: str, file: str) -> None:
     from safetensors.torch import save_file
 
     from lemonx.verification.loading import floating_outputs, load, sample
+    from lemonx.verification.outputs import running
 
     model, _ = load(Path(path), getattr(torch, dtype))
-    outputs = floating_outputs(model, sample(model, int(seed)))
+    with running(Path(path)):
+        outputs = floating_outputs(model, sample(model, int(seed)))
     save_file({name: value.contiguous() for name, value in outputs.items()}, file)
 
 

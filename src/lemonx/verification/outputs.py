@@ -16,14 +16,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import BadCheckpoint, NotVerified
+from lemonx.errors import BadCheckpoint, CannotVerify, NotVerified
+from lemonx.verification.foreign import foreign, is_out_of_memory
 from lemonx.verification.loading import floating_outputs, load, new_cache, sample
+from lemonx.verification.settings import generation_settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 EXACT = 1e-10
 NOISE_MULTIPLE = 4.0
-NEW_TOKENS = 8
 # What a model without a head gives out.
 GIVEN_OUT = ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds")
 Back = Callable[["np.ndarray"], Sequence["np.ndarray"]]
@@ -88,7 +89,7 @@ def compare(
     `back`: all ways from the target's hidden states to the source's, where these are not its first entries.
     """
     if (short := memory_short(source, target)) is not None:
-        raise NotVerified(f"{short}: verify with --layerwise, or on a larger machine")
+        raise CannotVerify(f"{short}: verify with --layerwise, or on a larger machine")
     stored = min(stored_dtype(source), stored_dtype(target), key=PRECISION.index)
     with within_memory("verify with --layerwise, or on a larger machine"):
         before = _run(source.path, seed)
@@ -199,21 +200,21 @@ def _run(path: Path, seed: int, batch: dict[str, torch.Tensor] | None = None) ->
 
     with Float64():
         model, odd = load(path, torch.float64)
-        batch = sample(model, seed, batch)
-        found = floating_outputs(model, batch)
-        tokens = None
-        if model.can_generate() and "input_ids" in batch:
-            tokens = model.generate(  # pyright: ignore[reportCallIssue]
-                **batch,
-                **new_cache(model),
-                max_new_tokens=NEW_TOKENS,
-                min_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                use_cache=True,
-            )
+        with running(path):
+            batch = sample(model, seed, batch)
+            found = floating_outputs(model, batch)
+            tokens = None
+            if model.can_generate() and "input_ids" in batch:
+                settings = generation_settings(model)
+                tokens = model.generate(**batch, **new_cache(model), generation_config=settings)  # pyright: ignore[reportCallIssue]
     del model
     gc.collect()
     return Outputs(found, tokens, odd, batch)
+
+
+def running(path: Path) -> AbstractContextManager[None]:
+    """A context in which a model that does not run is an error in one line."""
+    return foreign(f"run {str(path)!r}", "mend its config.json, or expand with --no-verify")
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
@@ -245,13 +246,13 @@ def environment() -> dict[str, str]:
     return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", **os.environ}
 
 
-def does_not_run(path: Path, dtype: str, child: subprocess.CompletedProcess[str]) -> NotVerified:
+def does_not_run(path: Path, dtype: str, child: subprocess.CompletedProcess[str]) -> CannotVerify:
     """The error for a child process that failed, or was killed: by SIGILL, or for want of memory."""
     if child.returncode < 0:
         why = f"killed by {signal.Signals(-child.returncode).name}"
     else:
         why = (child.stderr.strip().splitlines() or ["no message"])[-1]
-    return NotVerified(
+    return CannotVerify(
         f"{str(path)!r} itself does not run in {dtype} here ({why}): expand with --dtype float32, or --no-verify"
     )
 
@@ -270,9 +271,9 @@ def within_memory(advice: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
             raise
-        raise NotVerified(f"memory ran out during verification: {advice}") from None
+        raise CannotVerify(f"memory ran out during verification: {advice}") from None
 
 
 def memory_short(source: Checkpoint, target: Checkpoint) -> str | None:
