@@ -89,6 +89,7 @@ def test_settings_stay() -> None:
     model.transformer.h[0].eval()
     model.transformer.ln_f.eval()
     model.generation_config.update(num_beams=3, eos_token_id=[2, 5], max_new_tokens=7)
+    model.generation_config.of_my_own = {"kept": True}
     before, generation = copy.deepcopy(model.config.to_dict()), model.generation_config.to_dict()
     large: Any = lemonx.expand(model, width=72, verify=False)
     assert large.config._attn_implementation == "eager"

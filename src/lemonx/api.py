@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
-from lemonx.companions import carried
+from lemonx.companions import companions
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE
 from lemonx.free import Free
@@ -182,6 +182,7 @@ def _expand_folder(
 
     with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         made = _plan(checkpoint, **options)
+        beside = companions(checkpoint, made)
         check_builds(checkpoint.path, made.source_config, made.target_config, verified=verify)
         if planned:
             planned(made)
@@ -197,9 +198,8 @@ def _expand_folder(
             else:
                 run_plan(made, checkpoint, writer, threads=threads, progress=progress)
             writer.add_text("config.json", json.dumps(dict(made.target_config), indent=2, sort_keys=True) + "\n")
-            for name, path in checkpoint.companions.items():
-                text = carried(name, path, made)
-                writer.add_file(path, name) if text is None else writer.add_text(name, text)
+            for name, content in beside.items():
+                writer.add_text(name, content) if isinstance(content, str) else writer.add_file(content, name)
             optimizer = None
             if with_optimizer:
                 from lemonx.optimizer_state.folder import grow_folder

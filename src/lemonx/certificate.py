@@ -64,6 +64,7 @@ def certificate(plan: Plan, source: Checkpoint, measured: Measured | None, skipp
             step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
         },
         "not_written": dict(plan.dropped),
+        "left_behind": list(source.left_behind),
         "verified": {
             "outputs": measured.outputs.as_dict() if measured else None,
             "symmetry": asdict(measured.symmetry) if measured and measured.symmetry else None,

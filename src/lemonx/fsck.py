@@ -155,6 +155,10 @@ class _Check:
                 continue
             if name.endswith(".json") and name not in (CONFIG, INDEX):
                 self._check_json(name, real)
+            if name == "adapter_config.json":
+                self._say(
+                    WARNING, name, "is an adapter of PEFT, which is not expanded", "merge it into the model first"
+                )
             if name.endswith(".py"):
                 self._say(WARNING, name, "is code, which is never run", "nothing need be done")
         for name in pickles(self.folder) if has_weights(self.folder) else ():

@@ -14,6 +14,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemonx.checkpoints.folder import GENERATION
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import Refused
 from lemonx.planning import Plan
@@ -127,11 +128,23 @@ def load_like(model: PreTrainedModel, folder: Path, plan: Plan) -> PreTrainedMod
         result: Any = type(model).from_pretrained(folder, dtype=_widest(dtypes), **_implementations(model))
     _restore_parameters(model, result, plan)
     _restore_modules(model, result)
+    if model.can_generate():
+        result.generation_config = _generation(model, folder, plan)
     result.config.architectures = model.config.architectures
     result.config.dtype = result.dtype
     result.config._name_or_path = model.config._name_or_path
     result.name_or_path = model.name_or_path
     return result.to(model.device)
+
+
+def _generation(model: PreTrainedModel, folder: Path, plan: Plan) -> Any:
+    """The model's own settings; a file may lose some of them. What points at blocks is the target's."""
+    settings = copy.deepcopy(model.generation_config)
+    if plan.source_spec.pointers:
+        written = json.loads((folder / GENERATION).read_text())
+        for field in plan.source_spec.pointers.keys() & written.keys():
+            setattr(settings, field, written[field])
+    return settings
 
 
 def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.folder import GENERATION
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.verification.foreign import foreign, reason
 from lemonx.verification.loading import model_class, quiet
-
-GENERATION = "generation_config.json"
 
 if TYPE_CHECKING:
     import torch
