@@ -91,6 +91,19 @@ def test_a_source_that_transformers_rejects(sources: Any, tmp_path: Path, run: R
     assert_refused(run("expand", mended, "out", "--width", "72"), BAD_CHECKPOINT, says)
 
 
+def test_a_head_that_no_file_holds(sources: Any, tmp_path: Path) -> None:
+    """transformers would draw it at random, in the source and in the target, and they would differ."""
+    cases = {
+        "llama-tied": ({"tie_word_embeddings": False}, "a LlamaForCausalLM, and no file holds its lm_head.weight"),
+        "bert-mlm": ({"architectures": ["BertForSequenceClassification"]}, "holds its bert.pooler.dense.weight"),
+    }
+    for name, (fields, says) in cases.items():
+        source = changed(sources(name), tmp_path / name, **fields)
+        with pytest.raises(BadCheckpoint, match=says):
+            lemonx.expand(source, tmp_path / "out", ffn=200)
+        assert not (tmp_path / "out").exists()
+
+
 # Fields that change the form of what a model gives out, or how it generates: read, and of no consequence.
 OTHERWISE: list[tuple[str, str, dict[str, Any]]] = [
     ("llama-tied", "config.json", {"return_dict": False, "use_cache": False, "output_hidden_states": True}),

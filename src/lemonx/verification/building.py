@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.folder import GENERATION
+from lemonx.coverage import matched
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.planning import Plan
 from lemonx.verification.foreign import foreign, reason
 from lemonx.verification.loading import model_class, quiet
 
@@ -59,28 +62,46 @@ def _with_floats(value: Any) -> Any:
     return [_with_floats(v) for v in value] if isinstance(value, list) else value
 
 
-def check_builds(folder: Path, source: Mapping[str, Any], target: Mapping[str, Any], *, verified: bool) -> None:
+def check_builds(plan: Plan, folder: Path, *, verified: bool) -> None:
     """BadTarget if transformers builds the source's config.json and not the target's: hours before it is tried.
 
     `verified`: the source in `folder` is to be loaded and run too, so all that takes is looked at.
     """
-    from transformers import GenerationConfig
-
     with quiet():
         try:
-            skeleton(target)
+            skeleton(plan.target_config)
         except BadCheckpoint as error:
             try:
-                skeleton(source)
+                skeleton(plan.source_config)
             except BadCheckpoint as first:
                 if verified:
                     raise BadCheckpoint(f"{first}, or expand with --no-verify") from None
                 return
             why = reason(error.__cause__ or error)
             raise BadTarget(f"transformers cannot build a model of these sizes ({why}): choose others") from None
-        if verified and (file := folder / GENERATION).exists():
-            with foreign(f"read {str(file)!r}", "mend it, or take it away"):
-                GenerationConfig.from_pretrained(folder)
+        if verified:
+            _check_source(plan, folder)
+
+
+def _check_source(plan: Plan, folder: Path) -> None:
+    """BadCheckpoint if the source cannot be loaded as its files say: settings that are rejected, a head not there."""
+    from transformers import GenerationConfig
+
+    if (file := folder / GENERATION).exists():
+        with foreign(f"read {str(file)!r}", "mend it, or take it away"):
+            GenerationConfig.from_pretrained(folder)
+    if plan.source_config.get("model_type") not in (None, *plan.family.model_types):
+        return  # a dense model, read as one with experts
+    model = skeleton(plan.source_config)
+    computed = (*(model._keys_to_ignore_on_save or ()), *(model._keys_to_ignore_on_load_missing or ()))
+    for name, disks in held_in(model).items():
+        hits, _ = matched(plan.source_spec, disks)
+        lacking = next((hit.name for hit in hits if hit.row not in plan.rows), None)
+        if lacking and not any(re.search(pattern, name) for pattern in computed):
+            raise BadCheckpoint(
+                f"config.json names a {type(model).__name__}, and no file holds its {lacking}, which transformers then "
+                "makes up: name the class that was saved in `architectures`, or save the whole model"
+            )
 
 
 def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
