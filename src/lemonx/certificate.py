@@ -88,6 +88,7 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> dict[str, An
             step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
         },
         "not_written": dict(plan.dropped),
+        "left_behind": list(source.left_behind),
         "verified": found.as_dict(),
     }
 

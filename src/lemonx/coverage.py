@@ -209,8 +209,14 @@ def settled(spec: Spec, found: Iterable[Matched]) -> Spec:
 
 
 def tensor_problems(spec: Spec, hit: Matched, info: TensorInfo, floats: Iterable[str]) -> Iterator[BadCheckpoint]:
-    """A complaint if a tensor's shape is not what the config makes it, or its dtype is none of `floats`."""
-    axes = spec.rows[hit.row].tensors()[hit.suffix]
+    """A complaint if a tensor's shape is not what the config makes it, or its dtype is none of `floats`.
+
+    What a model computes by itself, and an expansion drops, may be of any shape and dtype.
+    """
+    row = spec.rows[hit.row]
+    if isinstance(row, Dropped):
+        return
+    axes = row.tensors()[hit.suffix]
     wanted = tuple(spec.side_size(axis.side) for axis in axes)
     fits = len(wanted) == len(info.shape) and all(w in (None, s) for w, s in zip(wanted, info.shape, strict=True))
     if not fits:

@@ -9,6 +9,7 @@
     ├── UnknownArchitecture     4   no spec covers this checkpoint
     ├── BadOutput               5   the output exists, is the source, or cannot be written
     └── NotVerified             1   the two models differ
+        └── CannotVerify        6   whether they do cannot be found out here: too little memory, a missing instruction
 
 Anything else that escapes (a ValueError, say) is a mistake in the calling code, not in its data.
 
@@ -74,6 +75,12 @@ class NotVerified(LemonxError):
     """The source and the target do not compute the same function."""
 
     exit_code: ClassVar[int] = 1
+
+
+class CannotVerify(NotVerified):
+    """Whether the two compute the same function cannot be found out on this machine."""
+
+    exit_code: ClassVar[int] = 6
 
 
 def raise_first(problems: Iterable[LemonxError]) -> None:

@@ -39,6 +39,7 @@ from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, rea
 from lemonx.checkpoints.values import all_finite, blocks
 from lemonx.coverage import LOST, gaps, list_problems, matched, settled, tensor_problems, tied_copies
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
+from lemonx.modules import Dropped
 from lemonx.spec import Spec
 from lemonx.steps import FLOATS
 
@@ -119,6 +120,7 @@ class _Check:
         self.report, self.folder, self.tell = report, folder, tell
         self.spec: Spec | None = None
         self.config: dict[str, Any] | None = None
+        self.dropped = frozenset[str]()
 
     def run(self, *, quick: bool) -> None:
         self._read_config()
@@ -153,6 +155,10 @@ class _Check:
                 continue
             if name.endswith(".json") and name not in (CONFIG, INDEX):
                 self._check_json(name, real)
+            if name == "adapter_config.json":
+                self._say(
+                    WARNING, name, "is an adapter of PEFT, which is not expanded", "merge it into the model first"
+                )
             if name.endswith(".py"):
                 self._say(WARNING, name, "is code, which is never run", "nothing need be done")
         for name in pickles(self.folder) if has_weights(self.folder) else ():
@@ -229,6 +235,7 @@ class _Check:
 
     def _compare_with_spec(self, spec: Spec, tensors: dict[str, TensorInfo]) -> None:
         found, unknown = matched(spec, tensors)
+        self.dropped = frozenset(hit.name for hit in found if isinstance(spec.rows[hit.row], Dropped))
         for name in unknown:
             self._say(ERROR, tensors[name].file.name, f"holds the tensor {name!r}, which no row covers", LOST)
         for problem in gaps(spec, found):
@@ -255,7 +262,7 @@ class _Check:
             finite = finite and all_finite(block)
             self.report.scanned += block.nbytes
             self.tell(block.nbytes)
-        if not finite:
+        if not finite and tensor.name not in self.dropped:  # a mask may well hold -Inf
             name = tensor.file.name
             self._say(ERROR, name, f"{tensor.name} holds NaN or Inf", "go back to a checkpoint that is whole")
 

@@ -60,6 +60,7 @@ class Spec:
     every name in a file (a base model's). `acts` names spaces under a nonlinearity although a norm reads
     them; spaces that no norm touches are taken to be under one. `config` is what config.json must say
     besides the sizes. `follows`: config fields that stay equal to another one. `still`: why a fixed size cannot grow.
+    `pointers`: fields of generation_config.json that list [block, unit], with the stack and the space of these.
     """
 
     rows: Mapping[str, Row]
@@ -72,6 +73,7 @@ class Spec:
     config: Mapping[str, Any] = field(default_factory=dict)
     follows: Mapping[str, str] = field(default_factory=dict)
     still: Mapping[str, str] = field(default_factory=dict)
+    pointers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def axis_size(self, name: str) -> int | None:
         """The size of one axis, or None for `_`."""

@@ -23,8 +23,11 @@ from checkpoints.broken import (
     tensors,
     write_index,
 )
+from lemonx import certificate
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints import folder as folder_rules
 from lemonx.errors import BadCheckpoint
+from lemonx.training import folder as run
 
 INDEX = "model.safetensors.index.json"
 
@@ -257,6 +260,11 @@ def test_companions(tmp_path: Path) -> None:
         "modules.json",
         "preprocessor_config.json",
         "sentence_bert_config.json",
+        "data_config.json",
+        "USE_POLICY.md",
+        "tok512.bin",
+        "tokenizer.bin",
+        "words.tiktoken",
         "special_tokens_map.json",
         "spiece.model",
         "tokenizer.json",
@@ -274,13 +282,29 @@ def test_companions(tmp_path: Path) -> None:
         "optimizer.pt",
         "pytorch_model.bin",
         "tokenization_custom.py",
-        "tokenizer.bin",
+        ".gitattributes",
+        "adapter_config.json",
+        "curve.csv",
+        "events.out.tfevents.1",
+        "flax_model.msgpack",
+        "lemonx.json",
+        "model.gguf",
+        "rng_state.pth",
+        "run.json",
+        "scheduler.pt",
+        "tf_model.h5",
         "trainer_state.json",
         "training_args.bin",
     ]
     for name in carried + left:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
+    for number, magic in enumerate((b"PK\x03\x04zip", b"\x80\x02pickle", b"GGUF\x03")):
+        (tmp_path / f"hidden{number}.bin").write_bytes(magic)
+        left.append(f"hidden{number}.bin")
+    (tmp_path / "elsewhere.json").symlink_to("/etc/hostname")  # nobody asks for it, so it is no error
+    os.mkfifo(tmp_path / "pipe")
+    left += ["elsewhere.json", "pipe"]
     for name, size in (("chat_template_large.json", 200_000_001), ("tokenizer_large.json", 200_000_001)):
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, size)
@@ -289,6 +313,10 @@ def test_companions(tmp_path: Path) -> None:
         assert checkpoint.companions["LICENSE"] == tmp_path / "LICENSE"
         expected = {name for name in left if not name.startswith("onnx")}
         assert set(checkpoint.left_behind) == expected | {"onnx/", "chat_template_large.json"}
+
+
+def test_what_lemonx_writes_is_no_companion() -> None:
+    assert {certificate.FILE, run.RUN, run.CURVE, run.PICTURE} == set(folder_rules._OURS)
 
 
 def test_a_source_that_changes_is_noticed(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def whisper(c: Config) -> Spec:
         spaces=spaces,
         fixed={"mels": c["num_mel_bins"], "frames": c["max_source_positions"]},
         rows=rows,
+        pointers={} if hears else {"alignment_heads": ("model.decoder.layers", "decoder_heads")},
     )  # fmt: skip
 
 

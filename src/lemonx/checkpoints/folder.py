@@ -16,15 +16,18 @@ from lemonx.errors import BadCheckpoint
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 _MAX_COMPANION = 200_000_000
 _MAX_JSON = 100_000_000
-_PICKLES = (".metadata", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
+_TORCH = (".metadata", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
+_PICKLES = (*_TORCH, "*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "merges*", "*.model", "special_tokens_map*", "added_tokens*", "spiece*")
-_CARRIED = (
+# Companions that a loader reads: where one of them cannot be carried, that is an error.
+_NEEDED = (
     *_TOKENIZER,
-    "generation_config.json",
+    GENERATION,
     "*processor_config.json",
     "chat_template*",
     "modules.json",
@@ -33,7 +36,17 @@ _CARRIED = (
     "LICENSE*",
     "NOTICE*",
 )
-_NEVER = ("*.py", *_PICKLES, "*.safetensors", "*.index.json", "optimizer*", "training_args*", "README*")
+# The weights once more, in any other format, and the parts of an adapter.
+_OTHER_WEIGHTS = (
+    *(*_TORCH, "*model*.bin", "*.safetensors", "*.index.json", "adapter_*", "*.msgpack", "*.h5", "*.keras", "*.ot"),
+    *("*.onnx", "*.onnx_data", "*.gguf", "*.ggml", "*.tflite", "*.pb", "*.mlmodel", "*.npz"),
+)
+# What a training run left: where it stood, and its figures.
+_OF_A_RUN = ("trainer_state.json", "training_args*", "optimizer*", "scheduler*", "rng_state*", "scaler*")
+_OURS = ("lemonx.json", "run.json", "curve.csv", "curve.png")
+_NEVER = (".*", "*.py", "*.lock", "*.tfevents*", "README*", *_OTHER_WEIGHTS, *_OF_A_RUN, *_OURS)
+# How a file of weights begins, whatever it is called: zip and pickle (torch.save), GGUF and its forerunners, HDF5.
+_MAGIC = (b"PK\x03\x04", b"\x80", b"GGUF", b"lmgg", b"tjgg", b"fmgg", b"\x89HDF")
 _MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")  # sentence-transformers: 1_Pooling, 2_Normalize
 _TEMPLATE_FOLDER = "additional_chat_templates"
 
@@ -137,8 +150,9 @@ def stray_weights(folder: Path, used: set[str]) -> Iterator[BadCheckpoint]:
 
 
 def pickles(folder: Path) -> list[str]:
-    """The names of files that are pickles, by their endings."""
-    return [name for name in sorted(os.listdir(folder)) if any(fnmatch(name, pattern) for pattern in _PICKLES)]
+    """The names of files that are pickles, by their endings; a tokenizer may be a .bin that begins otherwise."""
+    named = [name for name in sorted(os.listdir(folder)) if any(fnmatch(name, pattern) for pattern in _PICKLES)]
+    return [name for name in named if _companion(folder, name) is None]
 
 
 def no_weights(folder: Path) -> BadCheckpoint:
@@ -163,17 +177,42 @@ def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Path], tuple[st
     carried: dict[str, Path] = {}
     left: list[str] = []
     for name in _relative_names(folder):
-        if name in used:
-            continue
-        if not _is_companion(name):
-            left.append(name)
-            continue
-        real = real_file(folder, name)
-        if real.stat().st_size > _MAX_COMPANION and not any(fnmatch(name, p) for p in _TOKENIZER):
-            left.append(name)
-        else:
-            carried[name] = real
+        if name not in used:
+            real = _companion(folder, name)
+            if real is None:
+                left.append(name)
+            else:
+                carried[name] = real
     return carried, tuple(left)
+
+
+def _companion(folder: Path, name: str) -> Path | None:
+    """The file to carry along under this name: small, regular, and neither weights nor code; None otherwise."""
+    if not _may_be_companion(name):
+        return None
+    tokenizer, needed = (any(fnmatch(name, pattern) for pattern in of) for of in (_TOKENIZER, _NEEDED))
+    try:
+        real = real_file(folder, name)
+    except BadCheckpoint:
+        if needed or "/" in name:
+            raise
+        return None
+    if real.stat().st_size > _MAX_COMPANION and not tokenizer:
+        return None
+    return None if name.endswith(".bin") and _begins_as_weights(real) else real
+
+
+def _begins_as_weights(real: Path) -> bool:
+    try:
+        with real.open("rb") as file:
+            return file.read(8).startswith(_MAGIC)
+    except OSError as error:
+        raise BadCheckpoint(f"{str(real)!r} cannot be read ({error.strerror}): check its permissions") from None
+
+
+def module_weights(folder: Path) -> list[str]:
+    """The weights of sentence-transformers' modules behind the model: `2_Dense/model.safetensors`."""
+    return [name for name in all_files(folder) if "/" in name and name.endswith((".safetensors", ".bin"))]
 
 
 def _relative_names(folder: Path) -> Iterator[str]:
@@ -192,10 +231,8 @@ def all_files(folder: Path) -> list[str]:
     return [name for name in _relative_names(folder) if not name.endswith("/")]
 
 
-def _is_companion(name: str) -> bool:
+def _may_be_companion(name: str) -> bool:
     parent, _, base = name.rpartition("/")
     if not base or any(fnmatch(base, pattern) for pattern in _NEVER):
         return False
-    if parent:
-        return base.endswith((".json", ".jinja", ".txt"))
-    return any(fnmatch(base, pattern) for pattern in _CARRIED)
+    return not parent or base.endswith((".json", ".jinja", ".txt"))

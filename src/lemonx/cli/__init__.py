@@ -15,7 +15,7 @@ from lemonx.cli import expansion, catalogue, fsck, training, experiments  # noqa
 
 # isort: on
 from lemonx.cli.app import app
-from lemonx.errors import BadOutput, LemonxError
+from lemonx.errors import BadOutput, CannotVerify, LemonxError
 
 
 def main() -> None:
@@ -37,6 +37,9 @@ def main() -> None:
         # The machine's trouble, not a mistake in this code: no room for a temporary file, say.
         print(f"lemonx: {' '.join(str(error).split())}: check the disk and its permissions", file=sys.stderr)
         sys.exit(BadOutput.exit_code)
+    except MemoryError:
+        print("lemonx: memory ran out: check the sizes in config.json, or use a larger machine", file=sys.stderr)
+        sys.exit(CannotVerify.exit_code)
     except Exception as error:
         # A wrong option or argument, as the parser words it.
         worded = getattr(error, "format_message", None)

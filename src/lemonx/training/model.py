@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.errors import BadCheckpoint, BadRecipe
+from lemonx.verification.foreign import foreign
 from lemonx.verification.loading import quiet
 
 if TYPE_CHECKING:
@@ -46,11 +47,8 @@ def fresh(task: str, config: Mapping[str, Any], decided: Mapping[str, Any], seed
     _check_fields(config, known)
     _check_decided(config, decided)
     torch.manual_seed(seed)
-    try:
+    with foreign(f"build the {kind} of `config` for {task}", "choose other sizes", BadRecipe):
         return auto.from_config(AutoConfig.for_model(kind, **fields), dtype=torch.float32)
-    except (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise BadRecipe(f"config: transformers cannot build this {kind} for {task}: {reason}") from None
 
 
 def _check_fields(config: Mapping[str, Any], known: Any) -> None:
@@ -77,14 +75,10 @@ def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -
 
     auto = _auto(task)
     torch.manual_seed(seed)
-    with quiet():
-        try:
-            model, info = auto.from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True, **_new_head(task, decided)
-            )
-        except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise BadCheckpoint(f"transformers cannot load {folder} for {task}: {reason}") from None
+    with quiet(), foreign(f"load {str(folder)!r} for {task}", "give a checkpoint of that task"):
+        model, info = auto.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, **_new_head(task, decided)
+        )
     missing = sorted(info["missing_keys"])
     if missing and task not in _NEW_HEAD:
         raise BadCheckpoint(f"{folder} lacks {missing[0]}, which {task} needs: give a checkpoint of that task")

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import BadCheckpoint, Refused
+from lemonx.checkpoints.folder import GENERATION
+from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.planning import Plan
+from lemonx.verification.foreign import foreign, reason
 from lemonx.verification.loading import model_class, quiet
 
 if TYPE_CHECKING:
@@ -41,21 +44,57 @@ def config_object(config: Mapping[str, Any]) -> Any:
     if "model_type" not in config:
         config = dict(architectures.find(config).config(config))
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
-    read = CONFIG_MAPPING[config["model_type"]]
-    return read.from_dict(read._decode_special_floats(values))  # JSON has no infinity: transformers spells it
+    with foreign("read config.json", "save it again"):
+        return CONFIG_MAPPING[config["model_type"]].from_dict(_with_floats(values))
 
 
 def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
     import torch
 
-    try:
+    with foreign("build the model of config.json", "save it again"), torch.device(device):
         made = config_object(config)
         build = model_class(made)
-        with torch.device(device):
-            return build.from_config(made) if build.__name__.startswith("Auto") else build(made)
-    except (KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise BadCheckpoint(f"transformers cannot build the model of config.json ({reason}): save it again") from error
+        return build.from_config(made) if build.__name__.startswith("Auto") else build(made)
+
+
+def _with_floats(value: Any) -> Any:
+    """config.json with the numbers that JSON has no name for, which transformers writes as objects."""
+    if isinstance(value, Mapping):
+        name = value.get("__float__")
+        return (
+            float(name) if name in ("Infinity", "-Infinity", "NaN") else {k: _with_floats(v) for k, v in value.items()}
+        )
+    return [_with_floats(v) for v in value] if isinstance(value, list) else value
+
+
+def check_builds(plan: Plan, folder: Path, *, verified: bool) -> None:
+    """BadTarget if transformers builds the source's config.json and not the target's: hours before it is tried.
+
+    `verified`: the source in `folder` is to be loaded and run too, so all that takes is looked at.
+    """
+    with quiet():
+        try:
+            skeleton(plan.target_config)
+        except BadCheckpoint as error:
+            try:
+                skeleton(plan.source_config)
+            except BadCheckpoint as first:
+                if verified:
+                    raise BadCheckpoint(f"{first}, or expand with --no-verify") from None
+                return
+            why = reason(error.__cause__ or error)
+            raise BadTarget(f"transformers cannot build a model of these sizes ({why}): choose others") from None
+        if verified:
+            _check_source(folder)
+
+
+def _check_source(folder: Path) -> None:
+    """BadCheckpoint if settings beside the source are such that transformers rejects it."""
+    from transformers import GenerationConfig
+
+    if (file := folder / GENERATION).exists():
+        with foreign(f"read {str(file)!r}", "mend it, or take it away"):
+            GenerationConfig.from_pretrained(folder)
 
 
 def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -74,16 +113,12 @@ def disk_names(model: PreTrainedModel, *, buffers: bool = False) -> dict[str, st
     saved, too.
     """
     import torch
-    from transformers.core_model_loading import revert_weight_conversion
 
     names = [name for name, _ in model.named_parameters()]
     if buffers:
         names += [name for name, _ in model.named_buffers() if name in model.state_dict()]
-    # A head that stands before the embedding gives a tied parameter its name in the model, but not on disk.
-    tied: dict[str, str] = model.all_tied_weights_keys or {}
-    saved = [tied[name] if tied.get(name, name) not in names else name for name in names]
     try:
-        marked = revert_weight_conversion(model, {name: torch.tensor(i) for i, name in enumerate(saved)})
+        marked = _reverted(model, names, [torch.tensor(i) for i in range(len(names))])
         found = {names[int(marker)]: name for name, marker in marked.items()}
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
         found = {}
@@ -93,3 +128,32 @@ def disk_names(model: PreTrainedModel, *, buffers: bool = False) -> dict[str, st
             "state nor a method that learns can follow: expand without --with-optimizer, by another --method"
         )
     return {name: found[name] for name in names}
+
+
+def held_in(model: PreTrainedModel) -> dict[str, list[str]]:
+    """Module name of every parameter -> the names of the tensors on disk that hold it: several, for fused experts.
+
+    Each parameter's stand-in has its shape, repeats its number and takes no memory.
+    """
+    import torch
+
+    names = [name for name, _ in model.named_parameters()]
+    shapes = [parameter.shape for _, parameter in model.named_parameters()]
+    marked = [torch.tensor(i).expand(shape) for i, shape in enumerate(shapes)]
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for disk, marker in _reverted(model, names, marked).items():
+        same = marker.numel() == 1 or not any(marker.stride())
+        numbers = [int(marker.flatten()[0])] if same else torch.bincount(marker.flatten()).nonzero().flatten().tolist()
+        for number in numbers:
+            found[names[number]].append(disk)
+    return found
+
+
+def _reverted(model: PreTrainedModel, names: list[str], tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors under module names as transformers would rename, split and join them on the way to disk."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    # A head that stands before the embedding gives a tied parameter its name in the model, but not on disk.
+    tied: dict[str, str] = model.all_tied_weights_keys or {}
+    saved = [tied[name] if tied.get(name, name) not in names else name for name in names]
+    return revert_weight_conversion(model, dict(zip(saved, tensors, strict=True)))

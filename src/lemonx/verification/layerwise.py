@@ -25,7 +25,7 @@ import numpy as np
 
 from lemonx import depth
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import NotVerified
+from lemonx.errors import BadCheckpoint, CannotVerify
 from lemonx.planning import Plan
 from lemonx.vectors import RAND, Expansion
 from lemonx.verification import outputs as whole
@@ -90,7 +90,7 @@ def compare_layerwise(
 ) -> tuple[whole.Comparison, Layers]:
     """Run both on the same sample, module by module. Without a lossless plan only the outputs are compared."""
     if (short := memory_short(source, target)) is not None:
-        raise NotVerified(f"{short}: verify on a larger machine")
+        raise CannotVerify(f"{short}: verify on a larger machine")
     streams = plan if plan is not None and plan.reading.lossless else None
     stored = whole.coarser(source, target)
     rounding = None if stored == "float64" else rounding
@@ -280,10 +280,10 @@ def _weights_in_files(checkpoint: Checkpoint) -> Iterator[None]:
     """A context in which a weight that is in no file, because a model computes it, is an error in one line."""
     try:
         yield
-    except ValueError as error:
-        if "meta device" not in str(error):
+    except BadCheckpoint as error:
+        if "meta device" not in str(error.__cause__):
             raise
-        raise NotVerified(
+        raise CannotVerify(
             f"{str(checkpoint.origin)!r} has weights that its model computes (positions, say) and no file holds, so it "
             "cannot be run block by block: verify without --layerwise"
         ) from None

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures
 from lemonx.errors import BadCheckpoint
+from lemonx.verification.foreign import foreign
+from lemonx.verification.settings import with_plain_outputs
 
 if TYPE_CHECKING:
     import torch
@@ -54,18 +56,12 @@ def load(path: Path, dtype: torch.dtype, **options: Any) -> Loaded:
     from lemonx.verification.sample import shorten
 
     models.register()
-    try:
-        with quiet():
-            config = read_config(path)
-            shortened = shorten(config)
-            model, info = model_class(config).from_pretrained(
-                path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-            )
-    except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
-        if "allocate memory" in str(error):  # torch has no exception of its own for it on a CPU
-            raise MemoryError from error
-        reason = " ".join(str(error).split())[:300]
-        raise BadCheckpoint(f"transformers cannot load {str(path)!r} ({reason}): save the model again") from error
+    with quiet(), foreign(f"load {str(path)!r}", "save the model again"):
+        config = with_plain_outputs(read_config(path))
+        shortened = shorten(config)
+        model, info = model_class(config).from_pretrained(
+            path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
     odd = (*info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
     missing = frozenset(info["missing_keys"])
     _fill(model, missing, path)
@@ -111,8 +107,9 @@ def model_class(config: Any) -> Any:
     from lemonx import models
 
     name = (config.architectures or [""])[0]
-    if hasattr(transformers, name):
-        return getattr(transformers, name)
+    known = getattr(transformers, name, None)
+    if isinstance(known, type) and issubclass(known, transformers.PreTrainedModel):
+        return known
     if (ours := models.find(name)) is not None:
         return ours
     if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:

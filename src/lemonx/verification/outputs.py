@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import BadCheckpoint, LemonxError, NotVerified, Refused
+from lemonx.errors import BadCheckpoint, CannotVerify, NotVerified, Refused
+from lemonx.verification.foreign import foreign, is_out_of_memory
 from lemonx.verification.loading import Loaded, floating_outputs, load, new_cache, quiet
 from lemonx.verification.sample import UNPADDED, View, views
+from lemonx.verification.settings import generation_settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +37,6 @@ FRAMED = 10.0
 # every tensor was checked, they only show that models are wired alike, and a router may send a token elsewhere for one
 # rounding; a wrong wire changes them by about as much as they are.
 CAP, WIRING = 2**-5, 2**-3
-NEW_TOKENS = 8
 # Bytes of weights in float64 up to which a model runs whole: a block at a time needs less memory, and more reading.
 WHOLE = 1 << 30
 # What a model without a head gives out.
@@ -114,7 +115,7 @@ def compare(
     `back`: all ways from the target's hidden states to the source's, where these are not its first entries.
     """
     if (short := memory_short(source, target)) is not None:
-        raise NotVerified(f"{short}: verify with --layerwise, or on a larger machine")
+        raise CannotVerify(f"{short}: verify with --layerwise, or on a larger machine")
     stored = coarser(source, target)
     with within_memory("verify with --layerwise, or on a larger machine"):
         before = _run(source.path, seed, rounding=None if stored == "float64" else rounding, dtype=stored)
@@ -268,7 +269,8 @@ def _run(
         used, found = observe(loaded, given, seed)
         tokens = None
         if loaded.model.can_generate() and "input_ids" in used[0].inputs:
-            tokens, cached = _generated(loaded.model, used[0])
+            with running(loaded.model):
+                tokens, cached = _generated(loaded.model, used[0])
             found |= cached
         noise = None if rounding is None else _moved(loaded.model, used[0], found, rounding, dtype, seed)
     result = Outputs.of(loaded, found, used, tokens=tokens, noise=noise)
@@ -281,18 +283,23 @@ def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[V
     """What a model gives out for these views, or for its own; of the latter those that it takes."""
     found: dict[Name, torch.Tensor] = {}
     used = []
-    for number, view in enumerate(views(loaded.model, seed) if given is None else given):
+    with running(loaded.model):
+        tried = views(loaded.model, seed) if given is None else given
+    for number, view in enumerate(tried):
         try:
-            result = _all_outputs(loaded, view)
-        except LemonxError:
-            raise
-        except Exception as error:
+            with running(loaded.model, view):
+                found |= _all_outputs(loaded, view)
+        except BadCheckpoint:
             if given is None and number:
                 continue  # pictures of another size, say: not every model takes them
-            raise _cannot_run(loaded.model, view, error) from error
+            raise
         used.append(view)
-        found |= result
     return used, found
+
+
+def running(model: PreTrainedModel, view: View | str = "the sample") -> AbstractContextManager[None]:
+    """A context in which a model that does not run is an error in one line."""
+    return foreign(f"run {type(model).__name__} on {view}", "mend its config.json, or expand with --no-verify")
 
 
 def _all_outputs(loaded: Loaded, view: View) -> dict[Name, torch.Tensor]:
@@ -305,13 +312,6 @@ def _all_outputs(loaded: Loaded, view: View) -> dict[Name, torch.Tensor]:
     return found
 
 
-def _cannot_run(model: PreTrainedModel, view: View, error: Exception) -> NotVerified:
-    if "allocate memory" in str(error):
-        raise MemoryError from error
-    reason = " ".join(str(error).split())[:200]
-    return NotVerified(f"{type(model).__name__} does not run on {view} ({type(error).__name__}: {reason})")
-
-
 def _generated(model: PreTrainedModel, view: View) -> tuple[torch.Tensor, dict[Name, torch.Tensor]]:
     """Tokens of greedy generation with a cache, and the logits that they were chosen by."""
     import torch
@@ -322,12 +322,7 @@ def _generated(model: PreTrainedModel, view: View) -> tuple[torch.Tensor, dict[N
         result: Any = model.generate(  # pyright: ignore[reportCallIssue]
             **{name: value[rows] for name, value in view.inputs.items()},
             **new_cache(model),
-            max_new_tokens=NEW_TOKENS,
-            min_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            use_cache=True,
-            return_dict_in_generate=True,
-            output_logits=True,
+            generation_config=generation_settings(model),
         )
     return result.sequences, {("logits", CACHED): torch.stack(result.logits, 1).double()}
 
@@ -405,9 +400,9 @@ def within_memory(advice: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
             raise
-        raise NotVerified(f"memory ran out during verification: {advice}") from None
+        raise CannotVerify(f"memory ran out during verification: {advice}") from None
 
 
 def runs_whole(source: Checkpoint, target: Checkpoint) -> bool:

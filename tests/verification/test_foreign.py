@@ -1,0 +1,136 @@
+"""What transformers and torch raise is one line of ours, and comes before anything is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lemonx
+import pico
+from commands import BAD_CHECKPOINT, BAD_TARGET, Run, assert_refused, runner
+from lemonx.errors import BadCheckpoint, BadTarget, CannotVerify, NotVerified, Refused
+from lemonx.verification.building import skeleton
+from lemonx.verification.foreign import foreign
+from lemonx.verification.outputs import within_memory
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return runner(monkeypatch, capfd, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    def saved(name: str) -> Path:
+        folder = tmp_path_factory.getbasetemp() / "foreign" / name
+        return folder if folder.exists() else pico.save(pico.PICO[name](), folder)
+
+    return saved
+
+
+def changed(folder: Path, into: Path, file: str = "config.json", **fields: Any) -> Path:
+    shutil.copytree(folder, into)
+    content = json.loads((into / file).read_text()) if (into / file).exists() else {}
+    (into / file).write_text(json.dumps(content | fields))
+    return into
+
+
+@pytest.mark.parametrize("error", [ValueError("a\n  b."), KeyError("a b"), ZeroDivisionError(), AssertionError("a b")])
+def test_any_error_is_one_line(error: Exception) -> None:
+    says = r"^transformers cannot load 'x' \(.+\): save it again$"
+    with pytest.raises(BadCheckpoint, match=says) as caught, foreign("load 'x'", "save it again"):
+        raise error
+    assert "\n" not in str(caught.value) and caught.value.__cause__ is error
+
+
+def test_errors_of_ours_and_interrupts_pass() -> None:
+    for error in (Refused("no"), MemoryError(), KeyboardInterrupt()):
+        with pytest.raises(type(error)), foreign("load 'x'", "save it again"):
+            raise error
+    with pytest.raises(CannotVerify, match="memory ran out"), within_memory("buy some"), foreign("run 'x'", "stop"):
+        torch.empty(2**60)
+
+
+def test_only_a_difference_is_exit_code_1() -> None:
+    assert NotVerified.exit_code == 1 != CannotVerify.exit_code
+
+
+def test_infinity_in_a_config() -> None:
+    """transformers writes it as an object."""
+    config = pico.PICO["mamba2"]().config
+    content = json.loads(config.to_json_string(use_diff=False)) | {"architectures": ["Mamba2ForCausalLM"]}
+    assert content["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+    assert skeleton(content).config.time_step_limit[1] == float("inf")
+
+
+def test_sizes_that_transformers_rejects(sources: Any, tmp_path: Path, run: Run) -> None:
+    """Gemma 2 wants a width that its heads divide, though a head's width is a field of its own."""
+    before = set(tmp_path.iterdir())
+    result = run("expand", sources("gemma2"), "out", "--heads", "10", "--set", "num_key_value_heads=5")
+    assert_refused(
+        result, BAD_TARGET, r"cannot build a model of these sizes \(The hidden size \(48\) is not a multiple"
+    )
+    assert set(tmp_path.iterdir()) == before
+    with pytest.raises(BadTarget, match="choose others"):
+        lemonx.expand(pico.PICO["gemma2"](), heads=10, kv_heads=5, verify=False)
+
+
+def test_a_source_that_transformers_rejects(sources: Any, tmp_path: Path, run: Run) -> None:
+    """Told before anything is written, if it is to be verified; else it is not transformers' business."""
+    broken = changed(sources("gpt2-lm"), tmp_path / "broken", activation_function="nonsense")
+    assert_refused(run("expand", broken, "out", "--width", "72"), BAD_CHECKPOINT, "KeyError: 'nonsense'.*--no-verify")
+    assert not (tmp_path / "out").exists()
+    mended = changed(sources("gpt2-lm"), tmp_path / "mended", "generation_config.json", cache_implementation="x")
+    says = "generation_config.json' \\(Invalid `cache_implementation`.*: mend it, or take it away"
+    assert_refused(run("expand", mended, "out", "--width", "72"), BAD_CHECKPOINT, says)
+
+
+def test_a_head_that_no_file_holds(sources: Any, tmp_path: Path) -> None:
+    """transformers would draw it at random, in the source and in the target, and they would differ."""
+    cases = {
+        "llama-tied": ({"tie_word_embeddings": False}, "a LlamaForCausalLM, and no file holds its lm_head.weight"),
+        "bert-mlm": ({"architectures": ["BertForSequenceClassification"]}, "holds its bert.pooler.dense.weight"),
+    }
+    for name, (fields, says) in cases.items():
+        source = changed(sources(name), tmp_path / name, **fields)
+        with pytest.raises(BadCheckpoint, match=says):
+            lemonx.expand(source, tmp_path / "out", ffn=200)
+        assert not (tmp_path / "out").exists()
+
+
+# Fields that change the form of what a model gives out, or how it generates: read, and of no consequence.
+OTHERWISE: list[tuple[str, str, dict[str, Any]]] = [
+    ("llama-tied", "config.json", {"return_dict": False, "use_cache": False, "output_hidden_states": True}),
+    ("llama-tied", "config.json", {"output_attentions": True, "attn_implementation": "eager"}),
+    ("mixtral", "config.json", {"output_router_logits": True}),
+    ("llama-tied", "generation_config.json", {"num_beams": 3, "do_sample": True, "stop_strings": ["a"], "top_k": 2}),
+    ("gpt2-lm", "generation_config.json", {"eos_token_id": 10**9, "pad_token_id": -5, "max_length": 1}),
+    ("t5", "generation_config.json", {"forced_bos_token_id": 10**9, "bad_words_ids": [[5]], "num_return_sequences": 2,
+                                      "num_beams": 2, "decoder_start_token_id": 10**9}),
+    ("gpt2-lm", "generation_config.json", {"return_dict_in_generate": True, "output_scores": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "file", "fields"), OTHERWISE)
+def test_what_a_folder_asks_for_is_not_what_is_measured(
+    name: str, file: str, fields: dict[str, Any], sources: Any, tmp_path: Path
+) -> None:
+    source = changed(sources(name), tmp_path / "source", file, **fields)
+    output = lemonx.expand(source, tmp_path / "out", ffn=200)  # verified
+    content = json.loads((output / "lemonx.json").read_text())["verified"]["outputs"]
+    assert content["passed"] and content["tokens_equal"] is True and content["outputs"][0] == "logits"
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_a_model_that_does_not_run(layerwise: bool, sources: Any, tmp_path: Path) -> None:
+    source = changed(sources("bert-mlm"), tmp_path / "source", chunk_size_feed_forward=7)
+    with pytest.raises(
+        BadCheckpoint, match=r"^transformers cannot run '.*source' \(.*chunk size 7.*\): mend its config"
+    ):
+        lemonx.verify(source, sources("bert-mlm"), layerwise=layerwise)
