@@ -14,10 +14,9 @@ from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.companions import carried
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
-from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE
+from lemonx.exactness import MADE
 from lemonx.free import Free
 from lemonx.methods import Lessons
-from lemonx.norms import Norm
 from lemonx.planning import Plan, make_plan
 from lemonx.runner import Progress, run_plan, write_made
 from lemonx.spec import TIED
@@ -109,12 +108,13 @@ def _plan(
     method: str = "lemon",
     free: str | Free | None = None,
     depth_type: int | None = None,
+    small_gains: bool = False,
     seed: int = 0,
     dtype: str | None = None,
     **sizes: Any,
 ) -> Plan:
-    read = methods.find(method).read
-    made = make_plan(checkpoint, wanted(**sizes), free=free, depth_type=depth_type, seed=seed, dtype=dtype, read=read)
+    chosen: dict[str, Any] = {"free": free, "depth_type": depth_type, "small_gains": small_gains}
+    made = make_plan(checkpoint, wanted(**sizes), **chosen, seed=seed, dtype=dtype, read=methods.find(method).read)
     if not any(changed_fields(made)):
         raise BadTarget("the source has these sizes already: nothing would change")
     return made
@@ -128,7 +128,8 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
     """A larger checkpoint (or model) that computes the same function.
 
     `expand("small/", "large/", width=768, depth=12)` writes a folder; `expand(model, width=768)` returns a
-    model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
+    model. Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, small_gains, seed, dtype), and
+    verify,
     threads, max_shard_size, force, planned, progress, allow_pickle, with_optimizer (folders; in memory:
     `optimizer_state.grow_optimizer`); for a method that learns also lessons (data, steps).
     """
@@ -234,27 +235,11 @@ def _compare(
     from lemonx.verification.layerwise import compare_layerwise
     from lemonx.verification.outputs import compare
 
-    exact, slack, back = False, 0.0, None
-    if made is not None:
-        back = made.frames.ways_back if made.frames else None
-        exact, slack = made.exactness in (BIT_EXACT, EXACT_SUM), eps_slack(made)
+    exact = made is not None and not made.is_rounded
     if by_layer:
-        return compare_layerwise(source, target, made, exact=exact, slack=slack)
-    return compare(source, target, exact=exact, slack=slack, back=back), None
-
-
-def eps_slack(made: Plan) -> float:
-    """What Post-LN depth loses: each norm that became an identity shrinks the stream by eps/2 of itself."""
-    norms = [
-        row
-        for step in made.steps
-        if isinstance(row := made.source_spec.rows[step.row], Norm) and getattr(step.recipe, "constant", None) == 1.0
-    ]
-    if not norms:
-        return 0.0
-    field = norms[0].eps or made.source_spec.eps
-    eps = made.family.config(made.target_config)[field] if isinstance(field, str) else field
-    return 10.0 * len(norms) * float(eps or 0.0)
+        return compare_layerwise(source, target, made, exact=exact)
+    back = made.frames.ways_back if made and made.frames else None
+    return compare(source, target, exact=exact, back=back, plan=made), None
 
 
 def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, allow_pickle: bool = False) -> Verified:
@@ -269,8 +254,10 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
         Checkpoint.open(target, allow_pickle=allow_pickle) as large,
     ):
         try:
+            method, small_gains = _told_by(large)
+            read = methods.find(method).read
             made = make_plan(
-                small, _sizes_of(small, large), dtype=stored_dtype(large), read=methods.find(_method_of(large)).read
+                small, _sizes_of(small, large), small_gains=small_gains, dtype=stored_dtype(large), read=read
             )
         except BadCheckpoint:
             raise
@@ -287,12 +274,13 @@ def _sizes_of(small: Checkpoint, large: Checkpoint) -> Target:
     return Target(like=large.config, fields={TIED: False} if tied == [True, False] else {})
 
 
-def _method_of(target: Checkpoint) -> str:
-    """The method that a checkpoint's certificate names, which says where its copies stand; LEMON without one."""
+def _told_by(target: Checkpoint) -> tuple[str, bool]:
+    """The method that a checkpoint's certificate names, and whether gains are small; LEMON's own without one."""
     from lemonx.certificate import FILE
 
     try:
-        named = json.loads((target.path / FILE).read_text()).get("method")
+        content = json.loads((target.path / FILE).read_text())
+        named, small = content.get("method"), content.get("free", {}).get("small_gains")
     except (OSError, ValueError, AttributeError):
-        return "lemon"
-    return named if named in methods.methods() else "lemon"
+        return "lemon", False
+    return named if named in methods.methods() else "lemon", small is True

@@ -13,7 +13,7 @@ from lemonx import methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.notes import notes
 from lemonx.planning import Plan
-from lemonx.summary import changed_fields, parameters, size_table
+from lemonx.summary import changed_fields, lost_to_eps, parameters, size_table
 from lemonx.verification.layerwise import Layers
 from lemonx.verification.outputs import Comparison
 from lemonx.verification.symmetry import Symmetry
@@ -59,6 +59,7 @@ def certificate(plan: Plan, source: Checkpoint, measured: Measured | None, skipp
         "free": asdict(plan.free),
         "seed": plan.seed,
         "versions": versions(),
+        "expected_loss": lost_to_eps(plan),
         "exactness": dict(Counter(step.exactness for step in plan.steps)),
         "tensors": {
             step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
@@ -87,10 +88,20 @@ def model_card(plan: Plan, content: dict[str, Any]) -> str:
             f"({outputs['inputs']}) the outputs differ by at most {outputs['difference']:.1e} of the largest; "
             f"the tolerance was {outputs['tolerance']:.1e}."
         )
+        if content["expected_loss"] is not None:
+            checked += (
+                f" That is against the source with its norms applied as often; against the source as it is, it is "
+                f"{outputs['output_loss']:.1e}."
+            )
     else:
         checked = f"Not verified: {content['verified']['skipped']}."
     if plan.reading.lossless:
         claim = f"This checkpoint computes the same function as `{plan.source.name}` and has more capacity to train on."
+        if (lost := content["expected_loss"]) is not None:
+            claim += (
+                f"\nIt does so up to the eps of its norms, {lost['eps']:g}: at {lost['places']} places, where added blocks "
+                f"norm the stream\nagain, that changes by at most {lost['of_stream']:.1e} of itself in all."
+            )
     else:
         claim = f"This checkpoint was grown from `{plan.source.name}` by a method that is not lossless."
     return f"""---

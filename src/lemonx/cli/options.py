@@ -69,6 +69,15 @@ DepthType = Annotated[
         rich_help_panel=CHOICES,
     ),
 ]
+SmallGains = Annotated[
+    bool,
+    typer.Option(
+        "--small-gains",
+        help="Blocks added to a Post-LN stack lose about a thousandth as much to the eps of their norms, and write into a "
+        "stream made small by these norms' gains, so that training them takes smaller steps.",
+        rich_help_panel=CHOICES,
+    ),
+]
 Dtype = Annotated[
     DtypeChoice | None, typer.Option(help="Dtype to store. Default: the source's.", rich_help_panel=CHOICES)
 ]

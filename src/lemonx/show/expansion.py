@@ -29,7 +29,10 @@ from lemonx.show.console import console
 from lemonx.verification.layerwise import Layers
 from lemonx.verification.outputs import EXACT
 
-_STYLE = {"bit-exact": "green", "exact-sum": "green", "rounding-limited": "yellow", "made anew": "red"}
+_STYLE = {
+    **{"bit-exact": "green", "exact-sum": "green"},
+    **{"rounding-limited": "yellow", "up to eps": "yellow", "made anew": "red"},
+}
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -47,6 +50,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "free": plan.free.name,
         "depth_type": plan.free.depth_type,
         "exactness": plan.exactness,
+        "expected_loss": summary.lost_to_eps(plan),
         "tensors": [
             {
                 "name": f"{g.stack}.*.{g.name}" if g.stack else g.name,
@@ -97,6 +101,11 @@ def print_plan(plan: Plan) -> None:
         f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}; "
         f"weakest exactness in the stored dtype: {plan.exactness}"
     )
+    if lost := summary.lost_to_eps(plan):
+        out.print(
+            f"expected loss: {lost['of_stream']:.1e} of the stream at most, at {lost['places']} places where added "
+            f"blocks norm it again, if its variance is at least {lost['variance']} there"
+        )
     for name, why in plan.dropped.items():
         out.print(f"not written: {name} ({why})")
 
@@ -180,7 +189,8 @@ def print_verified(measured: Verified) -> None:
         _print_layers(out, measured.layers)
     if measured.passed:
         rounded = "" if measured.outputs.tolerance <= EXACT else ", up to the rounding of the stored weights"
-        out.print(f"[green]the same function[/green]{rounded}")
+        eps = ", up to the eps of its norms" if measured.outputs.stream_loss else ""
+        out.print(f"[green]the same function[/green]{eps}{rounded}")
     else:
         out.print(f"[red]not the same function[/red]: {measured.reason()}")
 
@@ -191,6 +201,12 @@ def _print_outputs(out: Console, outputs: dict[str, Any]) -> None:
         f"{', '.join(outputs['outputs'])} on {outputs['inputs']}, in float64: largest difference "
         f"{outputs['difference']:.1e} of the largest output (tolerance {outputs['tolerance']:.1e}{noise})"
     )
+    if outputs["stream_loss"]:
+        out.print(
+            f"this is against the source with its norms applied as often as in the target, which moves its stream by "
+            f"at most {outputs['stream_loss']:.1e} of itself and its outputs by {outputs['output_loss']:.1e} of the "
+            "largest: what eps costs"
+        )
     if outputs["tokens_equal"] is not None:
         out.print(f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens")
 

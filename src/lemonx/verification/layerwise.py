@@ -19,7 +19,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from lemonx.planning import Plan
 from lemonx.vectors import RAND, Expansion
 from lemonx.verification import outputs as whole
 from lemonx.verification.loading import floating_outputs, load, sample
+from lemonx.verification.reference import deepened, names_in_model
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +82,7 @@ class Layers:
 
 
 def compare_layerwise(
-    source: Checkpoint, target: Checkpoint, plan: Plan | None, *, exact: bool, slack: float = 0.0, seed: int = 0
+    source: Checkpoint, target: Checkpoint, plan: Plan | None, *, exact: bool, seed: int = 0
 ) -> tuple[whole.Comparison, Layers]:
     """Run both on the same sample, module by module. Without a lossless plan only the outputs are compared."""
     if (short := memory_short(source, target)) is not None:
@@ -89,14 +90,17 @@ def compare_layerwise(
     streams = plan if plan is not None and plan.reading.lossless else None
     stored = min((whole.stored_dtype(c) for c in (source, target)), key=whole.PRECISION.index)
     with tempfile.TemporaryDirectory(prefix="lemonx-") as folder, whole.within_memory("verify on a larger machine"):
-        before = _record(source, "float64", seed, Path(folder, "source"))
+        before = plain = _record(source, "float64", seed, Path(folder, "source"), plan)
+        if plan and plan.chains:
+            plain = _record(source, "float64", seed, Path(folder, "plain"))
+            before = replace(before, plain=plain.outputs)
         noisy = None if exact or stored == "float64" else _record_apart(source, stored, seed, Path(folder, "noise"))
-        judge = _Judge(streams, Path(folder, "source"), noisy, max(whole.EXACT, slack)) if streams else None
+        judge = _Judge(streams, Path(folder, "source"), noisy) if streams else None
         # The same texts: the target's vocabulary may be larger.
         after = _observe(target, "float64", seed, judge or (lambda *_: None), before.batch)
-        noise = whole.largest_difference(before.outputs, _outputs(noisy)) if noisy else None
+        noise = whole.largest_difference(plain.outputs, _outputs(noisy)) if noisy else None
     back = plan.frames.ways_back if plan and plan.frames else None
-    comparison = whole.compared(source, target, before, after, noise=noise, slack=slack, back=back)
+    comparison = whole.compared(source, target, before, after, noise=noise, back=back)
     sizes = [_block_bytes(c) for c in (source, target)]
     layers = Layers(
         places=tuple(judge.places) if judge else (),
@@ -112,8 +116,10 @@ def compare_layerwise(
 class _Judge:
     """Compares each stream of the target with what the source's becomes under the plan."""
 
-    def __init__(self, plan: Plan, source: Path, noisy: Path | None, least: float) -> None:
-        self.plan, self.source, self.noisy, self.least = plan, source, noisy, least
+    def __init__(self, plan: Plan, source: Path, noisy: Path | None) -> None:
+        self.plan, self.source, self.noisy = plan, source, noisy
+        # What noise is measured from: the source as it is, where `source` is what its deeper target must compute.
+        self.plain = source.with_name("plain") if plan.chains else source
         self.places, self.runs = list[Place](), Counter[tuple[str, int]]()
 
     def __call__(self, stack: str, index: int, found: np.ndarray) -> None:
@@ -130,9 +136,9 @@ class _Judge:
         known = self.plan.types.spaces.get(spec.behind(stack, origin))
         expansion = frames.stream_after(origin) if frames else known
         difference = _difference(before, found, expansion)
-        tolerance = self.least
+        tolerance = whole.EXACT
         if self.noisy is not None:
-            noise = _difference(before, _stream(self.noisy, stack, origin, run), None)
+            noise = _difference(_stream(self.plain, stack, origin, run), _stream(self.noisy, stack, origin, run), None)
             tolerance = max(tolerance, whole.NOISE_MULTIPLE * noise)
         self.places.append(Place(f"{stack}.{index}", f"{stack}.{origin}", difference, tolerance))
 
@@ -169,8 +175,8 @@ def _outputs(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "outputs.safetensors")
 
 
-def _record(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> whole.Outputs:
-    """Run a checkpoint and leave the stream behind every block in `folder`."""
+def _record(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path, plan: Plan | None = None) -> whole.Outputs:
+    """Run a checkpoint, as its deeper target by `plan` must, and leave the stream behind every block in `folder`."""
     folder.mkdir()
     runs = Counter[tuple[str, int]]()
 
@@ -178,7 +184,7 @@ def _record(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> whol
         np.save(_file(folder, stack, index, runs[stack, index]), stream)
         runs[stack, index] += 1
 
-    return _observe(checkpoint, dtype, seed, keep)
+    return _observe(checkpoint, dtype, seed, keep, plan=plan)
 
 
 def _record_apart(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -> Path:
@@ -199,7 +205,12 @@ def _record_apart(checkpoint: Checkpoint, dtype: str, seed: int, folder: Path) -
 
 
 def _observe(
-    checkpoint: Checkpoint, dtype: str, seed: int, seen: Seen, batch: dict[str, torch.Tensor] | None = None
+    checkpoint: Checkpoint,
+    dtype: str,
+    seed: int,
+    seen: Seen,
+    batch: dict[str, torch.Tensor] | None = None,
+    plan: Plan | None = None,
 ) -> whole.Outputs:
     """Run a checkpoint's model with one module's weights in memory; `seen` gets the stream behind every block."""
     import torch
@@ -220,9 +231,10 @@ def _observe(
             _weights_in_files(checkpoint),
             _watched(model, _blocks(checkpoint), batch.get("attention_mask"), seen),
             _metered(model) as meter,
+            deepened(model, plan) as moved,
         ):
             found = floating_outputs(model, batch)
-    return whole.Outputs(found, None, odd, batch, meter.peak)
+    return whole.Outputs(found, None, odd, batch, meter.peak, moved=moved.most)
 
 
 def _give_parts(model: Any) -> None:
@@ -308,17 +320,10 @@ def _watched(
 
 def _modules(model: Any, blocks: Mapping[tuple[str, int], list[str]]) -> dict[tuple[str, int], Any]:
     """The module of every block. Files may name it otherwise: transformers' own renaming says what became of it."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    mapping = get_model_conversion_mapping(model)
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    known = model.state_dict()
+    known, renamed = model.state_dict(), names_in_model(model)
     found = {}
     for (stack, index), names in blocks.items():
-        renamed = (rename_source_key(n, renamings, converters, model.base_model_prefix, known)[0] for n in names)
-        inside = [name.split(".") for name in renamed if name in known]
+        inside = [name.split(".") for name in map(renamed, names) if name in known]
         if not inside:
             continue
         shared = [parts[0] for parts in zip(*inside, strict=False) if len(set(parts)) == 1]
