@@ -248,17 +248,15 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
     `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit.
     """
     from lemonx.verification.outputs import stored_dtype
+    from lemonx.verification.reference import has_small_gains
 
     with (
         Checkpoint.open(source, allow_pickle=allow_pickle) as small,
         Checkpoint.open(target, allow_pickle=allow_pickle) as large,
     ):
         try:
-            method, small_gains = _told_by(large)
-            read = methods.find(method).read
-            made = make_plan(
-                small, _sizes_of(small, large), small_gains=small_gains, dtype=stored_dtype(large), read=read
-            )
+            known: dict[str, Any] = {"dtype": stored_dtype(large), "small_gains": has_small_gains(large)}
+            made = make_plan(small, _sizes_of(small, large), **known, read=methods.find(_method_of(large)).read)
         except BadCheckpoint:
             raise
         except LemonxError:
@@ -274,13 +272,12 @@ def _sizes_of(small: Checkpoint, large: Checkpoint) -> Target:
     return Target(like=large.config, fields={TIED: False} if tied == [True, False] else {})
 
 
-def _told_by(target: Checkpoint) -> tuple[str, bool]:
-    """The method that a checkpoint's certificate names, and whether gains are small; LEMON's own without one."""
+def _method_of(target: Checkpoint) -> str:
+    """The method that a checkpoint's certificate names, which says where its copies stand; LEMON without one."""
     from lemonx.certificate import FILE
 
     try:
-        content = json.loads((target.path / FILE).read_text())
-        named, small = content.get("method"), content.get("free", {}).get("small_gains")
+        named = json.loads((target.path / FILE).read_text()).get("method")
     except (OSError, ValueError, AttributeError):
-        return "lemon", False
-    return named if named in methods.methods() else "lemon", small is True
+        return "lemon"
+    return named if named in methods.methods() else "lemon"

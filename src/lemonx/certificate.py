@@ -99,8 +99,8 @@ def model_card(plan: Plan, content: dict[str, Any]) -> str:
         claim = f"This checkpoint computes the same function as `{plan.source.name}` and has more capacity to train on."
         if (lost := content["expected_loss"]) is not None:
             claim += (
-                f"\nIt does so up to the eps of its norms, {lost['eps']:g}: at {lost['places']} places, where added blocks "
-                f"norm the stream\nagain, that changes by at most {lost['of_stream']:.1e} of itself in all."
+                f"\nIt does so up to the eps of its norms, {lost['eps']:g}: added blocks norm the stream again at "
+                f"{lost['places']} places,\nwhich changes it by at most {lost['of_stream']:.1e} of itself in all."
             )
     else:
         claim = f"This checkpoint was grown from `{plan.source.name}` by a method that is not lossless."

@@ -113,29 +113,25 @@ class Builder:
 
     def _in_chain(self, step: Step, hit: Matched, block: Block, mode: str) -> Step:
         """The step of a norm in a group of Post-LN blocks: exact up to eps, with the gain that it has there."""
-        chains = self.types.chains.get((hit.stack or "", hit.index))
-        if chains is None or not isinstance(step.recipe, Vector):
+        chains, recipe, again = self.types.chains.get((hit.stack or "", hit.index)), step.recipe, mode == IDENTITY
+        if chains is None or not isinstance(recipe, Vector):
             return step
-        again, gains = mode == IDENTITY, chains[0].gains
         general = hit.row.replace(f".{LAST}.", ".*.", 1)  # the last block may have a row of its own for its last norm
         is_last = general in depth.stream_norms(self.source, hit.stack or "")[-1:]
         closes = is_last and block.added and block.closes
-        step = replace(step, exactness=UP_TO_EPS) if again else step
+        exact = UP_TO_EPS if again else step.exactness
         if not chains[0].small or step.suffix != "weight" or not (again or closes):
-            return step
-        if step.dtype not in ("F32", "F64"):
+            return replace(step, exactness=exact)
+        if BITS[step.dtype] < BITS["F32"]:
             raise Refused(
                 f"{step.name} is stored in 16 bits, which round small gains by more than eps loses without them: leave "
                 "--small-gains out, or give --dtype float32"
             )
+        gains = chains[0].gains
         gain = gains.last if closes else gains.between if block.added else gains.first
-        recipe = replace(
-            step.recipe,
-            factor=step.recipe.factor * gain,
-            rest=step.recipe.rest * gain,
-            rule=f"{step.recipe.rule} x {gain:.3g}",
-        )
-        return replace(step, recipe=recipe, exactness=step.exactness if again else ROUNDED)
+        rule = f"{recipe.rule} x {gain:.3g}"
+        recipe = replace(recipe, factor=recipe.factor * gain, rest=recipe.rest * gain, rule=rule)
+        return replace(step, recipe=recipe, exactness=exact if again else ROUNDED)
 
     def _placed(self, hit: Matched, stack: str, index: int) -> Matched | None:
         """The tensor under the row it has in this block: a row of one block's own stays with the first or the last."""

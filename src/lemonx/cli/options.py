@@ -73,8 +73,8 @@ SmallGains = Annotated[
     bool,
     typer.Option(
         "--small-gains",
-        help="Blocks added to a Post-LN stack lose about a thousandth as much to the eps of their norms, and write into a "
-        "stream made small by these norms' gains, so that training them takes smaller steps.",
+        help="Blocks added to a Post-LN stack lose a thousandth as much to the eps of their norms. The price: they "
+        "write into a stream that their norms have made small, so a step of training moves it far.",
         rich_help_panel=CHOICES,
     ),
 ]

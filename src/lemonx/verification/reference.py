@@ -12,11 +12,15 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from lemonx.chains import Chain
-from lemonx.depth import stream_norms
+from lemonx import architectures
+from lemonx.chains import Chain, small_gains
+from lemonx.checkpoints import Checkpoint
+from lemonx.coverage import matched
+from lemonx.depth import eps_of, stream_norms
 from lemonx.errors import NotVerified
 from lemonx.norms import Norm
 from lemonx.planning import Plan
+from lemonx.spec import Spec
 
 if TYPE_CHECKING:
     import torch
@@ -43,12 +47,10 @@ def deepened(model: PreTrainedModel, plan: Plan | None) -> Iterator[Moved]:
     """A context in which the source's model norms its stream as often as the target of a plan does."""
     moved, handles = Moved(), []
     try:
-        for (stack, index), chains in plan.types.chains.items() if plan else ():
-            name = stream_norms(plan.source_spec, stack)[-1]
-            row = plan.source_spec.rows[name]
-            assert isinstance(row, Norm)
-            module = _module(model, name.replace("*", str(index)), plan.source_spec.prefix)
-            handles.append(module.register_forward_hook(_again(row, chains, (stack, index), moved)))
+        if plan is not None:
+            for at, chains in plan.types.chains.items():
+                module, row = _norm(model, plan.source_spec, *at)
+                handles.append(module.register_forward_hook(_again(row, chains, at, moved)))
         yield moved
     finally:
         for handle in handles:
@@ -73,17 +75,35 @@ def _again(row: Norm, chains: tuple[Chain, ...], at: tuple[str, int], moved: Mov
     return hook
 
 
-def _module(model: PreTrainedModel, name: str, prefix: str) -> Any:
-    """The module that a file calls so; a base model's lacks the prefix."""
+def _norm(model: PreTrainedModel, spec: Spec, stack: str, index: int) -> tuple[Any, Norm]:
+    """The last norm in the stream of a block, as a module and as a row."""
+    general = stream_norms(spec, stack)[-1]
+    name, row = general.replace("*", str(index)), spec.rows[general]
+    assert isinstance(row, Norm)
     known: Mapping[str, Any] = dict(model.named_modules())
     renamed = names_in_model(model)(f"{name}.weight").removesuffix(".weight")
-    found = known.get(renamed, known.get(renamed.removeprefix(prefix)))
+    found = known.get(renamed, known.get(renamed.removeprefix(spec.prefix)))  # a base model's lacks the prefix
     if found is None:
         raise NotVerified(
             f"{type(model).__name__} has no module {name}, so it cannot be compared with a deeper one: verify with "
             "the release of transformers that lemonx was tested with"
         )
-    return found
+    return found, row
+
+
+def has_small_gains(target: Checkpoint) -> bool:
+    """Whether a checkpoint was made with small gains: some norm in a stream has the one gain of those in between."""
+    family = architectures.find(target.config)
+    spec, config = family.spec(target.config), family.config(target.config)
+    hits = matched(spec, target.tensors)[0]
+    for stack in spec.stacks:
+        norms = stream_norms(spec, stack)
+        eps = eps_of(spec, norms[-1], config) if norms else 0.0
+        gain = small_gains(eps).between
+        names = [hit.name for hit in hits if hit.row in norms and hit.suffix == "weight"]
+        if eps and any(bool((target.read(name).double() / gain - 1).abs().max() < 1e-6) for name in names):
+            return True
+    return False
 
 
 def names_in_model(model: PreTrainedModel) -> Callable[[str], str]:
