@@ -85,12 +85,13 @@ def _plan(
     method: str = "lemon",
     free: str | Free | None = None,
     depth_type: int | None = None,
+    small_gains: bool = False,
     seed: int = 0,
     dtype: str | None = None,
     **sizes: Any,
 ) -> Plan:
-    read = methods.find(method).read
-    made = make_plan(checkpoint, wanted(**sizes), free=free, depth_type=depth_type, seed=seed, dtype=dtype, read=read)
+    chosen: dict[str, Any] = {"free": free, "depth_type": depth_type, "small_gains": small_gains}
+    made = make_plan(checkpoint, wanted(**sizes), **chosen, seed=seed, dtype=dtype, read=methods.find(method).read)
     if not any(changed_fields(made)):
         raise BadTarget("the source has these sizes already: nothing would change")
     return made
@@ -107,8 +108,8 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
     same class: on its device, in its dtypes, frozen where it is. Out of torch.compile, DataParallel or
     DistributedDataParallel comes the bare model: compile or wrap it anew.
 
-    Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, seed, dtype), and verify,
-    threads, max_shard_size, force, planned, progress, allow_pickle, with_optimizer (folders; in memory:
+    Options: the sizes of `wanted`, those of `_plan` (method, free, depth_type, small_gains, seed, dtype), and
+    verify, threads, max_shard_size, force, planned, progress, allow_pickle, with_optimizer (folders; in memory:
     `optimizer_state.grow_optimizer`); for a method that learns also lessons (data, steps).
     """
     if not isinstance(source, (str, Path)):

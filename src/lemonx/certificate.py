@@ -17,7 +17,7 @@ from lemonx.errors import BadCheckpoint
 from lemonx.free import Free
 from lemonx.notes import notes
 from lemonx.planning import Plan
-from lemonx.summary import changed_fields, parameters, size_table
+from lemonx.summary import changed_fields, lost_to_eps, parameters, size_table
 
 if TYPE_CHECKING:
     from lemonx.verification.verify import Verified
@@ -83,6 +83,7 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> dict[str, An
         "seed": plan.seed,
         "dtype": plan.dtype,
         "versions": versions(),
+        "expected_loss": lost_to_eps(plan),
         "exactness": dict(Counter(step.exactness for step in plan.steps)),
         "tensors": {
             step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
@@ -103,6 +104,11 @@ def model_card(plan: Plan, content: dict[str, Any]) -> str:
     checked = " ".join(_checked(content["verified"]))
     if plan.reading.lossless:
         claim = f"This checkpoint computes the same function as `{plan.source.name}` and has more capacity to train on."
+        if (lost := content["expected_loss"]) is not None:
+            claim += (
+                f"\nIt does so up to the eps of its norms, {lost['eps']:g}: added blocks norm the stream again at "
+                f"{lost['places']} places,\nwhich changes it by at most {lost['of_stream']:.1e} of itself in all."
+            )
     else:
         claim = f"This checkpoint was grown from `{plan.source.name}` by a method that is not lossless."
     return f"""---
@@ -143,5 +149,10 @@ def _checked(verified: dict[str, Any]) -> Iterator[str]:
             f"({outputs['inputs']}) the outputs differ by at most {outputs['difference']:.1e} of the largest; "
             f"the tolerance was {outputs['tolerance']:.1e} ({outputs['derived']})."
         )
+        if outputs["stream_loss"]:
+            yield (
+                "That is against the source with its norms applied as often; against the source as it is, it is "
+                f"{outputs['output_loss']:.1e}."
+            )
     else:
         yield f"{'Outputs were not compared' if algebra else 'Not verified'}: {verified['skipped']}."

@@ -7,12 +7,13 @@ An operator states what it reads and writes; consecutive operators are lossless 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from lemonx import framing
+from lemonx import depth, framing
+from lemonx.chains import Chain, require_small
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.experts import experts_expansion, part, parts
 from lemonx.framing import Framed
@@ -49,6 +50,8 @@ class Types:
     eps: Mapping[str, float]
     exact: bool = True
     framed: tuple[Framed, ...] = ()
+    # The norms in a row that added Post-LN blocks make: what is exact up to eps.
+    chains: Mapping[tuple[str, int], tuple[Chain, ...]] = field(default_factory=dict)
     # One object per side, however many blocks there are: a plan holds a reference, not an array, per tensor.
     _known: dict[tuple[Side, int | None], Expansion] = field(default_factory=dict, compare=False, repr=False)
 
@@ -74,12 +77,34 @@ def with_tied(spec: Spec, rows: Collection[str]) -> list[str]:
     return sorted({*rows, *bare, *tied})
 
 
-def check(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any]) -> Types:
+def check(
+    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], *, small_gains: bool = False
+) -> Types:
     """The types under which every row in `rows` is lossless; raises BadTarget or Refused if there are none.
 
-    Copies, means and zeros first; frames where these cannot follow.
+    Copies, means and zeros first; frames where these cannot follow. What is lost to eps must be little.
     """
     _check_sizes(source, target)
+    types = _found(source, target, rows, config)
+    chains = depth.chains(source, target, config, small_gains)
+    if small_gains:
+        _check_gains(source, chains)
+    require_small(chain for uses in chains.values() for chain in uses)
+    return replace(types, chains=chains)
+
+
+def _check_gains(source: Spec, chains: Mapping[tuple[str, int], tuple[Chain, ...]]) -> None:
+    """Small gains need norms that follow one another, and gains to be small."""
+    if not chains:
+        raise BadTarget("--small-gains is for blocks added to a Post-LN stack, and none are here: leave it out")
+    for stack, _ in chains:
+        for name in depth.stream_norms(source, stack):
+            if not source.rows[name].tensors():
+                raise Refused(f"{name} has no gains that could be small: leave --small-gains out")
+
+
+def _found(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any]) -> Types:
+    """The types, without what depends on depth."""
     try:
         return _checked(source, target, rows, config, ())
     except Refused:

@@ -4,17 +4,21 @@ An added block stands right after the block it comes from. Whatever writes the s
 (type 1: zeros; type 2: copies that cancel), so the stream passes unchanged.
 
 Post-LN has norms *in* the stream. There the source block's last norm and all norms of the added blocks lose
-their affine part, and the last norm of the group takes it: Norm(Norm(x)) = Norm(x) up to eps. (The paper
-prints the group in the other order, which is not lossless: docs/errata.md.)
+their affine part, and the last norm of the group takes it: Norm(Norm(x)) = Norm(x) up to eps, and chains.py has what
+that comes to. (The paper prints the group in the other order, which is not lossless: docs/errata.md.)
 
 Paper: section 4.3 and appendix D.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+from lemonx.chains import Chain
 from lemonx.errors import Refused
+from lemonx.norms import Norm
 from lemonx.operators import CANCEL, KEEP, SILENT
 from lemonx.rows import IDENTITY, Row
 from lemonx.spec import Spec, Stack
@@ -74,6 +78,16 @@ def on_top(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     return tuple(Block(source, added, closes=True) for source, added in order)
 
 
+def placed(
+    name: str, source: Stack, target: Stack, arrange: Callable[[str, Stack, int], tuple[Block, ...]] = arrange
+) -> tuple[Block, ...]:
+    """Every set of weights of the target's stack as a block, with the set that it comes from."""
+    if target.stored != target.size:  # shared, as before: the check has seen to that
+        return arrange(name, replace(source, size=source.stored), target.stored)
+    blocks = arrange(name, source, target.size)
+    return tuple(replace(block, source=source.set_of(block.source)) for block in blocks)
+
+
 def in_stream(row: Row, stream: str) -> bool:
     """A norm that stands in the stream itself: Post-LN."""
     return row.is_norm and stream in row.reads.axes and stream in row.writes.axes
@@ -83,6 +97,38 @@ def stream_norms(spec: Spec, stack: str) -> list[str]:
     """The norms in the stream of a stack's blocks, in order; Pre-LN blocks have none."""
     stream = spec.stacks[stack].stream
     return [name for name, row in spec.rows.items() if name.startswith(f"{stack}.*.") and in_stream(row, stream)]
+
+
+def eps_of(spec: Spec, norm: str, config: Mapping[str, Any]) -> float:
+    """The eps of a norm, from config.json or from the code of its model."""
+    row = spec.rows[norm]
+    assert isinstance(row, Norm)
+    where = spec.eps if row.eps is None else row.eps
+    return float(config[where] if isinstance(where, str) else where or 0.0)
+
+
+def chains(
+    source: Spec, target: Spec, config: Mapping[str, Any], small: bool = False
+) -> dict[tuple[str, int], tuple[Chain, ...]]:
+    """The norms in a row behind the last norm of Post-LN blocks with copies, by stack and set of weights.
+
+    A set that several blocks of the source share has a chain for each of them, in order. `small`: with small gains.
+    """
+    found: dict[tuple[str, int], tuple[Chain, ...]] = {}
+    for name, stack in source.stacks.items():
+        norms = stream_norms(source, name)
+        eps = eps_of(source, norms[-1], config) if norms else 0.0
+        if not eps or target.stacks[name].size == stack.size:
+            continue
+        counts: dict[int, list[int]] = {}
+        for block in placed(name, stack, target.stacks[name]):
+            uses = counts.setdefault(block.source, [])
+            if block.added:
+                uses[-1] += len(norms)
+            else:
+                uses.append(0)
+        found |= {(name, i): tuple(Chain(eps, n, small) for n in uses) for i, uses in counts.items() if any(uses)}
+    return found
 
 
 def mode(row: Row, last_norm: bool, stream: str, block: Block, depth_type: int) -> str:

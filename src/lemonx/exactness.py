@@ -10,8 +10,12 @@ from lemonx.rows import Recipe, Vector
 from lemonx.vectors import AVG, DENSE, WEIGHED
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
+# A norm that an added Post-LN block applies again: exact but for eps, in any dtype.
+UP_TO_EPS = "up to eps"
 # A tensor that a method makes anew: nothing of the source is kept entry by entry.
 MADE = "made anew"
+# From exact to not.
+WEAKER = (BIT_EXACT, EXACT_SUM, ROUNDED, UP_TO_EPS, MADE)
 # The dtypes that can be expanded: significand bits, to tell whether a cast rounds.
 BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8}
 

@@ -21,6 +21,7 @@ class Free:
     Norm weights on coordinates that are 0:   zeta ~ U(-norm_zeta, norm_zeta).
     Added blocks:  type 1 writes zeros; type 2 writes copies that cancel, with fan-out N(0, cancel^2).
     `append_next`: in type 1, further heads and neurons come from the next layer instead of being copies.
+    `small_gains`: norms of added Post-LN blocks lose less to eps, and write a small stream (chains.py).
     `stacked`: added blocks stand on top of the source's, in its order, instead of each next to its origin.
     """
 
@@ -33,6 +34,7 @@ class Free:
     norm_zeta: float = 1.0
     cancel: float = 0.02
     stacked: bool = False
+    small_gains: bool = False
 
     def share(self, copies: int) -> float:
         """The part of W that each further copy takes, before Phi."""

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from lemonx import architectures, depth
+from lemonx import architectures
 from lemonx.check import check, with_tied
 from lemonx.errors import LemonxError
-from lemonx.norms import Norm
 from lemonx.notes import conditions
-from lemonx.spec import TIED, Architecture, Spec
+from lemonx.spec import TIED, Architecture
 from lemonx.target import Target, target_config
 
 EXACT, REFUSED, NONE = "exact", "refused", "-"
@@ -43,12 +42,12 @@ def default_config(model_type: str) -> Mapping[str, Any]:
 def cell(family: Architecture, config: Mapping[str, Any], column: str) -> tuple[str, Target | None]:
     """The first of the ways to grow this size that is exact, and what it asks for; else the last way's refusal."""
     ways = list(_ways(family, config, column))
-    answers = [(_answer(family, config, wanted, note, column), wanted) for wanted, note in ways]
+    answers = [(_answer(family, config, wanted, note), wanted) for wanted, note in ways]
     exact = [answer for answer in answers if answer[0].startswith(EXACT)]
     return next(iter([*exact, *answers[::-1]]), (NONE, None))
 
 
-def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, note: str, column: str) -> str:
+def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, note: str) -> str:
     values = family.config(config)
     try:
         new = target_config(family, config, wanted)
@@ -57,21 +56,12 @@ def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, not
         types = check(source, target, rows, values)
     except LemonxError as refusal:
         return f"{REFUSED}: {refusal}"
-    notes = [note, "by frames" if types.framed else "", _eps_note(source, values) if column == "depth" else ""]
-    notes += conditions(source, target, types)
+    notes = [note, "by frames" if types.framed else "", *conditions(source, target, types)]
     try:
         check(source, target, with_tied(source, list(source.rows)), values)
     except LemonxError as refusal:
         notes.append(f"not with every head: {refusal}")
     return ", ".join([EXACT, *filter(None, notes)])
-
-
-def _eps_note(spec: Spec, config: Mapping[str, Any]) -> str:
-    """Post-LN depth is exact up to the eps of its norms."""
-    norms = [spec.rows[name] for stack in spec.stacks for name in depth.stream_norms(spec, stack)]
-    eps = {row.eps or spec.eps for row in norms if isinstance(row, Norm)}
-    values = [config[value] if isinstance(value, str) else value for value in eps if value is not None]
-    return f"up to eps = {max(values):g}" if values else ""
 
 
 def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Iterator[tuple[Target, str]]:

@@ -33,6 +33,8 @@ class Norm(Row):
     each: Side | None = None
     affine: bool = True
     is_norm = in_place = is_strict = True
+    # It takes the mean away before it divides.
+    centres = False
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         if not self.affine:
@@ -90,6 +92,8 @@ class Norm(Row):
 @dataclass(frozen=True)
 class LayerNorm(Norm):
     """(avg, zero): equal copies leave mean and variance, entries at the mean shrink the variance by eta^2."""
+
+    centres = True
 
     def eta(self, reads: Expansion) -> float:
         k = int(reads.copies[0])

@@ -37,6 +37,17 @@ def conditions(source: Spec, target: Spec, types: Types) -> Iterator[str]:
         if unused:
             why = "their bias keeps them out" if types.spaces[name].has(RAND) else "they score the mean of all"
             yield f"{unused} of {target.spaces[name].size} {name} are never picked at first: {why}"
+    worst = max((chain for uses in types.chains.values() for chain in uses), key=lambda chain: chain.loss, default=None)
+    if worst:
+        yield (
+            f"up to eps = {worst.eps:g}, which changes the stream by at most {worst.loss:.0e} of itself wherever "
+            "blocks are added"
+        )
+        if worst.small:
+            yield (
+                f"among added blocks the stream has the size {worst.gains.first:.1e}: what they learn to write is "
+                "divided by that"
+            )
 
 
 def _dead(types: Types, name: str) -> bool:

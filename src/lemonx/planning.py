@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lemonx import carriers, upcycling
+from lemonx import carriers, depth, upcycling
 from lemonx.carriers import Frames
+from lemonx.chains import Chain, expected_loss
 from lemonx.check import Rewired, Types, check, is_tied, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.coverage import Matched, list_problems, match, settled, tied_copies
 from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, raise_first
-from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE, ROUNDED
+from lemonx.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
 from lemonx.free import DEFAULT, Free, preset
 from lemonx.modules import Dropped
 from lemonx.reading import Change, Reading, lemon
-from lemonx.spec import Architecture, Spec, Stack, with_fields
+from lemonx.spec import Architecture, Spec, with_fields
 from lemonx.steps import Builder, Step
 from lemonx.target import NotWhole, Target, target_config
 
@@ -66,9 +67,24 @@ class Plan:
 
     @property
     def exactness(self) -> str:
-        """The weakest exactness of any step."""
-        order = (BIT_EXACT, EXACT_SUM, ROUNDED, MADE)
-        return max((step.exactness for step in self.steps), key=order.index)
+        """The weakest exactness of any step, and of norms without tensors."""
+        found = {step.exactness for step in self.steps} | ({UP_TO_EPS} if self.chains else set())
+        return max(found, key=WEAKER.index)
+
+    @property
+    def is_rounded(self) -> bool:
+        """Some tensor cannot be stored as it should be."""
+        return any(step.exactness in (ROUNDED, MADE) for step in self.steps)
+
+    @property
+    def chains(self) -> list[Chain]:
+        """The places where added Post-LN blocks norm the stream again."""
+        return [chain for uses in self.types.chains.values() for chain in uses if chain.norms]
+
+    @property
+    def expected_loss(self) -> float:
+        """The most that the stream changes by at these places together, where its variance is not small."""
+        return expected_loss(self.chains)
 
 
 @names_its_folder
@@ -78,6 +94,7 @@ def make_plan(
     *,
     free: str | Free | None = None,
     depth_type: int | None = None,
+    small_gains: bool = False,
     seed: int = 0,
     dtype: str | None = None,
     read: Callable[[Change, Free], Reading] = lemon,
@@ -87,23 +104,23 @@ def make_plan(
     family, config = origin.family, origin.config
     if checkpoint.config.get("quantization_config"):
         raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
-    chosen = free if isinstance(free, Free) else preset(free or DEFAULT)
-    if depth_type is not None:
-        if depth_type not in (1, 2):
-            raise BadTarget(f"--depth-type is 1 or 2, not {depth_type}")
-        chosen = replace(chosen, depth_type=depth_type)
+    chosen = _chosen(free, depth_type, small_gains)
     source = family.spec(config)
     found = match(source, origin.tensors)
     source = settled(source, found)
     anew = upcycling.routers(source, found)
     present = with_tied(source, {hit.row for hit in found} | anew.keys())
     new, types, reading = _typed_target(family, config, wanted, source, present, lambda change: read(change, chosen))
+    if chosen.small_gains and not reading.free.small_gains:
+        raise BadTarget(f"{reading.method} has no small gains: leave --small-gains out, or use --method lemon")
     target = family.spec(new)
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
     solved = carriers.solve(types.framed, _gains(checkpoint, origin.files, found)) if types.framed else None
-    blocks = {name: _blocks(name, stack, target.stacks[name], reading) for name, stack in source.stacks.items()}
+    blocks = {
+        name: depth.placed(name, stack, target.stacks[name], reading.arrange) for name, stack in source.stacks.items()
+    }
     scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
     builder = Builder(source, target, types, blocks, reading, origin.tensors, _dtype(dtype), scored, solved)
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
@@ -136,6 +153,22 @@ def make_plan(
     )
 
 
+def _chosen(free: str | Free | None, depth_type: int | None, small_gains: bool) -> Free:
+    """The free parameters as they are asked for."""
+    chosen = free if isinstance(free, Free) else preset(free or DEFAULT)
+    if depth_type is not None:
+        if depth_type not in (1, 2):
+            raise BadTarget(f"--depth-type is 1 or 2, not {depth_type}")
+        chosen = replace(chosen, depth_type=depth_type)
+    chosen = replace(chosen, small_gains=chosen.small_gains or small_gains)
+    if chosen.small_gains and chosen.depth_type == 2:
+        raise Refused(
+            "copies that cancel do so up to rounding, which is not small beside a stream of small gains: give "
+            "--small-gains with --depth-type 1"
+        )
+    return chosen
+
+
 def _is_untied(source: Spec, target: Spec, name: str) -> bool:
     return getattr(source.rows[name], "tied", None) is not None and not is_tied(target, name)
 
@@ -144,14 +177,6 @@ def _gains(checkpoint: Checkpoint, files: Mapping[str, str], found: list[Matched
     """Reads a norm's gains, by row and block."""
     names = {(hit.row, hit.index): files[hit.name] for hit in found if hit.suffix == "weight"}
     return lambda row, index: checkpoint.read(names[row, index]).double().numpy()
-
-
-def _blocks(name: str, source: Stack, target: Stack, reading: Reading) -> tuple[Block, ...]:
-    """Every set of weights of the target's stack as a block, with the set that it comes from."""
-    if target.stored != target.size:  # shared, as before: the check has seen to that
-        return reading.arrange(name, replace(source, size=source.stored), target.stored)
-    blocks = reading.arrange(name, source, target.size)
-    return tuple(replace(block, source=source.set_of(block.source)) for block in blocks)
 
 
 def _typed_target(
@@ -170,7 +195,7 @@ def _typed_target(
         reading = read(Change(source, target))
         if not reading.lossless:
             return new, unchecked(source, target, rows, dict(reading.kinds)), reading
-        return new, check(source, target, rows, family.config(config)), reading
+        return new, check(source, target, rows, family.config(config), small_gains=reading.free.small_gains), reading
 
     def works(width: int) -> bool:
         try:

@@ -15,14 +15,14 @@ from lemonx.check import Types, split_into
 from lemonx.checkpoints import TensorInfo
 from lemonx.coverage import UNIT, Matched, tensor_problems
 from lemonx.depth import Block
-from lemonx.errors import raise_first
-from lemonx.exactness import BIT_EXACT, BITS, MADE, exactness
+from lemonx.errors import Refused, raise_first
+from lemonx.exactness import BIT_EXACT, BITS, MADE, ROUNDED, UP_TO_EPS, exactness
 from lemonx.experts import part
 from lemonx.modules import Linear
 from lemonx.norms import Scale
 from lemonx.operators import KEEP, Copied, Matrix
 from lemonx.reading import COPY, JITTER, NEXT, Reading
-from lemonx.rows import Axis, Recipe, Row, Typed
+from lemonx.rows import IDENTITY, Axis, Recipe, Row, Typed, Vector
 from lemonx.spec import LAST, Spec
 from lemonx.vectors import AVG, WEIGHED, Expansion
 
@@ -107,9 +107,31 @@ class Builder:
             if block.source == hit.index and (here := self._placed(hit, hit.stack, index)) is not None:
                 mode = self.reading.mode(self.source.rows[here.row], here.row in last_norms, stream, block)
                 for unit in self._units(here):
-                    step = self._step(here, index, mode, unit, block.added)
+                    step = self._in_chain(self._step(here, index, mode, unit, block.added), here, block, mode)
                     result.append(self._with_further_units(step, here, self.reading.further(block, mode)))
         return result
+
+    def _in_chain(self, step: Step, hit: Matched, block: Block, mode: str) -> Step:
+        """The step of a norm in a group of Post-LN blocks: exact up to eps, with the gain that it has there."""
+        chains, recipe, again = self.types.chains.get((hit.stack or "", hit.index)), step.recipe, mode == IDENTITY
+        if chains is None or not isinstance(recipe, Vector):
+            return step
+        general = hit.row.replace(f".{LAST}.", ".*.", 1)  # the last block may have a row of its own for its last norm
+        is_last = general in depth.stream_norms(self.source, hit.stack or "")[-1:]
+        closes = is_last and block.added and block.closes
+        exact = UP_TO_EPS if again else step.exactness
+        if not chains[0].small or step.suffix != "weight" or not (again or closes):
+            return replace(step, exactness=exact)
+        if BITS[step.dtype] < BITS["F32"]:
+            raise Refused(
+                f"{step.name} is stored in 16 bits, which round small gains by more than eps loses without them: leave "
+                "--small-gains out, or give --dtype float32"
+            )
+        gains = chains[0].gains
+        gain = gains.last if closes else gains.between if block.added else gains.first
+        rule = f"{recipe.rule} x {gain:.3g}"
+        recipe = replace(recipe, factor=recipe.factor * gain, rest=recipe.rest * gain, rule=rule)
+        return replace(step, recipe=recipe, exactness=exact if again else ROUNDED)
 
     def _placed(self, hit: Matched, stack: str, index: int) -> Matched | None:
         """The tensor under the row it has in this block: a row of one block's own stays with the first or the last."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from lemonx.chains import VARIANCE
 from lemonx.checkpoints.safetensors_file import item_size
 from lemonx.planning import Plan
 from lemonx.spec import flat_fields
@@ -43,6 +44,19 @@ def changed_fields(plan: Plan) -> Iterator[tuple[str, Any, Any]]:
         before = old.get(name)
         if before != value:
             yield name, before, value
+
+
+def lost_to_eps(plan: Plan) -> dict[str, Any] | None:
+    """What added Post-LN blocks cost: at most so much of the stream, where its variance is at least `variance`."""
+    if not plan.chains:
+        return None
+    return {
+        "eps": max(chain.eps for chain in plan.chains),
+        "places": len(plan.chains),
+        "at_each": max(chain.loss for chain in plan.chains),
+        "of_stream": plan.expected_loss,
+        "variance": VARIANCE,
+    }
 
 
 def parameters(plan: Plan) -> tuple[int, int]:

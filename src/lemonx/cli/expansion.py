@@ -23,6 +23,7 @@ from lemonx.cli.options import (
     Method,
     Seed,
     Set,
+    SmallGains,
     Source,
     Width,
     WidthFactor,
@@ -48,6 +49,7 @@ def plan_command(
     seed: Seed = 0,
     free: Free = None,
     depth_type: DepthType = None,
+    small_gains: SmallGains = False,
     dtype: Dtype = None,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
@@ -66,6 +68,7 @@ def plan_command(
         seed=seed,
         free=value_of(free),
         depth_type=depth_type,
+        small_gains=small_gains,
         dtype=value_of(dtype),
         allow_pickle=allow_pickle,
     )
@@ -91,6 +94,7 @@ def expand_command(
     seed: Seed = 0,
     free: Free = None,
     depth_type: DepthType = None,
+    small_gains: SmallGains = False,
     dtype: Dtype = None,
     max_shard_size: Annotated[
         str, typer.Option(help="Largest file, such as 500MB or 5GB.", rich_help_panel=CHOICES)
@@ -139,6 +143,7 @@ def expand_command(
         "seed": seed,
         "free": value_of(free),
         "depth_type": depth_type,
+        "small_gains": small_gains,
         "dtype": value_of(dtype),
         "allow_pickle": allow_pickle,
     }

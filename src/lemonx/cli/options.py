@@ -69,6 +69,15 @@ DepthType = Annotated[
         rich_help_panel=CHOICES,
     ),
 ]
+SmallGains = Annotated[
+    bool,
+    typer.Option(
+        "--small-gains",
+        help="Blocks added to a Post-LN stack lose a thousandth as much to the eps of their norms. The price: they "
+        "write into a stream that their norms have made small, so a step of training moves it far.",
+        rich_help_panel=CHOICES,
+    ),
+]
 Dtype = Annotated[
     DtypeChoice | None, typer.Option(help="Dtype to store. Default: the source's.", rich_help_panel=CHOICES)
 ]

@@ -29,7 +29,10 @@ from lemonx.verification.layerwise import Layers
 from lemonx.verification.outputs import EXACT
 from lemonx.verification.verify import Verified
 
-_STYLE = {"bit-exact": "green", "exact-sum": "green", "rounding-limited": "yellow", "made anew": "red"}
+_STYLE = {
+    **{"bit-exact": "green", "exact-sum": "green"},
+    **{"rounding-limited": "yellow", "up to eps": "yellow", "made anew": "red"},
+}
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -47,6 +50,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "free": plan.free.name,
         "depth_type": plan.free.depth_type,
         "exactness": plan.exactness,
+        "expected_loss": summary.lost_to_eps(plan),
         "tensors": [
             {
                 "name": f"{g.stack}.*.{g.name}" if g.stack else g.name,
@@ -97,6 +101,11 @@ def print_plan(plan: Plan) -> None:
         f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}; "
         f"weakest exactness in the stored dtype: {plan.exactness}"
     )
+    if lost := summary.lost_to_eps(plan):
+        out.print(
+            f"expected loss: {lost['of_stream']:.1e} of the stream at most, at {lost['places']} places where added "
+            f"blocks norm it again, if its variance is at least {lost['variance']} there"
+        )
     for name, why in plan.dropped.items():
         out.print(f"not written: {name} ({why})")
 
@@ -173,7 +182,8 @@ def print_verified(measured: Verified) -> None:
         exact = measured.outputs is None or measured.outputs.tolerance <= EXACT
         only = "" if measured.algebra else f" ({measured.skipped})"
         rounded = "" if exact else ", up to the rounding of the stored weights"
-        out.print(f"[green]the same function[/green]{rounded}{only}")
+        eps = ", up to the eps of its norms" if measured.outputs and measured.outputs.stream_loss else ""
+        out.print(f"[green]the same function[/green]{eps}{rounded}{only}")
     else:
         out.print(f"[red]not the same function[/red]: {measured.reason()}")
 
@@ -200,6 +210,12 @@ def _print_outputs(out: Console, outputs: dict[str, Any]) -> None:
         f"{outputs['difference']:.1e} of the largest output (tolerance {outputs['tolerance']:.1e}: "
         f"{outputs['derived']})"
     )
+    if outputs["stream_loss"]:
+        out.print(
+            f"this is against the source with its norms applied as often as in the target, which moves its stream by "
+            f"at most {outputs['stream_loss']:.1e} of itself and its outputs by {outputs['output_loss']:.1e} of the "
+            "largest: what eps costs"
+        )
     if outputs["missing"]:
         named = ", ".join(outputs["missing"][:3]) + ("..." if len(outputs["missing"]) > 3 else "")
         out.print(f"the files have no {named}: zero in both models, and what they read was compared instead")

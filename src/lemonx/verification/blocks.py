@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lemonx import architectures
@@ -33,8 +33,8 @@ def blocks_of(checkpoint: Checkpoint) -> dict[Block, list[str]]:
     return tensors_by_block(spec, checkpoint.tensors)
 
 
-def modules_of(model: Any, blocks: Mapping[Block, list[str]]) -> dict[Block, Any]:
-    """The module of every block. Files may name it otherwise: transformers' own renaming says what became of it."""
+def names_in_model(model: Any) -> Callable[[str], str]:
+    """What became of a tensor's name in a file when transformers loaded it."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -42,10 +42,15 @@ def modules_of(model: Any, blocks: Mapping[Block, list[str]]) -> dict[Block, Any
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     known = model.state_dict()
+    return lambda name: rename_source_key(name, renamings, converters, model.base_model_prefix, known)[0]
+
+
+def modules_of(model: Any, blocks: Mapping[Block, list[str]]) -> dict[Block, Any]:
+    """The module of every block. Files may name it otherwise: transformers' own renaming says what became of it."""
+    known, renamed = model.state_dict(), names_in_model(model)
     found = {}
     for (stack, index), names in blocks.items():
-        renamed = (rename_source_key(n, renamings, converters, model.base_model_prefix, known)[0] for n in names)
-        inside = [name.split(".") for name in renamed if name in known]
+        inside = [name.split(".") for name in map(renamed, names) if name in known]
         if not inside:
             continue
         shared = [parts[0] for parts in zip(*inside, strict=False) if len(set(parts)) == 1]

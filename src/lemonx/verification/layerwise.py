@@ -31,6 +31,7 @@ from lemonx.vectors import RAND, Expansion
 from lemonx.verification import outputs as whole
 from lemonx.verification.blocks import blocks_of, modules_of
 from lemonx.verification.loading import load
+from lemonx.verification.reference import deepened
 from lemonx.verification.sample import View, views
 
 if TYPE_CHECKING:
@@ -85,7 +86,6 @@ def compare_layerwise(
     plan: Plan | None,
     *,
     rounding: whole.Rounding | None,
-    slack: float = 0.0,
     seed: int = 0,
 ) -> tuple[whole.Comparison, Layers]:
     """Run both on the same sample, module by module. Without a lossless plan only the outputs are compared."""
@@ -95,13 +95,15 @@ def compare_layerwise(
     stored = whole.coarser(source, target)
     rounding = None if stored == "float64" else rounding
     with tempfile.TemporaryDirectory(prefix="lemonx-") as folder, whole.within_memory("verify on a larger machine"):
-        before, noisy = _record(source, seed, Path(folder, "source")), None
+        before, noisy = _record(source, seed, Path(folder, "source"), plan=plan), None
+        if plan and plan.chains:
+            before = replace(before, plain=_record(source, seed, Path(folder, "plain"), before.views).found)
         if rounding is not None:
             noisy = Path(folder, "noise")
-            moved = _record(source, seed, noisy, before.views, (rounding, stored))
+            moved = _record(source, seed, noisy, before.views, (rounding, stored), plan=plan)
             before = replace(before, noise=whole.largest_difference(before.found, moved.found))
-        tolerance = whole.tolerance_of(rounding, before.noise, stored, slack)
-        judge = _Judge(streams, Path(folder, "source"), noisy, slack, rounding, stored) if streams else None
+        tolerance = whole.tolerance_of(rounding, before.noise, stored)
+        judge = _Judge(streams, Path(folder, "source"), noisy, rounding, stored) if streams else None
         # The same inputs: the target's vocabulary may be larger.
         after = _observe(target, seed, judge or (lambda *_: None), before.views)
     back = plan.frames.ways_back if plan and plan.frames else None
@@ -122,16 +124,9 @@ class _Judge:
     """Compares each stream of the target with what the source's becomes under the plan."""
 
     def __init__(
-        self,
-        plan: Plan,
-        source: Path,
-        noisy: Path | None,
-        slack: float,
-        rounding: whole.Rounding | None,
-        stored: str,
+        self, plan: Plan, source: Path, noisy: Path | None, rounding: whole.Rounding | None, stored: str
     ) -> None:
-        self.plan, self.source, self.noisy = plan, source, noisy
-        self.slack, self.rounding, self.stored = slack, rounding, stored
+        self.plan, self.source, self.noisy, self.rounding, self.stored = plan, source, noisy, rounding, stored
         self.places, self.runs = list[Place](), Counter[tuple[str, int]]()
 
     def __call__(self, stack: str, index: int, found: np.ndarray) -> None:
@@ -149,7 +144,7 @@ class _Judge:
         expansion = frames.stream_after(origin) if frames else known
         difference = _difference(before, found, expansion)
         noise = None if self.noisy is None else _difference(before, _stream(self.noisy, stack, origin, run), None)
-        tolerance, _ = whole.tolerance_of(self.rounding, noise, self.stored, self.slack)
+        tolerance, _ = whole.tolerance_of(self.rounding, noise, self.stored)
         self.places.append(Place(f"{stack}.{index}", f"{stack}.{origin}", difference, tolerance))
 
 
@@ -185,8 +180,9 @@ def _record(
     folder: Path,
     given: list[View] | None = None,
     rounded: tuple[whole.Rounding, str] | None = None,
+    plan: Plan | None = None,
 ) -> whole.Outputs:
-    """Run a checkpoint and leave the stream behind every block in `folder`."""
+    """Run a checkpoint, as its deeper target by `plan` must, and leave the stream behind every block in `folder`."""
     folder.mkdir()
     runs = Counter[tuple[str, int]]()
 
@@ -194,7 +190,7 @@ def _record(
         np.save(_file(folder, stack, index, runs[stack, index]), stream)
         runs[stack, index] += 1
 
-    return _observe(checkpoint, seed, keep, given, rounded)
+    return _observe(checkpoint, seed, keep, given, rounded, plan)
 
 
 def _observe(
@@ -203,6 +199,7 @@ def _observe(
     seen: Seen,
     given: list[View] | None = None,
     rounded: tuple[whole.Rounding, str] | None = None,
+    plan: Plan | None = None,
 ) -> whole.Outputs:
     """Run a checkpoint's model with one module's weights in memory; `seen` gets the stream behind every block.
 
@@ -226,9 +223,10 @@ def _observe(
             _weights_in_files(checkpoint),
             _watched(model, blocks_of(checkpoint), used[0].inputs.get("attention_mask"), seen),
             _metered(model) as meter,
+            deepened(model, plan) as moved,
         ):
             used, found = whole.observe(loaded, used, seed)
-    return whole.Outputs.of(loaded, found, used, weights=meter.peak)
+    return whole.Outputs.of(loaded, found, used, weights=meter.peak, moved=moved.most)
 
 
 def _round(model: Any, rounding: whole.Rounding, dtype: str, seed: int) -> None:

@@ -16,10 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemonx.chains import LIMIT
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, CannotVerify, NotVerified, Refused
+from lemonx.planning import Plan
 from lemonx.verification.foreign import foreign, is_out_of_memory
 from lemonx.verification.loading import Loaded, floating_outputs, load, new_cache, quiet
+from lemonx.verification.reference import deepened
 from lemonx.verification.sample import UNPADDED, View, views
 from lemonx.verification.settings import generation_settings
 
@@ -71,12 +74,16 @@ class Comparison:
     missing: tuple[str, ...]
     shortened: tuple[str, ...]
     inputs: str
+    # Where added Post-LN blocks norm the stream again: how far that moves the stream, and the outputs. The difference
+    # is then from what this makes of the source.
+    stream_loss: float = 0.0
+    output_loss: float = 0.0
 
     @property
     def passed(self) -> bool:
         # A rounding may turn a near tie between two tokens: other tokens are a fault only where all is exact.
         same_tokens = self.tokens_equal is not False or self.tolerance > EXACT
-        return self.difference <= self.tolerance and same_tokens and not self.odd_keys
+        return self.difference <= self.tolerance and same_tokens and not self.odd_keys and self.stream_loss <= LIMIT
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "passed": self.passed}
@@ -89,6 +96,11 @@ class Comparison:
             return "outputs are not finite numbers"
         if not self.difference <= self.tolerance:
             return f"outputs differ by {self.difference:.2e} of the largest, more than {self.tolerance:.1e}"
+        if not self.stream_loss <= LIMIT:
+            return (
+                f"norms applied again move the stream by {self.stream_loss:.1e} of itself, more than {LIMIT:.1e}, "
+                "because eps is not small beside its variance: give --small-gains, or keep the depth"
+            )
         return "greedy generation gives other tokens"
 
 
@@ -106,11 +118,12 @@ def compare(
     target: Checkpoint,
     *,
     rounding: Rounding | None,
-    slack: float = 0.0,
     seed: int = 0,
     back: Back | None = None,
+    plan: Plan | None = None,
 ) -> Comparison:
-    """Run both on the same sample. `rounding`: None if no tensor was rounded; `slack`: what is known to be lost (eps).
+    """Run both on the same sample. `rounding`: None if no tensor was rounded; `plan`: how the target was
+    made, if that is known.
 
     `back`: all ways from the target's hidden states to the source's, where these are not its first entries.
     """
@@ -118,10 +131,10 @@ def compare(
         raise CannotVerify(f"{short}: verify with --layerwise, or on a larger machine")
     stored = coarser(source, target)
     with within_memory("verify with --layerwise, or on a larger machine"):
-        before = _run(source.path, seed, rounding=None if stored == "float64" else rounding, dtype=stored)
+        before = _run(source.path, seed, rounding=None if stored == "float64" else rounding, dtype=stored, plan=plan)
         # The same inputs: the target's vocabulary and its longest text may be larger.
         after = _run(target.path, seed, before.views)
-    tolerance = tolerance_of(rounding, before.noise, stored, slack)
+    tolerance = tolerance_of(rounding, before.noise, stored)
     return compared(source, target, before, after, tolerance=tolerance, back=back)
 
 
@@ -130,7 +143,7 @@ def coarser(source: Checkpoint, target: Checkpoint) -> str:
     return min(stored_dtype(source), stored_dtype(target), key=PRECISION.index)
 
 
-def tolerance_of(rounding: Rounding | None, noise: float | None, dtype: str, slack: float) -> tuple[float, str]:
+def tolerance_of(rounding: Rounding | None, noise: float | None, dtype: str) -> tuple[float, str]:
     """By how much outputs may differ, and why."""
     if noise is None or rounding is None:
         found, why = EXACT, "every tensor is exact in its dtype, so only float64 arithmetic rounds"
@@ -140,7 +153,7 @@ def tolerance_of(rounding: Rounding | None, noise: float | None, dtype: str, sla
         why = f"{times:g} times {noise:.1e}, by which rounding weights once in {dtype} moves the source's outputs"
         if found > rounding.cap:
             found, why = rounding.cap, f"the largest that is allowed; {why}"
-    return (slack, "what eps costs Post-LN depth") if slack > found else (found, why)
+    return found, why
 
 
 def compared(
@@ -180,11 +193,13 @@ def compared(
         largest_output=largest,
         outputs=tuple(dict.fromkeys(name for name, _ in shared)),
         tokens_equal=tokens,
-        kl=_divergence(before.found, after.found),
+        kl=_divergence(before.as_it_is, after.found),
         odd_keys=tuple(sorted((after.odd | after.missing) - (before.odd | before.missing))),
         missing=tuple(sorted(before.missing)),
         shortened=before.shortened,
         inputs=before.inputs,
+        stream_loss=before.moved,
+        output_loss=largest_difference(before.found, before.as_it_is),
     )
 
 
@@ -236,7 +251,11 @@ def _divergence(before: Mapping[Name, torch.Tensor], after: Mapping[Name, torch.
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one run gave; `weights`: the most bytes of parameters in memory at once, where that was measured."""
+    """What one run gave; `weights`: the most bytes of parameters in memory at once, where that was measured.
+
+    A source may be run as its deeper target must compute it. `plain`: its outputs when it is not; `moved`: how far that
+    moves its stream.
+    """
 
     found: dict[Name, torch.Tensor]
     views: list[View]
@@ -246,6 +265,12 @@ class Outputs:
     tokens: Any = None
     noise: float | None = None
     weights: int = 0
+    plain: dict[Name, torch.Tensor] | None = None
+    moved: float = 0.0
+
+    @property
+    def as_it_is(self) -> dict[Name, torch.Tensor]:
+        return self.found if self.plain is None else self.plain
 
     @classmethod
     def of(cls, loaded: Loaded, found: dict[Name, torch.Tensor], used: list[View], **more: Any) -> Outputs:
@@ -258,22 +283,32 @@ class Outputs:
 
 
 def _run(
-    path: Path, seed: int, given: list[View] | None = None, rounding: Rounding | None = None, dtype: str = "float64"
+    path: Path,
+    seed: int,
+    given: list[View] | None = None,
+    *,
+    rounding: Rounding | None = None,
+    dtype: str = "float64",
+    plan: Plan | None = None,
 ) -> Outputs:
+    """Run a checkpoint; with a plan, as its deeper target must."""
     import torch
 
     from lemonx.verification.float64 import Float64
 
     with Float64():
-        loaded = load(path, torch.float64)
-        used, found = observe(loaded, given, seed)
-        tokens = None
-        if loaded.model.can_generate() and "input_ids" in used[0].inputs:
-            with running(loaded.model):
-                tokens, cached = _generated(loaded.model, used[0])
-            found |= cached
-        noise = None if rounding is None else _moved(loaded.model, used[0], found, rounding, dtype, seed)
-    result = Outputs.of(loaded, found, used, tokens=tokens, noise=noise)
+        loaded, plain = load(path, torch.float64), None
+        if plan and plan.chains:
+            given, plain = observe(loaded, given, seed)
+        with deepened(loaded.model, plan) as moved:
+            used, found = observe(loaded, given, seed)
+            tokens = None
+            if loaded.model.can_generate() and "input_ids" in used[0].inputs:
+                with running(loaded.model):
+                    tokens, cached = _generated(loaded.model, used[0])
+                found |= cached
+            noise = None if rounding is None else _moved(loaded.model, used[0], found, rounding, dtype, seed)
+    result = Outputs.of(loaded, found, used, tokens=tokens, noise=noise, plain=plain, moved=moved.most)
     del loaded
     gc.collect()
     return result

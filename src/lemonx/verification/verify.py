@@ -12,8 +12,7 @@ from typing import Any
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import LemonxError
-from lemonx.exactness import BIT_EXACT, EXACT_SUM, MADE, ROUNDED
-from lemonx.norms import Norm
+from lemonx.exactness import MADE, ROUNDED
 from lemonx.planning import Plan
 from lemonx.verification import layerwise
 from lemonx.verification import outputs as whole
@@ -95,32 +94,16 @@ def compare_outputs(
     source: Checkpoint, target: Checkpoint, plan: Plan | None, *, by_layer: bool
 ) -> tuple[Comparison, Layers | None]:
     """Compare what two checkpoints compute; without a plan every weight may have been rounded."""
-    rounding, slack, back = Rounding(), 0.0, None
-    if plan is not None:
-        back = plan.frames.ways_back if plan.frames else None
-        rounding, slack = _rounding(plan), eps_slack(plan)
+    rounding = _rounding(plan) if plan is not None else Rounding()
     if by_layer:
-        return compare_layerwise(source, target, plan, rounding=rounding, slack=slack)
-    return compare(source, target, rounding=rounding, slack=slack, back=back), None
+        return compare_layerwise(source, target, plan, rounding=rounding)
+    back = plan.frames.ways_back if plan is not None and plan.frames else None
+    return compare(source, target, rounding=rounding, back=back, plan=plan), None
 
 
 def _rounding(plan: Plan) -> Rounding | None:
     """The tensors of the source that the plan rounds; None if there are none."""
-    if plan.exactness in (BIT_EXACT, EXACT_SUM):
+    if not plan.is_rounded:
         return None
     rounded = frozenset(step.source for step in plan.steps if step.exactness == ROUNDED)
     return Rounding(rounded or None, framed=plan.frames is not None, cap=whole.WIRING)
-
-
-def eps_slack(plan: Plan) -> float:
-    """What Post-LN depth loses: each norm that became an identity shrinks the stream by eps/2 of itself."""
-    norms = [
-        row
-        for step in plan.steps
-        if isinstance(row := plan.source_spec.rows[step.row], Norm) and getattr(step.recipe, "constant", None) == 1.0
-    ]
-    if not norms:
-        return 0.0
-    field = norms[0].eps or plan.source_spec.eps
-    eps = plan.family.config(plan.target_config)[field] if isinstance(field, str) else field
-    return 10.0 * len(norms) * float(eps or 0.0)

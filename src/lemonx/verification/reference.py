@@ -1,0 +1,89 @@
+"""The source as its deeper target must compute it: with every norm that added Post-LN blocks apply again.
+
+Such a target is not the source but for eps; it is, exactly, the source with some of its norms applied several times
+over (chains.py). So it is compared with that, to the same tolerance as any other, and no allowance is made in which a
+wrong weight could hide. What the repeated norms change, in the stream and in the outputs, is measured apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from lemonx.chains import Chain
+from lemonx.depth import stream_norms
+from lemonx.errors import NotVerified
+from lemonx.norms import Norm
+from lemonx.planning import Plan
+from lemonx.spec import Spec
+from lemonx.verification.blocks import names_in_model
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+class Moved:
+    """How far the norms that are applied again moved the stream, by the place of each, relative to the stream."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[str, int, int], float] = {}
+
+    def see(self, place: tuple[str, int, int], ratio: torch.Tensor) -> None:
+        self.places[place] = max(self.places.get(place, 0.0), float((ratio - 1).abs().max()))
+
+    @property
+    def most(self) -> float:
+        """All of them together, each where it is largest."""
+        return sum(self.places.values())
+
+
+@contextmanager
+def deepened(model: PreTrainedModel, plan: Plan | None) -> Iterator[Moved]:
+    """A context in which the source's model norms its stream as often as the target of a plan does."""
+    moved, handles = Moved(), []
+    try:
+        if plan is not None:
+            for at, chains in plan.types.chains.items():
+                module, row = _norm(model, plan.source_spec, *at)
+                handles.append(module.register_forward_hook(_again(row, chains, at, moved)))
+        yield moved
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _again(row: Norm, chains: tuple[Chain, ...], at: tuple[str, int], moved: Moved) -> Callable[[Any, Any, Any], Any]:
+    """A hook that turns mu n + b, which the norm gave out, into mu r n + b; blocks that share it take turns."""
+    turns = cycle(enumerate(chains))
+
+    def hook(module: Any, args: tuple[torch.Tensor, ...], written: torch.Tensor) -> torch.Tensor:
+        run, chain = next(turns)
+        if not chain.norms:
+            return written
+        read = args[0]
+        centred = read - read.mean(-1, keepdim=True) if row.centres else read
+        ratio = chain.ratio((centred * centred).mean(-1, keepdim=True))
+        moved.see((*at, run), ratio)
+        shift = module.forward(read.new_zeros(read.shape[-1]))  # what it makes of nothing is its bias
+        return shift + (written - shift) * ratio
+
+    return hook
+
+
+def _norm(model: PreTrainedModel, spec: Spec, stack: str, index: int) -> tuple[Any, Norm]:
+    """The last norm in the stream of a block, as a module and as a row."""
+    general = stream_norms(spec, stack)[-1]
+    name, row = general.replace("*", str(index)), spec.rows[general]
+    assert isinstance(row, Norm)
+    known: Mapping[str, Any] = dict(model.named_modules())
+    renamed = names_in_model(model)(f"{name}.weight").removesuffix(".weight")
+    found = known.get(renamed, known.get(renamed.removeprefix(spec.prefix)))  # a base model's lacks the prefix
+    if found is None:
+        raise NotVerified(
+            f"{type(model).__name__} has no module {name}, so it cannot be compared with a deeper one: verify with "
+            "the release of transformers that lemonx was tested with"
+        )
+    return found, row
