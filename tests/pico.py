@@ -615,6 +615,13 @@ PICO |= {
 }
 
 
+def of_class(model_class: type[PreTrainedModel], **more: Any) -> PreTrainedModel:
+    """A model of any class, with the sizes of its family's first model here, and more config fields."""
+    made = (builder for builder in PICO.values() if isinstance(builder, partial))
+    first = next(builder for builder in made if builder.args[1] is model_class.config_class)
+    return _build(model_class, *first.args[1:], **{**first.keywords, **more})
+
+
 @torch.no_grad()
 def randomise(model: PreTrainedModel, seed: int) -> None:
     """Draws every parameter and running statistic anew, at sizes that keep activations of order one.
@@ -685,10 +692,13 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int 
     if hasattr(config, "vision_config"):
         return _of_both(model, generator, padded, tokens)
     if model.main_input_name == "pixel_values":
-        size = getattr(config, "image_size", 32)  # a ResNet takes any size and has no such field
-        shape = (2, config.num_channels, size, size)
-        pixels = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return {"pixel_values": pixels.to(model.dtype)}
+        high, wide = _sides(getattr(config, "image_size", 32))  # a ResNet takes any size and has no such field
+        pixels = torch.randn((2, config.num_channels, high, wide), generator=generator, dtype=torch.float64)
+        batch = {"pixel_values": pixels.to(model.dtype)}
+        if "Masked" in type(model).__name__ and any("mask_token" in name for name, _ in model.named_parameters()):
+            patches = (high // config.patch_size) * (wide // config.patch_size)
+            batch["bool_masked_pos"] = torch.rand((2, patches), generator=generator) < 0.5
+        return batch
     if model.main_input_name == "input_features":
         shape = (2, config.num_mel_bins, 2 * config.max_source_positions)
         sound = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -709,6 +719,12 @@ def inputs(model: PreTrainedModel, seed: int, padded: bool = False, tokens: int 
     if type(model).__name__.endswith("ForMultipleChoice"):
         return {name: value[None] for name, value in batch.items()}  # one question with two answers
     return batch | _begun(model, generator, tokens)
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    """The height and the width of an image, which a config may give as one number."""
+    high, wide = size if isinstance(size, list | tuple) else (size, size)
+    return high, wide
 
 
 def _begun(model: PreTrainedModel, generator: torch.Generator, tokens: int | None) -> dict[str, Tensor]:
@@ -741,6 +757,7 @@ _OUTPUTS = (
     *("logits", "prediction_logits", "seq_relationship_logits", "sop_logits", "start_logits", "end_logits"),
     *("last_hidden_state", "encoder_last_hidden_state", "pooler_output"),
     *("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+    *("mc_logits", "cls_logits", "distillation_logits", "reconstruction"),
 )
 
 
@@ -749,6 +766,7 @@ def named_outputs(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str,
     """Returns every output by its name; those per token without the padding, as (tokens, width)."""
     result = model(**batch)
     found = {name: result[name] for name in _OUTPUTS if result.get(name) is not None}
+    found |= {f"feature_maps.{i}": value for i, value in enumerate(result.get("feature_maps") or ())}
     mask = batch.get("attention_mask")
     if mask is None:
         return found

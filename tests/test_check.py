@@ -246,6 +246,16 @@ def test_rows_of_both_specs_must_agree() -> None:
         check(long, short, ["conv"], {})
 
 
+def test_spaces_of_both_specs_must_agree() -> None:
+    """A shortcut without parameters comes and goes with its space, and with no module."""
+    rows = {"conv": conv("3 -> a")}
+    one, two = (Spec(rows, {name: Space(4, "circ") for name in names}, {}) for names in ("a", "ab"))
+    with pytest.raises(Refused, match="gain the space b"):
+        check(one, two, ["conv"], {})
+    with pytest.raises(Refused, match="lose the space b"):
+        check(two, one, ["conv"], {})
+
+
 # ----------------------------------------------------------------- eps and gains
 
 

@@ -186,18 +186,23 @@ def logits(folder: Path, side: int, dtype: torch.dtype, *, train: bool = False) 
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"layers": [5, 5, 5]}, {"inner_width": [32, 64, 128]}, {"layers": [5, 5, 5], "inner_width": [24, 64, 100]}],
-    ids=["ResNet-32", "wide", "both"],
+    "sizes",
+    [
+        {"fields": {"layers": [5, 5, 5]}},
+        {"fields": {"inner_width": [32, 64, 128]}},
+        {"fields": {"layers": [5, 5, 5], "inner_width": [24, 64, 100]}},
+        {"width_factor": 2, "fields": {"layers": [3, 4, 5]}},
+    ],
+    ids=["ResNet-32", "wide", "both", "all"],
 )
-def test_the_logits_of_a_classifier_stay(fields: dict[str, list[int]], resnet20: Path, tmp_path: Path) -> None:
-    exact = lemonx.expand(resnet20, tmp_path / "float64", verify=False, dtype="float64", fields=fields)
+def test_the_logits_of_a_classifier_stay(sizes: dict[str, Any], resnet20: Path, tmp_path: Path) -> None:
+    exact = lemonx.expand(resnet20, tmp_path / "float64", verify=False, dtype="float64", **sizes)
     before = logits(resnet20, 32, torch.float64)
     assert relative(before, logits(exact, 32, torch.float64)) <= EXACT
     assert (
         relative(logits(resnet20, 32, torch.float64, train=True), logits(exact, 32, torch.float64, train=True)) <= EXACT
     )
-    stored = lemonx.expand(resnet20, tmp_path / "float32", verify=False, fields=fields)
+    stored = lemonx.expand(resnet20, tmp_path / "float32", verify=False, **sizes)
     small = logits(resnet20, 32, torch.float32)
     assert relative(small, logits(stored, 32, torch.float32)) <= NOISE_MULTIPLE * relative(before, small)
 

@@ -175,7 +175,7 @@ def test_fixed_sizes_are_used_or_guard_a_coupling(model_type: str) -> None:
     """What must not change is an axis of some row, the size of a kernel, or what a model computes something from."""
     used = {axis for spec in specs(model_type) for row in spec.rows.values() for axis in axes(row)}
     fixed = {name for spec in specs(model_type) for name in spec.fixed}
-    assert fixed - used <= {"patch", "width"}
+    assert fixed - used <= {"width"}
 
 
 @every_family

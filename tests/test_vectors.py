@@ -28,6 +28,7 @@ from lemonx.vectors import (
     grouped_expansion,
     identity,
     multiples_near,
+    padded_expansion,
     product,
 )
 
@@ -465,3 +466,31 @@ def test_heads_keep_their_slopes(size: int, target: int) -> None:
     kept = grown.source >= 0
     assert (grown.copies == 1).all()
     assert np.allclose(alibi_slopes(target)[kept], alibi_slopes(size)[grown.source[kept]])
+
+
+# ----------------------------------------------------------------- a narrower space between zeros
+
+
+@LAW
+@given(inner=plain(("circ",)), edges=st.integers(1, 7), more=st.integers(0, 9), seed=st.integers(0, 99))
+def test_a_narrower_space_between_zeros_is_added_where_its_copies_are(
+    inner: Expansion, edges: int, more: int, seed: int
+) -> None:
+    """E (y + pad x) = E y + pad (E_inner x): a shortcut without parameters is right, whatever the widths."""
+
+    def pad(x: NDArray, size: int) -> NDArray:
+        before = (size - len(x)) // 2
+        return np.pad(x, (before, size - len(x) - before))
+
+    size, target = inner.size + edges, inner.target_size + edges + more
+    wide = padded_expansion(size, target, inner)
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=inner.size), rng.normal(size=size)
+    np.testing.assert_array_equal(wide.expand(y + pad(x, size)), wide.expand(y) + pad(inner.expand(x), target))
+    assert wide.copies.min() >= 1
+
+
+@pytest.mark.parametrize(("size", "target"), [(6, 9), (4, 9), (6, 7)])
+def test_a_narrower_space_needs_its_zeros(size: int, target: int) -> None:
+    with pytest.raises(Refused, match="every zero must be a copy of one"):
+        padded_expansion(size, target, expansion("circ", 4, 8))

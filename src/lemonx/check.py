@@ -34,6 +34,7 @@ from lemonx.vectors import (
     grouped_expansion,
     identity,
     multiples_near,
+    padded_expansion,
     product,
 )
 
@@ -145,6 +146,7 @@ def _checked(
         except Refused as refusal:
             raise Refused(f"{name}: {refusal}") from None
     _check_units(source, rows, types)
+    _check_shown(source, spaces)
     _check_tied(source, target, rows, spaces)
     for stream in framed:
         framing.require_untied(stream, target, rows)
@@ -205,6 +207,15 @@ def _check_tied(source: Spec, target: Spec, rows: Collection[str], spaces: Mappi
                 )
 
 
+def _check_shown(source: Spec, spaces: Mapping[str, Expansion]) -> None:
+    for grown, name in ((spaces[name], name) for name in source.shown):
+        if grown.gain != 1.0:
+            raise Refused(
+                f"{name} leaves the model as it is, and at {grown.size} -> {grown.target_size} it would be "
+                f"{grown.gain:.4g} times what it was: try {multiples_near(grown.size, grown.target_size)}"
+            )
+
+
 def is_tied(target: Spec, name: str) -> bool:
     """Whether a decoder that was the embedding still is: what is untied is written on its own."""
     return getattr(target.rows[name], "tied", None) is not None
@@ -231,6 +242,7 @@ class Rewired(Refused):
 def _check_rows(source: Spec, target: Spec) -> None:
     before, after = _kinds(source), _kinds(target)
     if not (odd := sorted(before.keys() ^ after.keys())):
+        _check_names(source, target)
         return
     gained = odd[0] in after
     spec, row = (target, after[odd[0]]) if gained else (source, before[odd[0]])
@@ -239,6 +251,15 @@ def _check_rows(source: Spec, target: Spec) -> None:
         f"at these sizes the model would {'gain' if gained else 'lose'} {odd[0]}, which leads from {sizes}: choose "
         f"sizes at which these are {'equal, as they were' if gained else 'not equal'}"
     )
+
+
+def _check_names(source: Spec, target: Spec) -> None:
+    for name in sorted(source.spaces.keys() ^ target.spaces.keys()):
+        change = "lose" if name in source.spaces else "gain"
+        raise Rewired(
+            f"at these sizes the model would {change} the space {name}, which no module stands for: choose sizes that "
+            "are equal where they were, and not equal where they were not"
+        )
 
 
 def _check_sizes(source: Spec, target: Spec) -> None:
@@ -283,12 +304,14 @@ def split_into(source: Spec, target: Spec, name: str) -> int:
 def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = None) -> dict[str, Expansion]:
     result: dict[str, Expansion] = {}
     kinds = kinds or {}
-    # Grouped spaces stand on others: those first.
+    # Grouped spaces stand on others: those first. A padded one stands behind what it is padded from.
     for name, space in sorted(source.spaces.items(), key=lambda item: item[1].under is not None):
         size, kind = target.spaces[name].size, kinds.get(space.kind, space.kind)
         try:
             if space.under:
                 grown = grouped_expansion(space.size, size, result[space.under], kind)
+            elif space.padded:
+                grown = padded_expansion(space.size, size, result[space.padded])
             elif (times := split_into(source, target, name)) > 1:
                 grown = part(space.size, 0, times)
             elif space.chosen:

@@ -14,7 +14,10 @@ from lemonx.modules import Dropped, Embedding, Linear
 from lemonx.norms import Norm
 from lemonx.spec import LAST, Spec
 
-LOST = "this spec would lose it; remove it from the file if the model does not need it"
+NO_ROW = (
+    "what it does in the model is not known, so it cannot grow; to grow the model without its head, save the base "
+    "model first: AutoModel.from_pretrained(...).save_pretrained(...)"
+)
 # Names that older files use for a norm's parameters.
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 # The place of a unit's index in a row's name.
@@ -68,7 +71,7 @@ def match(spec: Spec, names: Iterable[str]) -> list[Matched]:
     found, unknown = matched(spec, names)
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: {LOST}")
+        raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: {NO_ROW}")
     raise_first(gaps(spec, found))
     return found
 

@@ -153,9 +153,9 @@ def router(signature: str, *, optional: bool = False) -> Router:
     return Router(*parse(signature), optional=optional)
 
 
-def conv(signature: str, *, kernel: int = 2) -> Linear:
+def conv(signature: str, *, kernel: int = 2, optional: bool = False) -> Linear:
     """A convolution along `kernel` axes: a linear map at every offset of its kernel."""
-    return Linear(*parse(signature), kernel=kernel)
+    return Linear(*parse(signature), kernel=kernel, optional=optional)
 
 
 def embedding(signature: str, *, optional: bool = False, tied: str | None = None) -> Embedding:

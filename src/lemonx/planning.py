@@ -239,10 +239,28 @@ def _finished(
         for field in stack.lists:
             if isinstance(old := config.get(field), list):
                 config[field] = [old[block.source] for block in blocks[name]]
+        for field in stack.numbered:
+            if isinstance(old := config.get(field), list):
+                config[field] = [_renumbered(entry, stack.size, blocks[name]) for entry in old]
     if dtype:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
     return config
+
+
+def _renumbered(entry: Any, size: int, blocks: tuple[Block, ...]) -> Any:
+    """Where the block that an entry points at stands in the target; 0, and a name without a number, stand for no block.
+
+    >>> blocks = (Block(0, False, False), Block(0, True, True), Block(1, False, True))
+    >>> [_renumbered(entry, 2, blocks) for entry in (0, 2, -2, "stem", "stage2")]
+    [0, 3, 1, 'stem', 'stage3']
+    """
+    stem, number = re.fullmatch(r"(.*?)(-?\d*)", str(entry)).groups()  # type: ignore[union-attr]
+    index = int(number or 0)
+    index += size + 1 if index < 0 else 0  # from the end
+    places = [place for place, block in enumerate(blocks, start=1) if block.source == index - 1 and not block.added]
+    new = places[0] if places else index
+    return f"{stem}{new}" if number and isinstance(entry, str) else new if number else entry
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

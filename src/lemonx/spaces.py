@@ -19,7 +19,8 @@ class Space:
     `still`: why it cannot grow, if it cannot. `chosen`: a router sends each token to so many of these units, which
     share a weight of one if `renormalised`, and whose scores have a bias if `biased`. `within`: every unit of that
     space has these units for itself. `calm`: the nonlinearities that see single entries take zero to zero. `passes`:
-    the activation of these units has act(a) - act(-a) = a.
+    the activation of these units has act(a) - act(-a) = a. `padded` names the space that is added to this one as it is,
+    between zeros on both sides (one more behind, where they are odd), so that its units stand in the middle.
     """
 
     size: int
@@ -38,6 +39,7 @@ class Space:
     within: str | None = None
     calm: bool = False
     passes: bool = False
+    padded: str | None = None
 
 
 def avg(size: int, positions: int = 1) -> Space:

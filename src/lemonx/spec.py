@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lemonx.errors import BadCheckpoint
@@ -21,6 +21,8 @@ from lemonx.spaces import Space
 LAST = "-1"
 # The config field that says whether a decoder is the embedding.
 TIED = "tie_word_embeddings"
+# The ends of the names of classes whose head makes no tokens.
+SILENT = ("Classification", "ForQuestionAnswering", "ForMultipleChoice")
 # Larger than any axis of any model: a typing error is told before memory runs out.
 LARGEST = 2**24
 
@@ -32,6 +34,7 @@ class Stack:
     `period`: original blocks keep their index modulo this (shifted windows alternate). `pinned`: so many
     first blocks are unlike the rest and are never copied. `lists`: config fields with one entry a block. `sets`: the
     blocks have so many sets of weights, each for a run of blocks (0: one a block); `sets_in` is the config field of it.
+    `numbered`: config fields that point at blocks by number, counted from 1: `[3, 6]`, or `["stage3", "stage6"]`.
     """
 
     size: int
@@ -41,6 +44,7 @@ class Stack:
     lists: tuple[str, ...] = ()
     sets: int = 0
     sets_in: str = ""
+    numbered: tuple[str, ...] = ()
 
     @property
     def stored(self) -> int:
@@ -61,6 +65,7 @@ class Spec:
     them; spaces that no norm touches are taken to be under one. `config` is what config.json must say
     besides the sizes. `follows`: config fields that stay equal to another one. `still`: why a fixed size cannot grow.
     `pointers`: fields of generation_config.json that list [block, unit], with the stack and the space of these.
+    `shown`: spaces that leave the model as they are, and so cannot be scaled.
     """
 
     rows: Mapping[str, Row]
@@ -74,6 +79,18 @@ class Spec:
     follows: Mapping[str, str] = field(default_factory=dict)
     still: Mapping[str, str] = field(default_factory=dict)
     pointers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    shown: tuple[str, ...] = ()
+
+    def rooted(self, prefix: str) -> Spec:
+        """The spec of a class that calls its base model by another name, which every name then begins with."""
+
+        def renamed(name: str) -> str:
+            return prefix + name.removeprefix(self.prefix) if name.startswith(self.prefix) else name
+
+        rows = {renamed(name): replace(row, tied=renamed(tied)) if (tied := getattr(row, "tied", None)) else row
+                for name, row in self.rows.items()}  # fmt: skip
+        stacks = {renamed(name): stack for name, stack in self.stacks.items()}
+        return replace(self, rows=rows, stacks=stacks, prefix=prefix)
 
     def axis_size(self, name: str) -> int | None:
         """The size of one axis, or None for `_`."""
@@ -160,7 +177,7 @@ class Config(Mapping[str, Any]):
 
     def tied(self, embedding: str) -> str | None:
         """The embedding that the head of this model shares its weight with, if it has a head and shares one."""
-        return embedding if self[TIED] and not self.headless else None
+        return embedding if self[TIED] and not self.headless and not self.is_a(*SILENT) else None
 
     def is_a(self, *ends: str) -> bool:
         """The class that config.json names ends in one of these: `ForImageClassification`."""

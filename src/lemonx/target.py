@@ -48,6 +48,8 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
         if (value := wanted.given(option)) is not None:
             new[_single(family, config, option)] = _positive(option, value)
     for name, value in wanted.fields.items():
+        if name == TIED and value is False and not spec.ties:
+            raise BadTarget(f"--set {TIED}=false: no decoder is the embedding here: leave it out")
         # The one field besides sizes that may be changed, from true to false: a decoder becomes a weight of its own.
         new[name] = value if name == TIED and spec.ties and value is False else _checked(family, config, name, value)
     new |= {name: new.get(leader, config[leader]) for name, leader in spec.follows.items() if name not in wanted.fields}
@@ -79,7 +81,7 @@ def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> di
     return sizes
 
 
-def _ratio(family: Architecture, config: Mapping[str, Any], wanted: Target) -> Fraction | None:
+def _ratio(family: Architecture, config: Config, wanted: Target) -> Fraction | None:
     if wanted.width_factor is not None:
         if wanted.width is not None:
             raise BadTarget("--width and --width-factor say the same thing twice: give one")
@@ -94,7 +96,7 @@ def _ratio(family: Architecture, config: Mapping[str, Any], wanted: Target) -> F
 
 def _followers(
     family: Architecture,
-    config: Mapping[str, Any],
+    config: Config,
     wanted: Target,
     ratio: Fraction,
     options: list[str] | tuple[str, ...],
@@ -104,7 +106,7 @@ def _followers(
         name: config[name]
         for option in options
         if wanted.given(option) is None
-        for name in family.sizes.get(option, ())
+        for name in _fields(family, config, option)
         if name not in wanted.fields and config[name] is not None
     }
     result = {}
@@ -146,12 +148,17 @@ class NotWhole(BadTarget):
         return f"{self.what}: {widths}give it with --set {self.name}=..."
 
 
-def _single(family: Architecture, config: Mapping[str, Any], option: str) -> str:
+def _fields(family: Architecture, config: Config, option: str) -> list[str]:
+    """The config fields behind an option that this model has: an encoder without its decoder has no decoder's."""
+    return [name for name in family.sizes.get(option, ()) if name in config.asked]
+
+
+def _single(family: Architecture, config: Config, option: str) -> str:
     """The one config field behind an option, where it is one number."""
     flag = f"--{option.replace('_', '-')}"
-    if option not in family.sizes:
+    if not (names := _fields(family, config, option)):
         raise BadTarget(f"a {config['model_type']} has no size for {flag}")
-    first, *others = family.sizes[option]
+    first, *others = names
     if others or isinstance(config[first], list):
         advice = "--width-factor, or " if option == "width" else ""
         fields = " ".join(f"--set {name}={_spell(config[name])}" for name in (first, *others))
@@ -170,8 +177,7 @@ def _positive(option: str, value: int) -> int:
 
 
 def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any:
-    # Of the sizes that its family has, a config may ask for a part: no decoder's vocabulary where there is but one.
-    sizes = sorted(config.asked & {field for fields in family.sizes.values() for field in fields})
+    sizes = sorted(field for option in family.sizes for field in _fields(family, config, option))
     if name not in sizes:
         what = "cannot grow" if name in config.asked else "is not a size of this model"
         raise BadTarget(f"{name!r} {what}: its sizes are {', '.join(sizes)}")

@@ -234,6 +234,25 @@ def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Ex
     return replace(heads, amp=np.sqrt((target // size) / heads.copies[source]))
 
 
+def padded_expansion(size: int, target: int, inner: Expansion) -> Expansion:
+    """Units to which a narrower space is added between zeros: copies where it has them, and copies of the edges around.
+
+    >>> padded_expansion(4, 8, expansion("circ", 2, 4)).source
+    array([0, 3, 1, 2, 1, 2, 0, 3])
+    """
+    edges, slots = size - inner.size, target - inner.target_size
+    if slots < edges or (slots and not edges):
+        raise Refused(
+            f"{inner.size} channels are added to {size} between {edges} zeros, {inner.target_size} to {target} between "
+            f"{max(slots, 0)}, and every zero must be a copy of one: grow both by the same factor, with --width-factor"
+        )
+    before = edges // 2
+    outside = np.concatenate([np.arange(before), np.arange(before + inner.size, size)])
+    filled = np.resize(outside, slots)
+    middle = np.where(inner.source >= 0, inner.source + before, inner.source)
+    return Expansion(size, np.concatenate([filled[: slots // 2], middle, filled[slots // 2 :]]), np.ones(target))
+
+
 def attention_expansion(source: Space, target: Space) -> Expansion:
     """The entries of a query or key: a turning pair goes to the pair that turns at its speed, new ones are flagged.
 

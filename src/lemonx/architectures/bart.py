@@ -28,31 +28,52 @@ PARTS = ("encoder", "decoder")
               defaults=DEFAULTS)  # fmt: skip
 def bart(c: Config) -> Spec:
     """BART: Post-LN encoder and decoder, every eps fixed, a LayerNorm on the embeddings."""
-    width, tied = c["d_model"], "model.shared" if c["tie_word_embeddings"] else None
+    width, parts = c["d_model"], parts_of(c)
+    table = "model.shared" if parts == PARTS else "model.decoder.embed_tokens"
+    tied = table if c["tie_word_embeddings"] else None
     generates = not c.is_a("BartModel", "ForSequenceClassification", "ForQuestionAnswering")
+    repeated = {f"model.{part}.embed_tokens": embedding("vocab -> words", tied=tied, optional=True)
+                for part in parts if parts == PARTS}  # fmt: skip
     return Spec(
-        stacks={f"model.{part}.layers": Stack(c[f"{part}_layers"], "residual") for part in PARTS},
+        stacks={f"model.{part}.layers": Stack(c[f"{part}_layers"], "residual") for part in parts},
         prefix="model.",
+        config=cached(c),
         spaces={
             "words": scaled(avg(width), "embedded", by=width**0.5 if c["scale_embedding"] else 1.0),
             "embedded": avg(width),
             "residual": avg(width),
             **({"final": avg(width)} if generates else {"pooled": circ(width)}),
-            **units(c, "encoder"),
-            **units(c, "decoder"),
+            **{name: space for part in parts for name, space in units(c, part).items()},
             "vocab": fresh(c["vocab_size"]),
             "positions": fresh(c["max_position_embeddings"] + 2),
         },
         rows={
-            "model.shared": embedding("vocab -> words"),
-            **{f"model.{part}.embed_tokens": embedding("vocab -> words", tied=tied, optional=True) for part in PARTS},
-            **{f"model.{part}.embed_positions": embedding("positions -> embedded") for part in PARTS},
-            **{f"model.{part}.layernorm_embedding": layer_norm("embedded -> residual", eps=EPS) for part in PARTS},
-            **blocks("encoder", "residual", "residual"),
-            **blocks("decoder", "residual", "residual", "residual"),
+            table: embedding("vocab -> words"),
+            **repeated,
+            **{f"model.{part}.embed_positions": embedding("positions -> embedded") for part in parts},
+            **{f"model.{part}.layernorm_embedding": layer_norm("embedded -> residual", eps=EPS) for part in parts},
+            **stacked(parts),
             **(decoded("final", tied) if generates else _classified()),
         },
     )
+
+
+def parts_of(c: Config) -> tuple[str, ...]:
+    """An encoder and a decoder, or a decoder alone, which keeps what it asks an encoder by, and finds none."""
+    return PARTS[1:] if c.is_a("ForCausalLM") else PARTS
+
+
+def cached(c: Config) -> dict[str, int]:
+    """A cache has as many layers as config.json says of the encoder, also where there is none."""
+    layers = max(c.maybe("encoder_layers") or 0, c["decoder_layers"])
+    return {} if parts_of(c) == PARTS else {"encoder_layers": layers}
+
+
+def stacked(parts: tuple[str, ...]) -> dict[str, Row]:
+    """The blocks of these parts, whose norms stand in the stream."""
+    encoded = {"decoder": "residual"}
+    return {name: row for part in parts
+            for name, row in blocks(part, "residual", "residual", encoded.get(part)).items()}  # fmt: skip
 
 
 def _classified() -> dict[str, Row]:

@@ -1,5 +1,7 @@
 """BEiT and Data2Vec for images."""
 
+from lemonx.architectures.dinov2 import SHOWN, stage_names
+from lemonx.architectures.patches import count
 from lemonx.architectures.rotary import head
 from lemonx.architectures.vit import block
 from lemonx.errors import Refused
@@ -24,16 +26,19 @@ TABLE, INDEX = (f"relative_position_bias.relative_position_{what}" for what in (
 )
 def beit(c: Config) -> Spec:
     """BEiT, Data2Vec: Pre-LN, queries and values with biases, relative positions, a scale for every channel."""
-    if c.is_a("Backbone") or c.is_a("ForSemanticSegmentation"):
-        raise Refused("feature maps belong to blocks by number: save the model as a BeitModel first")
+    if c.is_a("ForSemanticSegmentation") or c.maybe("add_fpn"):
+        raise Refused(
+            "the table has no rows for what makes a pyramid of the feature maps: to grow the model without it, save "
+            "the base model first: AutoModel.from_pretrained(...).save_pretrained(...)"
+        )
     width, heads, scaled = c["hidden_size"], c["num_attention_heads"], c["layer_scale_init_value"] > 0
-    name, tokens = c["model_type"].replace("-", "_"), (c["image_size"] // c["patch_size"]) ** 2 + 1
+    name, tokens = c["model_type"].replace("-", "_"), count(c) + 1
     attended, computed = ("attended", "computed") if scaled else ("residual", "residual")
     return Spec(
-        stacks={f"{name}.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
+        stacks={f"{name}.encoder.layer": Stack(c["num_hidden_layers"], "residual", numbered=SHOWN)},
         eps="layer_norm_eps",
         prefix=f"{name}.",
-        config={"out_features": None, "out_indices": None, "stage_names": None} if name == "beit" else {},
+        config={"stage_names": stage_names(c)} if name == "beit" else {},
         spaces={
             "residual": avg(width, tokens),
             "normed": zero(width, tokens),
@@ -43,7 +48,7 @@ def beit(c: Config) -> Spec:
             **head(width // heads, {}, positions=tokens),
             "hidden": circ(c["intermediate_size"], tokens),
         },
-        fixed={"channels": c["num_channels"], "patch": c["patch_size"]},
+        fixed={"channels": c["num_channels"]},
         rows={
             f"{name}.embeddings.cls_token": parameter("1 1 residual"),
             f"{name}.embeddings.mask_token": parameter("1 1 residual", optional=True),

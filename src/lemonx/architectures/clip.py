@@ -1,5 +1,6 @@
 """CLIP: both towers, or one of them."""
 
+from lemonx.architectures.patches import count
 from lemonx.architectures.tower import BOTH_SIZES, SIZES, TEXT_SIZES, Tower, encoder, joined, of_both, text
 from lemonx.errors import Refused
 from lemonx.modules import conv, dropped, embedding, linear, parameter
@@ -56,7 +57,7 @@ def clip_vision_model(c: Config) -> Spec:
 
 def _vision(c: Config, part: str) -> Tower:
     """An encoder of patches and a class token; a LayerNorm in front of it feeds the stream."""
-    tokens = (c[f"{part}image_size"] // c[f"{part}patch_size"]) ** 2 + 1
+    tokens = count(c, part, square=True) + 1
     made, eps = encoder(c, "vision", part, tokens), f"{part}layer_norm_eps"
     rows: dict[str, Row] = {
         "vision_model.embeddings.class_embedding": parameter("vision_embedded"),

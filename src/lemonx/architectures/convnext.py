@@ -1,5 +1,7 @@
 """ConvNeXt."""
 
+from lemonx.architectures.heads import backbone
+from lemonx.architectures.patches import count
 from lemonx.modules import conv, depthwise, linear
 from lemonx.norms import layer_norm, scale
 from lemonx.rows import Row
@@ -20,17 +22,17 @@ EPS = 1e-6  # of every LayerNorm but the last, in code
 def convnext(c: Config) -> Spec:
     """ConvNeXt: depthwise convolutions, LayerNorm, a scale for every channel of a branch."""
     widths, scaled = c["hidden_sizes"], c["layer_scale_init_value"] > 0
-    last, side = len(widths) - 1, c["image_size"] // c["patch_size"]
-    spaces: dict[str, Space] = {"patches": avg(widths[0], side**2), "final": zero(widths[-1])}
+    last, patches, shows = len(widths) - 1, count(c), c.is_a("Backbone")
+    spaces: dict[str, Space] = {"patches": avg(widths[0], patches), "final": zero(widths[-1])}
     rows: dict[str, Row] = {
         "convnext.embeddings.patch_embeddings": conv("channels -> patches"),
         "convnext.embeddings.layernorm": layer_norm("patches -> stage0", eps=EPS),
-        "convnext.layernorm": layer_norm(f"stage{last} -> final"),
+        "convnext.layernorm": layer_norm(f"stage{last} -> final", optional=shows),
         "classifier": linear("final -> _", optional=True),
     }
     stacks = {}
     for i, width in enumerate(widths):
-        name, at = f"convnext.encoder.stages.{i}", (side >> i) ** 2
+        name, at = f"convnext.encoder.stages.{i}", patches >> 2 * i
         stacks[f"{name}.layers"] = Stack(c["depths"][i], f"stage{i}")
         spaces |= {f"stage{i}": avg(width, at), f"mixed{i}": avg(width, at), f"normed{i}": zero(width, at),
                    f"hidden{i}": circ(4 * width, at)}  # fmt: skip
@@ -40,7 +42,9 @@ def convnext(c: Config) -> Spec:
             spaces[f"down{i}"] = zero(widths[i - 1], at)
             rows[f"{name}.downsampling_layer.0"] = layer_norm(f"stage{i - 1} -> down{i}", eps=EPS)
             rows[f"{name}.downsampling_layer.1"] = conv(f"down{i} -> stage{i}")
-    fixed = {"channels": c["num_channels"], "patch": c["patch_size"]}
+    given = backbone(widths, EPS) if shows else ({}, {})
+    spaces, rows = spaces | given[0], rows | given[1]
+    fixed = {"channels": c["num_channels"]}
     return Spec(rows, spaces, stacks, fixed, eps="layer_norm_eps", prefix="convnext.")
 
 

@@ -1,7 +1,7 @@
 """DINOv2."""
 
+from lemonx.architectures.patches import count
 from lemonx.architectures.rotary import head
-from lemonx.errors import Refused
 from lemonx.modules import conv, linear, parameter
 from lemonx.norms import layer_norm, scale
 from lemonx.rows import Row
@@ -9,6 +9,7 @@ from lemonx.spaces import avg, circ, unscaled, zero
 from lemonx.spec import Config, Spec, Stack, architecture
 
 LAYER = "dinov2.encoder.layer.*"
+SHOWN = ("out_features", "out_indices")  # the blocks whose streams a backbone gives out
 
 
 @architecture(
@@ -22,16 +23,13 @@ LAYER = "dinov2.encoder.layer.*"
 )
 def dinov2(c: Config) -> Spec:
     """DINOv2: Pre-LN, a scale for every channel of a branch, MLP or SwiGLU."""
-    if c.is_a("Backbone"):
-        raise Refused("a backbone's feature maps belong to blocks by number: save it as a Dinov2Model first")
     width, heads, gated = c["hidden_size"], c["num_attention_heads"], c["use_swiglu_ffn"]
-    tokens, hidden = (c["image_size"] // c["patch_size"]) ** 2 + 1, int(width * c["mlp_ratio"])
+    tokens, hidden = count(c) + 1, int(width * c["mlp_ratio"])
     return Spec(
-        stacks={"dinov2.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
+        stacks={"dinov2.encoder.layer": Stack(c["num_hidden_layers"], "residual", numbered=SHOWN)},
         eps="layer_norm_eps",
         prefix="dinov2.",
-        # Which blocks a backbone would show: anew by their number.
-        config={"out_features": None, "out_indices": None, "stage_names": None},
+        config={"stage_names": stage_names(c)},
         spaces={
             "residual": avg(width, tokens),
             "normed": zero(width, tokens),
@@ -42,9 +40,14 @@ def dinov2(c: Config) -> Spec:
             **head(width // heads, {}, positions=tokens),
             "hidden": circ((hidden * 2 // 3 + 7) // 8 * 8 if gated else hidden, tokens),
         },
-        fixed={"channels": c["num_channels"], "patch": c["patch_size"]},
+        fixed={"channels": c["num_channels"]},
         rows=_rows("normed -> hidden + hidden" if gated else "normed -> hidden", gated),
     )
+
+
+def stage_names(c: Config) -> list[str]:
+    """What a backbone calls the streams in front of its blocks and behind each."""
+    return ["stem", *(f"stage{i + 1}" for i in range(c["num_hidden_layers"]))]
 
 
 def _rows(up: str, gated: bool) -> dict[str, Row]:

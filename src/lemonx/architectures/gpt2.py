@@ -27,6 +27,7 @@ ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attenti
         "layer_norm_epsilon": 1e-5,
         "scale_attn_by_inverse_layer_idx": False,
         "scale_attn_weights": True,
+        "summary_proj_to_labels": True,
     },
 )
 def gpt2(c: Config) -> Spec:
@@ -35,6 +36,8 @@ def gpt2(c: Config) -> Spec:
         raise Refused("scale_attn_by_inverse_layer_idx ties a block's function to its index: no lossless depth")
     width, layer = c["n_embd"], "transformer.h.*"
     tied = c.tied("transformer.wte")
+    # A class for every choice, or a vector.
+    summary = "_" if c["summary_proj_to_labels"] else "summary"
     return Spec(
         stacks={"transformer.h": Stack(c["n_layer"], "residual")},
         eps="layer_norm_epsilon",
@@ -48,6 +51,7 @@ def gpt2(c: Config) -> Spec:
             "hidden": circ(c["n_inner"] or 4 * width),
             "vocab": fresh(c["vocab_size"]),
             "positions": fresh(c["n_positions"]),
+            **({} if c["summary_proj_to_labels"] else {"summary": circ(width)}),
         },
         rows={
             "transformer.wte": embedding("vocab -> residual"),
@@ -62,5 +66,6 @@ def gpt2(c: Config) -> Spec:
             f"{layer}.mlp.c_proj": linear("hidden -> residual", transposed=True),
             "transformer.ln_f": layer_norm("residual -> final"),
             **language_model(tied),
+            "multiple_choice_head.summary": linear(f"final -> {summary}", optional=True),
         },
     )

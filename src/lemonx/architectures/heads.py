@@ -1,7 +1,11 @@
-"""What reads a decoder's last stream."""
+"""What reads the last stream, by the names that transformers' classes have for it."""
 
-from lemonx.modules import linear
+from collections.abc import Sequence
+
+from lemonx.modules import conv, linear
+from lemonx.norms import layer_norm
 from lemonx.rows import Row
+from lemonx.spaces import Space, zero
 
 
 def language_model(tied: str | None, final: str = "final") -> dict[str, Row]:
@@ -12,3 +16,22 @@ def language_model(tied: str | None, final: str = "final") -> dict[str, Row]:
 def classifiers(final: str = "final") -> dict[str, Row]:
     """A class for the text or for every token, and where an answer begins and ends, by the names that classes use."""
     return {name: linear(f"{final} -> _", optional=True) for name in ("score", "classifier", "qa_outputs")}
+
+
+def images(final: str = "final") -> dict[str, Row]:
+    """A class for the image, or the pixels of every patch that was masked."""
+    return {
+        "classifier": linear(f"{final} -> _", optional=True),
+        "decoder.0": conv(f"{final} -> _", optional=True),
+    }
+
+
+def backbone(widths: Sequence[int], eps: float) -> tuple[dict[str, Space], dict[str, Row]]:
+    """Norms of the streams that a backbone gives out, in front of its stages and behind each; nobody reads these."""
+    streams = {"stem": 0, **{f"stage{i + 1}": i for i in range(len(widths))}}
+    spaces = {f"shown_{name}": zero(widths[i]) for name, i in streams.items()}
+    rows: dict[str, Row] = {
+        f"hidden_states_norms.{name}": layer_norm(f"stage{i} -> shown_{name}", eps=eps, optional=True)
+        for name, i in streams.items()
+    }
+    return spaces, rows

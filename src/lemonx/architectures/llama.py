@@ -27,6 +27,8 @@ MLP: Mapping[str, Row] = {
     f"{LAYER}.mlp.up_proj": linear("normed -> hidden"),
     f"{LAYER}.mlp.down_proj": linear("hidden -> residual"),
 }
+# Classes in which the model is called `transformer`.
+QUESTIONS = tuple(f"{name}ForQuestionAnswering" for name in ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3"))
 QK_NORMS: Mapping[str, Row] = {
     f"{LAYER}.self_attn.q_norm": rms_norm("raw_query -> query"),
     f"{LAYER}.self_attn.k_norm": rms_norm("raw_key -> key"),
@@ -89,7 +91,7 @@ def decoder(
     width, heads = c["hidden_size"], c["num_attention_heads"]
     head_dim, raw = c["head_dim"] or width // heads, "raw_" if qk_norms else ""
     tied = c.tied("model.embed_tokens")
-    return Spec(
+    spec = Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=lists)},
         eps="rms_norm_eps",
         prefix="model.",
@@ -114,3 +116,4 @@ def decoder(
             **language_model(tied),
         },
     )
+    return spec.rooted("transformer.") if c.is_a(*QUESTIONS) else spec

@@ -1,6 +1,6 @@
 """Marian (opus-mt)."""
 
-from lemonx.architectures.bart import ALIASES, DEFAULTS, PARTS, SIZES, blocks, decoded, units
+from lemonx.architectures.bart import ALIASES, DEFAULTS, PARTS, SIZES, cached, decoded, parts_of, stacked, units
 from lemonx.modules import embedding
 from lemonx.spaces import avg, fresh, scaled
 from lemonx.spec import Config, Spec, Stack, architecture
@@ -12,22 +12,22 @@ COMPUTED = "sinusoidal positions are computed from it, not stored"
               defaults=DEFAULTS | {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None})  # fmt: skip
 def marian(c: Config) -> Spec:
     """Marian: BART with sinusoidal positions, and no norm on the embeddings."""
-    width, shared = c["d_model"], c["share_encoder_decoder_embeddings"]
+    width, parts, shared = c["d_model"], parts_of(c), c["share_encoder_decoder_embeddings"]
     generates = not c.is_a("MarianModel")
-    table, vocab = ("model.shared", "vocab") if shared else ("model.decoder.embed_tokens", "target_vocab")
-    own = {
-        "model.encoder.embed_tokens": embedding("vocab -> words", tied="model.shared" if shared else None),
-        "model.decoder.embed_tokens": embedding(f"{vocab} -> words", tied="model.shared" if shared else None),
-    }
+    vocab = "vocab" if shared else "target_vocab"
+    table = "model.shared" if shared and parts == PARTS else "model.decoder.embed_tokens"
+    tied = table if table == "model.shared" else None
+    own = {f"model.{part}.embed_tokens": embedding(f"{tokens} -> words", tied=tied)
+           for part, tokens in zip(PARTS, ("vocab", vocab), strict=True) if part in parts}  # fmt: skip
     return Spec(
-        stacks={f"model.{part}.layers": Stack(c[f"{part}_layers"], "residual") for part in PARTS},
+        stacks={f"model.{part}.layers": Stack(c[f"{part}_layers"], "residual") for part in parts},
         prefix="model.",
+        config=cached(c),
         spaces={
             "words": scaled(avg(width), "residual", by=width**0.5 if c["scale_embedding"] else 1.0),
             "residual": avg(width),
             **({"final": avg(width)} if generates else {}),
-            **units(c, "encoder"),
-            **units(c, "decoder"),
+            **{name: space for part in parts for name, space in units(c, part).items()},
             "vocab": fresh(c["vocab_size"]),
             **({} if shared else {"target_vocab": fresh(c["decoder_vocab_size"] or c["vocab_size"])}),
         },
@@ -35,12 +35,11 @@ def marian(c: Config) -> Spec:
         still={"width": COMPUTED},
         follows={"decoder_vocab_size": "vocab_size"} if shared else {},
         rows={
-            **({"model.shared": embedding("vocab -> words")} if shared else {}),
+            **({table: embedding("vocab -> words")} if tied else {}),
             **own,
             # Some files have the positions all the same.
-            **{f"model.{part}.embed_positions": embedding("_ -> residual", optional=True) for part in PARTS},
-            **blocks("encoder", "residual", "residual"),
-            **blocks("decoder", "residual", "residual", "residual"),
+            **{f"model.{part}.embed_positions": embedding("_ -> residual", optional=True) for part in parts},
+            **stacked(parts),
             **(decoded("final", table if c["tie_word_embeddings"] else None, vocab) if generates else {}),
         },
     )

@@ -27,6 +27,7 @@ def olmo(c: Config) -> Spec:
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
         prefix="model.",
+        shown=("final",) if c.headless else (),
         config={"head_dim": head_dim},
         spaces={
             "residual": avg(width),

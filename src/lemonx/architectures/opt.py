@@ -37,6 +37,7 @@ def opt(c: Config) -> Spec:
     return Spec(
         stacks={"model.decoder.layers": Stack(c["num_hidden_layers"], "residual")},
         prefix="model.",
+        shown=("residual",) if c.headless and not norm and not narrow else (),
         # The width of embeddings is that of the stream unless the source's is another.
         config={} if narrow else {"word_embed_proj_dim": None},
         spaces={

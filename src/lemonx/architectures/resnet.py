@@ -1,6 +1,7 @@
 """ResNet, in transformers' names and in torchvision's."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from lemonx.modules import conv, linear
@@ -69,7 +70,7 @@ def torchvision_resnet(c: Config) -> Spec:
         "bn1": batch_norm(f"stem -> {entry}"),
         c["classifier"]: linear(f"stage{last} -> _"),
     }
-    stacks, fixed = {}, {"channels": c["num_channels"]}
+    stacks = {}
     for i, width in enumerate(widths[1:], start=1):
         name, changes = f"layer{i}", i > 1 or entry == "stage0"
         side //= 2 if i > 1 else 1
@@ -81,11 +82,11 @@ def torchvision_resnet(c: Config) -> Spec:
         if changes and c["shortcut"] == "B":
             rows[f"{name}.0.downsample.0"] = conv(f"stage{i - 1} -> sum{i}")
             rows[f"{name}.0.downsample.1"] = batch_norm(f"sum{i} -> stage{i}")
-    if c["shortcut"] == "A":
-        # A shortcut without parameters pads channels with zeros: the padded ones must keep their places.
-        streams = [name for name in spaces if name.startswith(("stem", "stage", "sum"))]
-        fixed |= {name: spaces.pop(name).size for name in streams}
-    return Spec(rows, spaces, stacks, fixed)
+        if changes and c["shortcut"] == "A":
+            # A shortcut without parameters puts the channels of the stage before between zeros.
+            spaces[f"stage{i}"] = replace(spaces[f"stage{i}"], padded=f"stage{i - 1}")
+            spaces[f"sum{i}"] = replace(spaces[f"sum{i}"], like=f"stage{i}")
+    return Spec(rows, spaces, stacks, {"channels": c["num_channels"]})
 
 
 def _stage(i: int, width: int, inner: int, at: int) -> dict[str, Space]:

@@ -1,5 +1,6 @@
 """SigLIP: both towers, or one of them."""
 
+from lemonx.architectures.patches import count
 from lemonx.architectures.rotary import head
 from lemonx.architectures.tower import BOTH_SIZES, SIZES, TEXT_SIZES, Tower, encoder, joined, of_both, text
 from lemonx.modules import conv, dropped, embedding, linear, parameter
@@ -54,7 +55,7 @@ def siglip_vision_model(c: Config) -> Spec:
 
 def _vision(c: Config, part: str) -> Tower:
     """An encoder of patches; a learned probe attends to what it finds."""
-    tokens = (c[f"{part}image_size"] // c[f"{part}patch_size"]) ** 2
+    tokens = count(c, part, square=True)
     made, eps, name = encoder(c, "vision", part, tokens), f"{part}layer_norm_eps", "vision_model"
     rows: dict[str, Row] = {
         f"{name}.embeddings.patch_embedding": conv("channels -> vision_residual"),

@@ -1,5 +1,7 @@
 """Swin Transformer (the first)."""
 
+from lemonx.architectures.heads import backbone, images
+from lemonx.architectures.patches import grid
 from lemonx.architectures.rotary import head
 from lemonx.modules import conv, dropped, linear, parameter
 from lemonx.norms import layer_norm
@@ -22,22 +24,24 @@ EPS = 1e-5  # of the norms around the stages, in code
 )
 def swin(c: Config) -> Spec:
     """Swin: Pre-LN, shifted windows with a relative position bias, patch merging."""
-    last = len(c["depths"]) - 1
+    last, shows = len(c["depths"]) - 1, c.is_a("Backbone")
     spaces: dict[str, Space] = {"patches": avg(c["embed_dim"]), "final": zero(c["embed_dim"] << last)}
     rows: dict[str, Row] = {
         "swin.embeddings.patch_embeddings.projection": conv("channels -> patches"),
         "swin.embeddings.norm": layer_norm("patches -> stage0", eps=EPS),
         "swin.embeddings.position_embeddings": parameter("1 _ stage0", optional=True),
         "swin.embeddings.mask_token": parameter("1 1 stage0", optional=True),
-        "swin.layernorm": layer_norm(f"stage{last} -> final"),
-        "classifier": linear("final -> _", optional=True),
+        "swin.layernorm": layer_norm(f"stage{last} -> final", optional=shows),
+        **images(),
     }
     stacks = {}
     for i, depth in enumerate(c["depths"]):
-        width, heads, side = c["embed_dim"] << i, c["num_heads"][i], c["image_size"] // c["patch_size"] >> i
-        name, at = f"swin.encoder.layers.{i}", side * side
+        width, heads, (high, wide) = c["embed_dim"] << i, c["num_heads"][i], (side >> i for side in grid(c))
+        name, at = f"swin.encoder.layers.{i}", high * wide
         # Every second block shifts its windows, if there is more than one window.
-        stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2 if side > c["window_size"] else 1)
+        stacks[f"{name}.blocks"] = Stack(
+            depth, f"stage{i}", period=2 if shows or min(high, wide) > c["window_size"] else 1
+        )
         spaces |= {f"stage{i}": avg(width, at), f"normed{i}": zero(width, at), f"heads{i}": circ(heads, at),
                    f"hidden{i}": circ(int(c["mlp_ratio"] * width), at)}  # fmt: skip
         spaces |= {f"{entry}{i}": space for entry, space in head(width // heads, {}, positions=at).items()}
@@ -46,6 +50,8 @@ def swin(c: Config) -> Spec:
             spaces[f"merged{i}"] = zero(width, at // 4)
             rows[f"{name}.downsample.norm"] = layer_norm(f"(4 stage{i}) -> (4 merged{i})", eps=EPS)
             rows[f"{name}.downsample.reduction"] = linear(f"(4 merged{i}) -> stage{i + 1}")
+    given = backbone([c["embed_dim"] << i for i in range(last + 1)], EPS) if shows else ({}, {})
+    spaces, rows = spaces | given[0], rows | given[1]
     config = {"hidden_size": c["embed_dim"] << last}
     return Spec(rows, spaces, stacks, {"channels": c["num_channels"]}, "layer_norm_eps", "swin.", config=config)
 

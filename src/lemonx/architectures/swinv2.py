@@ -1,5 +1,7 @@
 """Swin Transformer V2."""
 
+from lemonx.architectures.heads import images
+from lemonx.architectures.patches import grid
 from lemonx.modules import conv, dropped, linear, parameter
 from lemonx.norms import layer_norm
 from lemonx.rows import Row
@@ -26,15 +28,15 @@ def swinv2(c: Config) -> Spec:
         "swinv2.embeddings.norm": layer_norm("merged0 -> stage0", eps=1e-5),
         "swinv2.embeddings.position_embeddings": parameter("1 _ stage0", optional=True),
         "swinv2.embeddings.mask_token": parameter("1 1 stage0", optional=True),
-        "swinv2.layernorm": layer_norm(f"stage{stages - 1} -> final"),
-        "classifier": linear("final -> _", optional=True),
+        "swinv2.layernorm": layer_norm(f"stage{stages - 1} -> final", optional=c.is_a("Backbone")),
+        **images(),
     }
     stacks, fixed = {}, {"channels": c["num_channels"]}
     for i, depth in enumerate(c["depths"]):
-        width, side = c["embed_dim"] << i, c["image_size"] // c["patch_size"] >> i
-        name, at = f"swinv2.encoder.layers.{i}", side * side
+        width, (high, wide) = c["embed_dim"] << i, (side >> i for side in grid(c))
+        name, at = f"swinv2.encoder.layers.{i}", high * wide
         # Every second block shifts its windows, if there is more than one window.
-        stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2 if side > c["window_size"] else 1)
+        stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2 if max(high, wide) > c["window_size"] else 1)
         head = width // c["num_heads"][i]
         spaces |= {
             # Queries and keys are divided by their length, so what is new in them is zero in both.

@@ -1,5 +1,7 @@
 """ViT and DeiT."""
 
+from lemonx.architectures.heads import images
+from lemonx.architectures.patches import count
 from lemonx.architectures.rotary import head
 from lemonx.modules import conv, linear, parameter
 from lemonx.norms import layer_norm
@@ -22,7 +24,7 @@ from lemonx.spec import Config, Spec, Stack, architecture
 def vit(c: Config) -> Spec:
     """ViT, DeiT: Pre-LN, class token (and distillation token), learned positions."""
     name, width, heads = c["model_type"], c["hidden_size"], c["num_attention_heads"]
-    tokens = (c["image_size"] // c["patch_size"]) ** 2 + (2 if name == "deit" else 1)
+    tokens = count(c) + (2 if name == "deit" else 1)
     return Spec(
         stacks={f"{name}.encoder.layer": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_eps",
@@ -36,7 +38,7 @@ def vit(c: Config) -> Spec:
             "hidden": circ(c["intermediate_size"], tokens),
             "pooled": circ(c["pooler_output_size"] or width),
         },
-        fixed={"channels": c["num_channels"], "patch": c["patch_size"]},
+        fixed={"channels": c["num_channels"]},
         rows={
             f"{name}.embeddings.cls_token": parameter("1 1 residual"),
             f"{name}.embeddings.distillation_token": parameter("1 1 residual", optional=name == "vit"),
@@ -46,7 +48,7 @@ def vit(c: Config) -> Spec:
             **block(f"{name}.encoder.layer.*"),
             f"{name}.layernorm": layer_norm("residual -> final"),
             f"{name}.pooler.dense": linear("final -> pooled", optional=True),
-            "classifier": linear("final -> _", optional=True),
+            **images(),
             "cls_classifier": linear("final -> _", optional=True),
             "distillation_classifier": linear("final -> _", optional=True),
         },

@@ -1,6 +1,6 @@
 """Whisper."""
 
-from lemonx.architectures.bart import ALIASES, EPS, SIZES, blocks, units
+from lemonx.architectures.bart import ALIASES, EPS, PARTS, SIZES, blocks, cached, parts_of, units
 from lemonx.errors import Refused
 from lemonx.modules import conv, embedding, linear
 from lemonx.norms import layer_norm
@@ -18,16 +18,17 @@ def whisper(c: Config) -> Spec:
     width, hears = c["d_model"], c.is_a("ForAudioClassification")
     if hears and c.maybe("use_weighted_layer_sum"):
         raise Refused("use_weighted_layer_sum mixes the streams behind all blocks: no spec covers that yet")
-    parts = ("encoder",) if hears else ("encoder", "decoder")
-    rows = _hearing() | (_classified() if hears else _speaking(c))
+    parts = PARTS[:1] if hears else parts_of(c)
+    rows, fixed = _classified() if hears else _speaking(c), dict[str, int]()
     spaces = {
-        "stem": circ(width),
-        "heard": avg(width),
         "normed": zero(width),
         "encoded": zero(width),
         **{name: space for part in parts for name, space in units(c, part).items()},
     }
-    if not hears:
+    if "encoder" in parts:
+        rows, fixed = _hearing() | rows, {"mels": c["num_mel_bins"], "frames": c["max_source_positions"]}
+        spaces |= {"stem": circ(width), "heard": avg(width)}
+    if "decoder" in parts:
         spaces |= {
             "residual": avg(width),
             "final": zero(width),
@@ -38,9 +39,10 @@ def whisper(c: Config) -> Spec:
         stacks={f"model.{part}.layers": Stack(c[f"{part}_layers"], {"encoder": "heard"}.get(part, "residual"))
                 for part in parts},
         prefix="model.",
-        acts=("heard",),
+        config=cached(c) if "decoder" in parts else {},
+        acts=("heard",) if "encoder" in parts else (),
         spaces=spaces,
-        fixed={"mels": c["num_mel_bins"], "frames": c["max_source_positions"]},
+        fixed=fixed,
         rows=rows,
         pointers={} if hears else {"alignment_heads": ("model.decoder.layers", "decoder_heads")},
     )  # fmt: skip

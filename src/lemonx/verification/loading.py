@@ -139,7 +139,7 @@ def floating_outputs(model: PreTrainedModel, view: View) -> dict[str, torch.Tens
         result = model(**inputs, **view.options)
     found = {}
     for name, value in _tensors(result):
-        if value.is_floating_point():
+        if value.is_floating_point() and value.ndim:  # a loss is no output: it follows from one
             per_token = mask is not None and value.shape[:2] == mask.shape
             found[name] = (value[mask.bool()] if per_token else value).double()  # type: ignore[union-attr]
     return found

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SAMPLE = 4
-LENGTH = 24
+LENGTH = 23  # no width of anything, so that an output with this many entries is one for every token
 CHOICES = 2  # of a model that chooses among texts
 # The texts that are not padded at their end.
 UNPADDED = [0, 2, 3]
@@ -101,7 +101,9 @@ def views(model: PreTrainedModel, seed: int = 0) -> list[View]:
 
 def _pictures(model: PreTrainedModel, config: Any, generator: torch.Generator) -> list[View]:
     """Pictures of the model's own size, and of another one that is no multiple of anything."""
-    found = [View("", _pixels(config, _sides(config), generator))]
+    found = [View("", _pixels(config, _sides(config), generator) | _masked(model, config, generator))]
+    if "bool_masked_pos" in found[0].inputs:
+        return found  # they go with one size
     patch = getattr(config, "patch_size", 1)
     patch = max(patch) if isinstance(patch, list | tuple) else patch
     sides = tuple(side + 3 * patch for side in _sides(config))
@@ -110,10 +112,26 @@ def _pictures(model: PreTrainedModel, config: Any, generator: torch.Generator) -
     return [*found, View("of another size", _pixels(config, sides, generator), options)]
 
 
-def _sides(config: Any) -> tuple[int, int]:
-    size = getattr(config, "image_size", 64)
+def _sides(config: Any, name: str = "image_size") -> tuple[int, int]:
+    """A height and a width, which a config may give as one number."""
+    size = getattr(config, name, None) or 64
     height, width = size if isinstance(size, list | tuple) else (size, size)
     return height, width
+
+
+def _masked(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """The patches that a model of masked images must fill in; none where their pixels would make up no image."""
+    import torch
+
+    masks = any(name.endswith("mask_token") for name, _ in model.named_parameters())
+    if not masks or not type(model).__name__.endswith("ForMaskedImageModeling"):
+        return {}
+    image, patch = _sides(config), _sides(config, "patch_size")
+    high, wide = (side // length for side, length in zip(image, patch, strict=True))
+    stride, merged = getattr(config, "encoder_stride", None), len(getattr(config, "depths", [0])) - 1
+    if stride and any((n >> merged) * stride != side for n, side in zip((high, wide), image, strict=True)):
+        return {}
+    return {"bool_masked_pos": torch.rand(SAMPLE, high * wide, generator=generator) < 0.5}
 
 
 def _pixels(config: Any, sides: tuple[int, ...], generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -157,7 +175,9 @@ def _length(config: Any) -> int:
     """Longer than the windows and than the texts that rotary positions were first made for, if there is room."""
     original = [values.get("original_max_position_embeddings") or 0 for values in _ropes(_rope(config))]
     past = max([2 * getattr(config, name) for name in _windows(config)] + [length + TAIL for length in original] + [0])
-    longest = getattr(config, "max_position_embeddings", None) or LENGTH
+    longest = (
+        getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None) or LENGTH
+    )
     # Special tokens count in the positions of some families (RoBERTa's begin behind the padding's).
     return max(1, min(max(LENGTH, past), longest if longest < LENGTH else longest - 2))
 

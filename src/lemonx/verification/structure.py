@@ -95,8 +95,10 @@ class _Compared:
         new = modules_of(self.after, tensors_by_block(plan.target_spec, names))
         found = []
         for (stack, index), module in new.items():
-            origin = plan.blocks[stack][index].source
-            if (stack, origin) not in old:
+            block = plan.blocks[stack][index]
+            origin = block.source
+            # Where blocks take turns (shifted windows), an added one has its turn, not its origin's: it is silent.
+            if (stack, origin) not in old or (block.added and plan.source_spec.stacks[stack].period > 1):
                 continue
             self.blocks += 1
             found += self._block(f"{stack}.{index}", f"{stack}.{origin}", old[stack, origin], module, (origin, index))

@@ -1,0 +1,31 @@
+"""How many patches an image has: config.json gives a side, or a height and a width."""
+
+from typing import Any
+
+from lemonx.errors import Refused
+from lemonx.spec import Config
+
+
+def grid(c: Config, part: str = "", *, square: bool = False) -> tuple[int, int]:
+    """Patches along the height and the width; `square`: the family's code knows one side only."""
+    image, patch = c[f"{part}image_size"], c[f"{part}patch_size"]
+    if square and not (isinstance(image, int) and isinstance(patch, int)):
+        raise Refused(
+            f"{part}image_size is {image} and {part}patch_size {patch}, and transformers builds this family for "
+            "square images alone: give one number for each"
+        )
+    (high, wide), (high_patch, wide_patch) = _sides(image), _sides(patch)
+    return high // high_patch, wide // wide_patch
+
+
+def count(c: Config, part: str = "", *, square: bool = False) -> int:
+    """Patches in all."""
+    high, wide = grid(c, part, square=square)
+    return high * wide
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    high, wide = size
+    return high, wide
