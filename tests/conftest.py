@@ -1,4 +1,4 @@
-"""What must be set before torch is imported, and where the real weights are."""
+"""What must be set before torch is imported, and what many tests share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-REAL = Path(__file__).resolve().parents[2] / "shared" / "real"
+DATA = Path(__file__).parent / "data"
 
 
 def pytest_configure() -> None:
@@ -34,10 +34,8 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def real() -> Path:
-    """The folder of real weights and data, `shared/real` beside the repository."""
-    if not REAL.is_dir():
-        pytest.skip(f"no real weights here: {REAL} does not exist")
-    return REAL
+    """The folder of trained weights and texts."""
+    return DATA
 
 
 @pytest.fixture(scope="session")

@@ -114,10 +114,10 @@ def test_long_text_is_tokenized_in_chunks(tmp_path: Path, tokenizer: Path, monke
 
 
 def test_real_text_and_real_tokens(real: Path):
-    text = prepare("causal-lm", kind="text", path=real / "text" / "tinyshakespeare.txt", length=64)
-    raw = (real / "text" / "tinyshakespeare.txt").read_bytes()
+    text = prepare("causal-lm", kind="text", path=real / "text" / "shakespeare.txt", length=64)
+    raw = (real / "text" / "shakespeare.txt").read_bytes()
     assert bytes(text.train[1]["input_ids"].tolist()) == raw[64:128]
-    path = real / "text" / "tinystories_sample_tok512.npy"
+    path = real / "text" / "story_tokens.npy"
     tokens = prepare("causal-lm", {"vocab_size": 512}, real / "stories260K", kind="tokens", path=path, length=64)
     assert tokens.train[2]["input_ids"].tolist() == np.load(path)[128:192].tolist()
 

@@ -137,7 +137,7 @@ def stories(real: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def story_tokens(real: Path) -> Tensor:
-    ids = np.load(real / "text" / "tinystories_sample_tok512.npy").reshape(-1)
+    ids = np.load(real / "text" / "story_tokens.npy").reshape(-1)
     return torch.from_numpy(ids[: 8 * 256].astype(np.int64)).reshape(8, 256)
 
 
@@ -168,8 +168,7 @@ def test_the_loss_of_a_language_model_stays(
 
 @pytest.fixture(scope="session")
 def resnet20(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    held = torch.load(real / "resnet_cifar10" / "resnet20.th", map_location="cpu", weights_only=True)["state_dict"]
-    state = {name.removeprefix("module."): tensor for name, tensor in held.items()}
+    state = load_file(real / "resnet20" / "model.safetensors")
     model = TorchvisionResNetForImageClassification(config_from_state_dict(state))
     model.load_state_dict(state, strict=False)
     folder = tmp_path_factory.mktemp("resnet20") / "source"

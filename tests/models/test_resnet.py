@@ -20,17 +20,7 @@ from lemonx.models.resnet import (
 )
 from pico import PICO, inputs, outputs, save
 
-REAL = Path(__file__).parents[3] / "shared" / "real" / "resnet_cifar10"
 NAMES = ["torchvision-bottleneck", "torchvision-basic", "cifar-basic"]
-
-
-def real_state_dict(name: str) -> dict[str, Tensor]:
-    """Returns a trained CIFAR ResNet's tensors, or skips the test."""
-    if not (REAL / name).is_file():
-        pytest.skip(f"{REAL / name} is absent")
-    # The file was saved on a GPU, by DataParallel.
-    tensors = torch.load(REAL / name, weights_only=True, map_location="cpu")["state_dict"]
-    return {key.removeprefix("module."): value for key, value in tensors.items()}
 
 
 def norm(tensors: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -56,9 +46,8 @@ def cifar_resnet(tensors: Mapping[str, Tensor], x: Tensor, depth: int) -> Tensor
     return F.linear(x, tensors["linear.weight"], tensors["linear.bias"])
 
 
-@pytest.mark.parametrize(("name", "depth"), [("resnet20.th", 3), ("resnet32.th", 5)])
-def test_a_trained_cifar_resnet_loads_and_runs(name: str, depth: int) -> None:
-    tensors = real_state_dict(name)
+def test_a_trained_cifar_resnet_loads_and_runs(real: Path) -> None:
+    tensors, depth = load_file(real / "resnet20" / "model.safetensors"), 3
     config = config_from_state_dict(tensors)
     assert (config.block, config.stem) == ("basic", "cifar")
     assert (config.shortcut, config.classifier) == ("A", "linear")
