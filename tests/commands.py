@@ -14,7 +14,7 @@ import pytest
 
 from lemonx import cli
 
-BAD_TARGET, BAD_CHECKPOINT, REFUSED, BAD_OUTPUT, DIFFERS = 2, 3, 4, 5, 1
+BAD_TARGET, BAD_CHECKPOINT, REFUSED, BAD_OUTPUT, DIFFERS, CANNOT_VERIFY = 2, 3, 4, 5, 1, 6
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import faults
 import lemonx
 import pico
-from commands import BAD_CHECKPOINT, BAD_OUTPUT, DIFFERS, Result, Run, assert_refused, runner, state
+from commands import BAD_CHECKPOINT, BAD_OUTPUT, CANNOT_VERIFY, Result, Run, assert_refused, runner, state
 from faults import FAULTS, Fault
 from forkserver import Server
 from lemonx.errors import BadCheckpoint
@@ -258,7 +258,7 @@ def test_an_unreadable_folder_and_an_unwritable_output(run: Run, good: Callable[
 
 
 def test_memory_that_runs_out_during_verification(server: Callable[[], Server], tmp_path: Path) -> None:
-    """Processes that may have only so much memory: one line, exit code 1, nothing written."""
+    """Processes that may have only so much memory: one line, exit code 6, nothing written."""
     sizes = {**pico._LLAMA, "intermediate_size": 40000}
     source = pico.save(pico._build(LlamaForCausalLM, LlamaConfig, sizes), tmp_path / "source", torch.float32)
     grow = ("expand", source, tmp_path / "out", "--depth", 3, "--threads", 1, "--max-shard-size", "20MB")
@@ -266,7 +266,7 @@ def test_memory_that_runs_out_during_verification(server: Callable[[], Server], 
     assert server().run(*grow, "--no-verify", limits=limits).code == 0
     shutil.rmtree(tmp_path / "out")
     done = server().run(*grow, limits=limits)
-    assert_refused(Result(done.code, done.out, done.err), DIFFERS, "memory ran out during verification: verify with")
+    assert_refused(Result(done.code, done.out, done.err), CANNOT_VERIFY, "memory ran out during verification: verify with")
     assert os.listdir(tmp_path) == ["source"]
 
 

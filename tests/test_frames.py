@@ -208,7 +208,8 @@ def test_a_post_ln_model_becomes_deeper_and_wider_at_once(depth_type: int, tmp_p
             target = lemonx.expand(source, tmp_path / f"{eps}-{len(options)}", **options)
             measured = lemonx.verify(source, target, layerwise=True)
             assert measured.passed, measured.reason()
-            lost.append(measured.outputs.difference)
+            assert measured.outputs.difference < 1e-13
+            lost.append(measured.outputs.output_loss)
     assert max(lost[:2]) < 1e-11
     # What eps costs is the same with and without frames, so frames cost nothing themselves.
     assert lost[3] == pytest.approx(lost[2], rel=1e-3) and lost[2] > 1e-8

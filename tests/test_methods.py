@@ -38,7 +38,7 @@ def grown(source: Path, target: Path, method: str, **options: object) -> dict[st
 
 def difference(source: Path, target: Path) -> float:
     with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
-        return compare(small, large, exact=True).difference
+        return compare(small, large, rounding=None).difference
 
 
 def planned(source: Path, method: str, **sizes: object) -> Plan:

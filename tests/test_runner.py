@@ -132,7 +132,7 @@ def test_jobs_are_made_as_they_are_done(ends: tuple[int, ...]) -> None:
                 made.append(number)
             yield lambda number=number: job(number)
 
-    runner._run([jobs(start, stop) for start, stop in pairwise((0, *ends))])
+    runner.run_jobs([jobs(start, stop) for start, stop in pairwise((0, *ends))])
     assert sorted(number for number, _ in done) == list(range(200))
     assert len({thread for number, thread in done if number < 180}) == len(ends)
 
@@ -151,7 +151,7 @@ def test_a_job_that_fails_stops_the_others(workers: int) -> None:
             yield lambda: threading.Event().wait(0.001)
 
     with pytest.raises(BadCheckpoint, match="broken"):
-        runner._run([jobs(fail), *(jobs(lambda: None) for _ in range(workers - 1))])
+        runner.run_jobs([jobs(fail), *(jobs(lambda: None) for _ in range(workers - 1))])
     assert len(started) < 1000
 
 
@@ -161,7 +161,7 @@ def test_each_thread_begins_where_the_others_do_not_write(tmp_path: Path) -> Non
         steps = make_plan(checkpoint, api.wanted(depth=8)).steps
     sizes = [math.prod(step.shape) for step in steps]
     for count in (1, 2, 5, 1000):
-        parts = runner._parts(steps, count)
+        parts = runner.in_parts(steps, count)
         assert len(parts) == count
         assert [step for part in parts for step in part] == list(steps)
         for part in parts:

@@ -59,7 +59,7 @@ def test_a_checkpoint_of_timms(name: str, options: dict[str, Any], args: dict[st
 
 def test_a_vit_of_timms_computes_what_transformers_does(tmp_path: Path) -> None:
     """The reference is right: the same weights under transformers' names give the same logits."""
-    model, _ = load(timm_folder("timm-vit", tmp_path / "timm"), torch.float64)
+    model = load(timm_folder("timm-vit", tmp_path / "timm"), torch.float64).model
     weights = dict(model.state_dict())
     for name in [name for name in weights if ".qkv." in name]:
         tensor = weights.pop(name)
