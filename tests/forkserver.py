@@ -1,13 +1,15 @@
 """Real `lemonx` processes at the price of a fork: the imports, which take seconds, are made once.
 
 As a process it reads a JSON object a line and answers with one: `{"start": [arguments]}` forks a child that runs the
-command line and gives its `pid`; `{"wait": pid}` gives what `waitpid` says of it. `Server` is the other end.
+command line and gives its `pid`; `{"wait": pid}` gives what `wait4` says of it, and kills it if it takes too long.
+`Server` is the other end.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,20 +21,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Done:
-    """How a process ended: its exit code, or minus the signal that killed it; and what it printed."""
+    """How a process ended: its exit code, or minus the signal that killed it; and what it printed.
+
+    `seconds`: of CPU time. `grown`: bytes of memory at its peak, above what it began with: what lemonx took, without
+    what the imports had taken before.
+    """
 
     code: int
     out: str
     err: str
+    seconds: float = 0.0
+    grown: int = 0
 
 
 class Server:
     """Starts processes. `warm` is a command that is run once, so that children find everything imported."""
 
-    def __init__(self, *warm: Any) -> None:
+    def __init__(self, *warm: Any, environment: dict[str, str] | None = None) -> None:
         source = Path(__file__).resolve().parents[1] / "src"
         path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+        environment = {**os.environ, **(environment or {}), "PYTHONPATH": path}
+        environment |= {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
         self._folder = tempfile.TemporaryDirectory()
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -48,20 +57,30 @@ class Server:
         return json.loads(self._process.stdout.readline())
 
     def start(
-        self, *arguments: Any, limits: dict[str, int] | None = None, environment: dict[str, str] | None = None
+        self,
+        *arguments: Any,
+        limits: dict[str, int] | None = None,
+        environment: dict[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> int:
         """A new `lemonx` process with these arguments; `limits`: names of resources, as RLIMIT_FSIZE, and bytes."""
         more = {"limits": limits or {}, "environment": environment or {}, "folder": self._folder.name}
-        return self._ask({"start": [str(word) for word in arguments], **more})["pid"]
+        return self._ask({"start": [str(word) for word in arguments], "cwd": str(cwd or ""), **more})["pid"]
 
-    def wait(self, pid: int) -> Done:
-        code = os.waitstatus_to_exitcode(self._ask({"wait": pid})["status"])
-        files = (Path(self._folder.name, f"{pid}.{name}") for name in ("out", "err"))
-        out, err = (file.read_text() if file.exists() else "" for file in files)  # none if it was killed at once
-        return Done(code, out, err)
+    def wait(self, pid: int, seconds: float | None = None) -> Done:
+        """Until it ends; one that takes more than so many seconds is killed."""
+        answer = self._ask({"wait": pid, "seconds": seconds})
+        printed = list[str]()
+        for name in ("out", "err", "rss"):
+            file = Path(self._folder.name, f"{pid}.{name}")
+            printed.append(file.read_text(errors="backslashreplace") if file.exists() else "")  # killed at once
+            file.unlink(missing_ok=True)
+        out, err, before = printed
+        grown = answer["peak"] - int(before or answer["peak"])
+        return Done(os.waitstatus_to_exitcode(answer["status"]), out, err, answer["cpu"], grown)
 
-    def run(self, *arguments: Any, **options: Any) -> Done:
-        return self.wait(self.start(*arguments, **options))
+    def run(self, *arguments: Any, seconds: float | None = None, **options: Any) -> Done:
+        return self.wait(self.start(*arguments, **options), seconds)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -77,7 +96,7 @@ def main() -> None:
     for line in sys.stdin:
         message = json.loads(line)
         if "wait" in message:
-            answer = {"status": os.waitpid(message["wait"], 0)[1] if warm else _LAST[0]}
+            answer = _ended(message["wait"], message["seconds"]) if warm else {"status": _LAST[0], "cpu": 0, "peak": 0}
         elif "warmed" in message:
             warm, answer = True, {}
         else:
@@ -86,6 +105,17 @@ def main() -> None:
 
 
 _LAST = [0]
+
+
+def _ended(pid: int, seconds: float | None) -> dict[str, Any]:
+    """How a child ended, its CPU time and the most memory it held."""
+    if seconds is not None:
+        end = os.pidfd_open(pid)
+        if not select.select([end], [], [], seconds)[0]:
+            os.kill(pid, signal.SIGKILL)
+        os.close(end)
+    _, status, used = os.wait4(pid, 0)
+    return {"status": status, "cpu": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss * 1024}
 
 
 def _here(command: Any, message: dict[str, Any]) -> int:
@@ -122,14 +152,20 @@ def _run(command: Any, message: dict[str, Any]) -> int:
     for number, name in ((1, "out"), (2, "err")):
         file = os.open(Path(message["folder"], f"{os.getpid()}.{name}"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
         os.dup2(file, number)
+    pages = [int(count) * resource.getpagesize() for count in Path("/proc/self/statm").read_text().split()]
+    Path(message["folder"], f"{os.getpid()}.rss").write_text(str(pages[1]))
     for name, limit in message["limits"].items():
         kind = getattr(resource, name)
         if name == "RLIMIT_AS":  # that much more than now
-            size = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmSize" in line)
-            limit += int(size.split()[1]) * 1024
+            limit += pages[0]
         resource.setrlimit(kind, (limit, limit))
     os.environ.update(message["environment"])
     tempfile.tempdir = None  # found anew, perhaps elsewhere
+    if message["cwd"]:
+        os.chdir(message["cwd"])
+    for stream in (sys.stdout, sys.stderr):  # as an interpreter does when it starts
+        errors = "strict" if stream is sys.stdout else "backslashreplace"
+        stream.reconfigure(encoding=message["environment"].get("PYTHONIOENCODING", "utf-8"), errors=errors)
     sys.argv = ["lemonx", *message["start"]]
     try:
         command()

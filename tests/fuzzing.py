@@ -10,7 +10,7 @@ import copy
 import json
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,19 +77,31 @@ def byte_changes() -> st.SearchStrategy[Callable[[bytes], bytes]]:
     return st.lists(change, min_size=1, max_size=4).map(_in_turn)
 
 
-def json_changes() -> st.SearchStrategy[Callable[[Any], Any]]:
-    """One to three of: a value anywhere replaced, removed, renamed, or exchanged for one from elsewhere."""
+def odd_values() -> st.SearchStrategy[Any]:
+    """Values of every JSON type, with the numbers and words at which readers go wrong among them."""
+    return _VALUES
+
+
+def json_changes(
+    values: st.SearchStrategy[Any] = _VALUES, vocabulary: Sequence[str] = ()
+) -> st.SearchStrategy[Callable[[Any], Any]]:
+    """One to three of: a value anywhere replaced, removed, renamed, or exchanged for one from elsewhere.
+
+    `values`: what is put in; `vocabulary`: names under which it may be put into the outermost object.
+    """
 
     def change(kind: str, place: int, other: int, value: Any, word: str) -> Callable[[Any], Any]:
         def apply(content: Any) -> Any:
             content = copy.deepcopy(content)
             places = list(_walk(content))
-            if not places:
+            if not places or (kind == "add" and not isinstance(content, dict)):
                 return value
             holder, key = places[place % len(places)]
             source, name = places[other % len(places)]
             if kind == "replace":
                 holder[key] = value
+            elif kind == "add":
+                content[word] = value
             elif kind == "move":
                 holder[key] = copy.deepcopy(source[name])
             elif kind == "remove":
@@ -102,8 +114,10 @@ def json_changes() -> st.SearchStrategy[Callable[[Any], Any]]:
 
         return apply
 
-    kinds = st.sampled_from(["replace", "remove", "move", "rename"])
-    one = st.builds(change, kinds, _PLACES, _PLACES, _VALUES, _WORDS | st.text(max_size=4))
+    kinds = st.sampled_from(["replace", "replace", "remove", "move", "rename"])
+    one = st.builds(change, kinds, _PLACES, _PLACES, values, _WORDS | st.text(max_size=4))
+    if vocabulary:
+        one |= st.builds(change, st.just("add"), _PLACES, _PLACES, values, st.sampled_from(vocabulary))
     return st.lists(one, min_size=1, max_size=3).map(_in_turn)
 
 
@@ -173,14 +187,24 @@ TARGETS = {
 }
 
 
+def header_of(raw: bytes) -> tuple[Any, bytes]:
+    """The header of a safetensors file, and the bytes behind it."""
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def with_header(text: bytes, rest: bytes) -> bytes:
+    """A safetensors file of this header and these bytes."""
+    return len(text).to_bytes(8, "little") + text + rest
+
+
 def damaged(target: Reader, good: bytes) -> st.SearchStrategy[bytes]:
     """The good bytes with bytes changed, or with the JSON in them changed and written again, or both."""
-    length = int.from_bytes(good[:8], "little") if target.header else 0
-    content = json.loads(good[8 : 8 + length] if target.header else good)
+    content, rest = header_of(good) if target.header else (json.loads(good), b"")
 
     def rewritten(change: Callable[[Any], Any]) -> bytes:
         text = json.dumps(change(content)).encode()
-        return len(text).to_bytes(8, "little") + text + good[8 + length :] if target.header else text
+        return with_header(text, rest) if target.header else text
 
     by_json = json_changes().map(rewritten)
     return st.one_of(

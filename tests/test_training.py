@@ -82,8 +82,8 @@ def test_a_recipe_that_cannot_be_followed(change: dict[str, Any], says: str) -> 
         ("data: {kind: stdlib, kind: text}\n", "'kind' is given twice"),
         ("task: !!python/object/apply:os.system [echo]\n", "could not determine a constructor"),
         ("- task\n", "want keys and values"),
-        ("task: [\n", "not a YAML file"),
-        ("? [a, b]\n: 1\n", "want keys and values|not a YAML file"),
+        ("task: [\n", "not YAML that is read here"),
+        ("? [a, b]\n: 1\n", "want keys and values|not YAML that is read here"),
     ],
 )
 def test_yaml_that_is_not_read(text: str, says: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.checkpoints.folder import parse_object, read_bytes
 from lemonx.companions import companions
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.free import Free
@@ -50,10 +52,12 @@ def wanted(
 def _factor(value: float | str | Fraction | None) -> Fraction | None:
     if value is None:
         return None
-    try:
-        factor = Fraction(str(value)).limit_denominator(4096)
-    except (ValueError, ZeroDivisionError):
-        raise BadTarget(f"--width-factor {value}: want a ratio such as 2, 1.5 or 3/2") from None
+    # No exponent: Fraction would compute all digits of 1e999999999.
+    text = str(value)
+    ratio = re.fullmatch(r"\+?([0-9]{1,7})(\.[0-9]{0,20}|/0*[1-9][0-9]{0,6})?", text)
+    if ratio is None:
+        raise BadTarget(f"--width-factor {text[:40]}: want a ratio such as 2, 1.5 or 3/2")
+    factor = Fraction(text).limit_denominator(4096)
     if factor < 1:
         raise BadTarget(f"--width-factor {value}: only growth is possible, so at least 1")
     return factor
@@ -65,12 +69,9 @@ def _like(value: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | N
     path = Path(value)
     path = path / "config.json" if path.is_dir() else path
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadTarget(f"--like {value}: cannot read a config from {path} ({error})") from None
-    if not isinstance(content, dict):
-        raise BadTarget(f"--like {value}: {path} is not a config")
-    return content
+        return parse_object(read_bytes(path), path)
+    except BadCheckpoint as error:
+        raise BadTarget(f"--like {value}: {error}") from None
 
 
 def plan(source: str | Path, *, allow_pickle: bool = False, **options: Any) -> Plan:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.folder import GENERATION, module_weights, parse_object, read_bytes, real_file
+from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.planning import Plan
 
@@ -46,7 +47,7 @@ def _width(plan: Plan) -> tuple[Any, Any] | None:
 def _pooling(path: Path, plan: Plan) -> str | None:
     width = _width(plan)
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_bytes(path))
     except ValueError:
         return None
     if width is None or width[0] == width[1] or not isinstance(content, dict):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints.folder import GENERATION
+from lemonx.checkpoints.plain import parse_json
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import Refused
 from lemonx.planning import Plan
@@ -100,7 +101,8 @@ def save(model: PreTrainedModel, folder: Path, *, verify: bool) -> None:
         model.config = config
     if known is not type(model):
         file = folder / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "architectures": [known.__name__]}))
+        renamed = {**parse_json(file.read_bytes()), "architectures": [known.__name__]}
+        file.write_text(json.dumps(renamed), encoding="utf-8")
 
 
 def _known_class(model: PreTrainedModel) -> Any:
@@ -141,7 +143,7 @@ def _generation(model: PreTrainedModel, folder: Path, plan: Plan) -> Any:
     """The model's own settings; a file may lose some of them. What points at blocks is the target's."""
     settings = copy.deepcopy(model.generation_config)
     if plan.source_spec.pointers:
-        written = json.loads((folder / GENERATION).read_text())
+        written = parse_json((folder / GENERATION).read_bytes())
         for field in plan.source_spec.pointers.keys() & written.keys():
             setattr(settings, field, written[field])
     return settings

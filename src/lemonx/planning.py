@@ -102,6 +102,8 @@ def make_plan(
     """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy."""
     origin, wanted = upcycling.origin(checkpoint, wanted)
     family, config = origin.family, origin.config
+    if abs(seed) >= 2**63:
+        raise BadTarget(f"--seed {str(seed)[:40]}: want a whole number of at most 18 digits")
     if checkpoint.config.get("quantization_config"):
         raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
     chosen = _chosen(free, depth_type, small_gains)
@@ -123,6 +125,7 @@ def make_plan(
     }
     scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
     builder = Builder(source, target, types, blocks, reading, origin.tensors, _dtype(dtype), scored, solved)
+    builder.check_count(found)
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
     steps += [step for name, beside in anew.items() for hit in beside for step in builder.routers(name, hit)]
     steps += [builder.untied(name, found) for name in present if _is_untied(source, target, name)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lemonx.errors import BadCheckpoint
+from lemonx.errors import BadCheckpoint, raise_first
 from lemonx.rows import Row
 from lemonx.signature import Side
 from lemonx.spaces import Space
@@ -23,8 +23,8 @@ LAST = "-1"
 TIED = "tie_word_embeddings"
 # The ends of the names of classes whose head makes no tokens.
 SILENT = ("Classification", "ForQuestionAnswering", "ForMultipleChoice")
-# Larger than any axis of any model: a typing error is told before memory runs out.
-LARGEST = 2**24
+# Larger than any axis, any product of axes and any stack of any model: what would take all memory is told before.
+LARGEST, LARGEST_PRODUCT, MOST_BLOCKS = 2**20, 2**21, 2**12
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,15 @@ class Config(Mapping[str, Any]):
             raise BadCheckpoint(f"config.json says {said}, which are names of one size: remove the one that is wrong")
         if not given and name not in self.defaults:
             raise BadCheckpoint(f"config.json has no field {name!r}, which this architecture needs")
+        if isinstance(value, list) and len(value) > MOST_BLOCKS:
+            raise BadCheckpoint(f"config.json: {name} has {len(value)} entries: at most {MOST_BLOCKS} are allowed")
+        return value
+
+    def count(self, name: str) -> int:
+        """A field that says how many of something there are, each of which the spec names."""
+        value = self[name]
+        if type(value) is not int or not 0 < value <= MOST_BLOCKS:
+            raise BadCheckpoint(f"config.json: {name} is {value!r}: want a whole number from 1 to {MOST_BLOCKS}")
         return value
 
     def _given(self, name: str) -> dict[str, Any]:
@@ -289,18 +298,27 @@ class Architecture:
             raise BadCheckpoint(
                 f"config.json has a field that makes no sense ({reason}): save the model again"
             ) from None
-        sizes = {
-            **{n: s.size for n, s in spec.spaces.items()},
-            **{n: s.size for n, s in spec.stacks.items()},
-            **{f"the sets of {n}": s.stored for n, s in spec.stacks.items()},
-            **spec.fixed,
-        }
-        for name, size in sizes.items():
-            if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= LARGEST:
-                raise BadCheckpoint(
-                    f"config.json makes the size of {name} {size!r}: want a whole number up to {LARGEST}"
-                )
+        raise_first(_size_problems(spec))
         return spec
+
+
+def _size_problems(spec: Spec) -> Iterator[BadCheckpoint]:
+    """A complaint for every size that is none, or larger than that of any model."""
+    axes = {**{n: s.size for n, s in spec.spaces.items()}, **spec.fixed}
+    stacks = {
+        **{n: s.size for n, s in spec.stacks.items()},
+        **{f"the sets of {n}": s.stored for n, s in spec.stacks.items()},
+    }
+    for sizes, most in ((axes, LARGEST), (stacks, MOST_BLOCKS)):
+        for name, size in sizes.items():
+            if type(size) is not int or not 0 < size <= most:
+                yield BadCheckpoint(f"config.json makes the size of {name} {size!r}: want a whole number up to {most}")
+    for name, row in spec.rows.items():
+        for side in (row.reads, row.writes):
+            if (spec.side_size(side) or 0) > LARGEST_PRODUCT:
+                yield BadCheckpoint(
+                    f"config.json makes {name} {spec.side_size(side)} wide: at most {LARGEST_PRODUCT} are allowed"
+                )
 
 
 REGISTRY: dict[str, Architecture] = {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from lemonx.check import Types, split_into
 from lemonx.checkpoints import TensorInfo
 from lemonx.coverage import UNIT, Matched, tensor_problems
 from lemonx.depth import Block
-from lemonx.errors import Refused, raise_first
+from lemonx.errors import BadTarget, Refused, raise_first
 from lemonx.exactness import BIT_EXACT, BITS, MADE, ROUNDED, UP_TO_EPS, exactness
 from lemonx.experts import part
 from lemonx.modules import Linear
@@ -27,6 +28,8 @@ from lemonx.spec import LAST, Spec
 from lemonx.vectors import AVG, WEIGHED, Expansion
 
 FLOATS = frozenset(BITS)
+# More than any model has: 94 blocks with 128 experts each have 37,000.
+MOST_TENSORS = 100_000
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,24 @@ class Builder:
         found = {name: split_into(self.source, self.target, name) for name in self.source.spaces}
         return {name: times for name, times in found.items() if times > 1}
 
+    @cached_property
+    def copies(self) -> dict[str, dict[int, list[tuple[int, Block]]]]:
+        """The blocks of the target that come from each of the source's, with their places, by stack."""
+        found: dict[str, dict[int, list[tuple[int, Block]]]] = {stack: {} for stack in self.blocks}
+        for stack, blocks in self.blocks.items():
+            for index, block in enumerate(blocks):
+                found[stack].setdefault(block.source, []).append((index, block))
+        return found
+
+    def check_count(self, found: Iterable[Matched]) -> None:
+        """BadTarget where the target would have more tensors than any model: they would fill the memory."""
+        count = sum(
+            len(self._units(hit)) * (len(self.copies[hit.stack].get(hit.index, ())) if hit.stack is not None else 1)
+            for hit in found
+        )
+        if count > MOST_TENSORS:
+            raise BadTarget(f"the target would have {count} tensors, more than {MOST_TENSORS}: choose smaller sizes")
+
     def steps(self, hit: Matched) -> list[Step]:
         """The target tensors that come from this one: one a block of the target."""
         raise_first(tensor_problems(self.source, hit, self.tensors[hit.name], FLOATS))
@@ -103,8 +124,8 @@ class Builder:
             return [self._step(hit, 0, KEEP, unit) for unit in self._units(hit)]
         stream, last_norms = self.source.stacks[hit.stack].stream, depth.stream_norms(self.source, hit.stack)[-1:]
         result = []
-        for index, block in enumerate(self.blocks[hit.stack]):
-            if block.source == hit.index and (here := self._placed(hit, hit.stack, index)) is not None:
+        for index, block in self.copies[hit.stack].get(hit.index, ()):
+            if (here := self._placed(hit, hit.stack, index)) is not None:
                 mode = self.reading.mode(self.source.rows[here.row], here.row in last_norms, stream, block)
                 for unit in self._units(here):
                     step = self._in_chain(self._step(here, index, mode, unit, block.added), here, block, mode)
@@ -158,14 +179,13 @@ class Builder:
         recipe = Matrix(rows, self.types.of(row.reads), consumes=True)
         shape, dtype = (rows.target_size, recipe.columns.target_size), self.dtype or info.dtype
         result = []
-        for index, block in enumerate(self.blocks[beside.stack or ""]):
-            if block.source == beside.index:
-                stack = (beside.stack or "")[beside.bare :]
-                named = f"{name[beside.bare :].replace('*', str(index), 1)}.weight"
-                flops = row.flops_per_weight * math.prod(shape) * self._positions(row)
-                result.append(
-                    Step(named, beside.name, name, "weight", stack, index, shape, dtype, recipe, BIT_EXACT, flops)
-                )
+        for index, _ in self.copies[beside.stack or ""].get(beside.index, ()):
+            stack = (beside.stack or "")[beside.bare :]
+            named = f"{name[beside.bare :].replace('*', str(index), 1)}.weight"
+            flops = row.flops_per_weight * math.prod(shape) * self._positions(row)
+            result.append(
+                Step(named, beside.name, name, "weight", stack, index, shape, dtype, recipe, BIT_EXACT, flops)
+            )
         return result
 
     def _units(self, hit: Matched) -> list[int | None]:
@@ -241,11 +261,36 @@ class Builder:
         )
         return replace(recipe, copied=copied) if max(copied.copies) > 1 or any(copied.unused) else recipe
 
+    @cached_property
+    def _rules(self) -> dict[tuple[Any, ...], tuple[tuple[int, ...], Recipe, str]]:
+        """What blocks have in common: a model of a hundred thousand tensors has some dozens of these."""
+        return {}
+
     def _step(self, hit: Matched, block: int, mode: str, unit: int | None = None, added: bool = False) -> Step:
+        row, info, at = self.source.rows[hit.row], self.tensors[hit.name], self._place(hit, block)
+        key = hit.row, hit.suffix, info.shape, info.dtype, mode, unit, added, at if self.frames else None
+        if key not in self._rules:
+            self._rules[key] = self._rule(hit, at, mode, unit, added)
+        shape, recipe, exact = self._rules[key]
+        weight = hit.suffix in ("weight", "_weight", "")
+        flops = row.flops_per_weight * math.prod(shape) * self._positions(row) if weight else 0
+        stack = None if hit.stack is None else hit.stack[hit.bare :]
+        name, scaled_by = hit.named(block, unit), self._scale_behind(hit, recipe)
+        return Step(
+            name, hit.name, hit.row, hit.suffix, stack, block, shape, self._dtype_of(info), recipe, exact, flops,
+            made=self.reading.made, unit=unit, scaled_by=scaled_by,
+        )  # fmt: skip
+
+    def _dtype_of(self, info: TensorInfo) -> str:
+        return self.dtype if self.dtype and info.dtype in BITS else info.dtype
+
+    def _rule(
+        self, hit: Matched, at: Place, mode: str, unit: int | None, added: bool
+    ) -> tuple[tuple[int, ...], Recipe, str]:
+        """The shape, the recipe and the exactness of a tensor of the target."""
         row, info = self.source.rows[hit.row], self.tensors[hit.name]
         axes = row.tensors()[hit.suffix]
         sizes = info.shape if axes else (1,)
-        at = self._place(hit, block)
         reads, writes = self._types_at(hit, unit, at)
         expansions = tuple(
             self._of(reads if axis.role == "r" else writes, row, axis, size)
@@ -256,18 +301,9 @@ class Builder:
         recipe = self._told_apart(recipe or row.recipe(hit.suffix, typed, mode), hit, unit, added)
         if self.frames and isinstance(recipe, Matrix) and hit.suffix == "weight":
             recipe = replace(recipe, spare=self.frames.spare(hit.row, at))
-        shape = tuple(e.target_size for e in expansions)
-        dtype = self.dtype if self.dtype and info.dtype in BITS else info.dtype
-        weight = hit.suffix in ("weight", "_weight", "")
-        flops = row.flops_per_weight * math.prod(shape) * self._positions(row) if weight else 0
-        made = self.reading.made
+        made, dtype = self.reading.made, self._dtype_of(info)
         exact = MADE if made else exactness(recipe, info.dtype, dtype, self.reading.free)
-        stack = None if hit.stack is None else hit.stack[hit.bare :]
-        name, scaled_by = hit.named(block, unit), self._scale_behind(hit, recipe)
-        return Step(
-            name, hit.name, hit.row, hit.suffix, stack, block, shape, dtype, recipe, exact, flops,
-            made=made, unit=unit, scaled_by=scaled_by,
-        )  # fmt: skip
+        return tuple(e.target_size for e in expansions), recipe, exact
 
     def _scale_behind(self, hit: Matched, recipe: Recipe) -> str | None:
         """The tensor of the scale that reads what this one writes, in the same block, if it weights a mean."""

@@ -9,10 +9,12 @@ from fractions import Fraction
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, BadTarget
-from lemonx.spec import TIED, Architecture, Config, Spec, with_fields
+from lemonx.spec import LARGEST, TIED, Architecture, Config, Spec, with_fields
 
 # The options whose sizes grow with the width.
 FOLLOWERS = ("heads", "kv_heads", "ffn")
+# How many widths on either side of the one asked for are tried, to advise one that works.
+_TRIES = 50
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
     config = family.config(values)
     spec = family.build(config)
     wanted = replace(wanted, fields={family.aliases.get(name, name): value for name, value in wanted.fields.items()})
+    for option in ("width", "depth", *FOLLOWERS):
+        _check_option(option, wanted.given(option))
     new = dict(spec.config)
     if wanted.like is not None:
         new |= _sizes_of(family, spec, wanted.like)
@@ -46,7 +50,7 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
         new |= _followers(family, config, wanted, ratio, options)
     for option in ("width", "depth", *FOLLOWERS):
         if (value := wanted.given(option)) is not None:
-            new[_single(family, config, option)] = _positive(option, value)
+            new[_single(family, config, option)] = value
     for name, value in wanted.fields.items():
         if name == TIED and value is False and not spec.ties:
             raise BadTarget(f"--set {TIED}=false: no decoder is the embedding here: leave it out")
@@ -141,8 +145,9 @@ class NotWhole(BadTarget):
     def advice(self, works: Callable[[int], bool]) -> str:
         """The message, with the widths next to the one asked for that work."""
         below = self.asked // self.step * self.step
-        down = next((n for n in range(below, self.width, -self.step) if works(n)), None)
-        up = next((n for n in range(below + self.step, 4 * self.asked, self.step) if works(n)), None)
+        lower, higher = range(below, self.width, -self.step), range(below + self.step, 4 * self.asked, self.step)
+        down = next((n for n in lower[:_TRIES] if works(n)), None)
+        up = next((n for n in higher[:_TRIES] if works(n)), None)
         sizes = " and ".join(str(n) for n in (down, up) if n is not None)
         widths = f"widths that do are {sizes}, or " if sizes else ""
         return f"{self.what}: {widths}give it with --set {self.name}=..."
@@ -170,10 +175,10 @@ def _spell(value: Any) -> str:
     return str(value).replace(" ", "")
 
 
-def _positive(option: str, value: int) -> int:
-    if value < 1:
-        raise BadTarget(f"{option} must be at least 1, not {value}")
-    return value
+def _check_option(option: str, value: int | None) -> None:
+    if value is not None and not 1 <= value <= LARGEST:
+        bound = "at least 1" if value < 1 else f"at most {LARGEST}"
+        raise BadTarget(f"{option} must be {bound}, not {str(value)[:40]}")
 
 
 def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any:

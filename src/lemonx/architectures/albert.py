@@ -18,7 +18,7 @@ def albert(c: Config) -> Spec:
     """ALBERT: BERT whose layers share their weights, with embeddings of another width."""
     width, word = c["hidden_size"], c["embedding_size"]
     layers, groups = c["num_hidden_layers"], c["num_hidden_groups"]
-    blocks = [_block(f"{GROUPS}.*.albert_layers.{i}") for i in range(c["inner_group_num"])]
+    blocks = [_block(f"{GROUPS}.*.albert_layers.{i}") for i in range(c.count("inner_group_num"))]
     return Spec(
         stacks={GROUPS: Stack(layers, "residual", sets=groups, sets_in="num_hidden_groups")},
         eps="layer_norm_eps",

@@ -47,7 +47,7 @@ def dinov2(c: Config) -> Spec:
 
 def stage_names(c: Config) -> list[str]:
     """What a backbone calls the streams in front of its blocks and behind each."""
-    return ["stem", *(f"stage{i + 1}" for i in range(c["num_hidden_layers"]))]
+    return ["stem", *(f"stage{i + 1}" for i in range(c.count("num_hidden_layers")))]
 
 
 def _rows(up: str, gated: bool) -> dict[str, Row]:

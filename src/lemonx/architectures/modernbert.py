@@ -22,7 +22,7 @@ LAYER, FIRST = "model.layers.*", "model.layers.0"
 )
 def modernbert(c: Config) -> Spec:
     """ModernBERT: Pre-LN, rotary, gated MLP, local and global attention in turn."""
-    width, heads, layers = c["hidden_size"], c["num_attention_heads"], c["num_hidden_layers"]
+    width, heads, layers = c["hidden_size"], c["num_attention_heads"], c.count("num_hidden_layers")
     every = c.maybe("global_attn_every_n_layers") or 3
     types = [("sliding" if i % every else "full") + "_attention" for i in range(layers)]
     fused = "(heads query) + (heads key) + (heads value)"

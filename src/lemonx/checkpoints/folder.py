@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from lemonx.checkpoints.safetensors_file import reject_duplicates
+from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint
 
 WEIGHTS = "model.safetensors"
@@ -102,10 +101,9 @@ def read_bytes(path: Path) -> bytes:
 def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
     """The JSON object that `raw` spells; `path` only names it."""
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=reject_duplicates)
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BadCheckpoint(f"{str(path)!r} is not valid JSON ({reason}): download or save it again") from None
+        value = parse_json(raw)
+    except ValueError as error:
+        raise BadCheckpoint(f"{str(path)!r} is not valid JSON ({error}): download or save it again") from None
     if not isinstance(value, dict):
         raise BadCheckpoint(f"{str(path)!r} holds a {type(value).__name__}, not a JSON object: save it again")
     return value

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lemonx.checkpoints.plain import parse_flat
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
@@ -177,23 +178,13 @@ def _broken(path: Path, found: str, advice: str = "download or save it again") -
     raise BadCheckpoint(f"{str(path)!r} {found}: {advice}") from None
 
 
-def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A dict of a JSON object's pairs; ValueError if a key comes twice (json keeps the last in silence)."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {twice!r} comes twice")
-    return result
-
-
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     if not raw.startswith(b"{"):
         _broken(path, "does not hold a safetensors header")
     try:
-        return json.loads(raw.decode(), object_pairs_hook=reject_duplicates)
-    except (ValueError, RecursionError) as error:
-        _broken(path, f"has a broken header ({_one_line(error)})")
+        return parse_flat(raw)
+    except ValueError as error:
+        _broken(path, f"has a broken header ({error})")
 
 
 def _metadata(value: Any, path: Path) -> dict[str, str]:
@@ -243,7 +234,3 @@ def _check_coverage(tensors: list[TensorInfo], path: Path, data_start: int, size
         _broken(path, f"is truncated: it has {size} bytes, its header promises {position}")
     if size > position:
         _broken(path, f"has {size - position} bytes after its last tensor")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -5,7 +5,9 @@ Only what `--help` needs is imported here; the rest when a command runs.
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -17,9 +19,15 @@ from lemonx.cli import expansion, catalogue, fsck, training, experiments  # noqa
 from lemonx.cli.app import app
 from lemonx.errors import BadOutput, CannotVerify, LemonxError
 
+# sysexits.h: an internal software error.
+INTERNAL = 70
+
 
 def main() -> None:
     """Run the command line: an error is one line and an exit code, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding does not have is spelled out, and not the end of the command.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         code = app(standalone_mode=False) or 0
         if code == 130:  # what the parser makes of Ctrl-C
@@ -44,6 +52,17 @@ def main() -> None:
         # A wrong option or argument, as the parser words it.
         worded = getattr(error, "format_message", None)
         if worded is None:
-            raise
+            _report(error)
         print(f"lemonx: {worded().rstrip('.')}: see `lemonx --help`", file=sys.stderr)
         sys.exit(2)
+
+
+def _report(error: Exception) -> NoReturn:
+    """The last line of defence: a mistake in lemonx itself, which no input should be able to reach."""
+    if os.environ.get("LEMONX_DEBUG"):
+        raise error
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    print(
+        f"lemonx: a fault of lemonx itself ({what}): please report it, with what LEMONX_DEBUG=1 shows", file=sys.stderr
+    )
+    sys.exit(INTERNAL)

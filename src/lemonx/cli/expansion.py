@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -163,7 +162,9 @@ def expand_command(
             with_optimizer=with_optimizer,
         )
     if as_json:
-        print_json(json.loads((output / "lemonx.json").read_text()))
+        from lemonx.checkpoints.plain import parse_json
+
+        print_json(parse_json((output / "lemonx.json").read_bytes()))
     else:
         show.print_expanded(source, output)
 

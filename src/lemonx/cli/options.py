@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from enum import Enum
 from pathlib import Path
@@ -116,9 +115,11 @@ def sizes(
 
 
 def _field(text: str) -> tuple[str, Any]:
+    from lemonx.checkpoints.plain import parse_json
+
     name, equals, value = text.partition("=")
     try:
-        return name, json.loads(value if equals else "")
+        return name, parse_json(value if equals else "")
     except ValueError:
         if name == "model_type" and value:
             return name, value
@@ -145,12 +146,9 @@ def data_section(text: str | None) -> dict[str, Any] | None:
         return None
     if not text.lstrip().startswith("{"):
         return {"kind": text}
-    import yaml
+    from lemonx.training.recipe_file import parse_yaml
 
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError:
-        content = None
-    if not isinstance(content, dict):
+    content = parse_yaml(text, "--data")
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadTarget(f"--data {text}: want a name, or a section such as {{kind: text, path: corpus}}")
     return content

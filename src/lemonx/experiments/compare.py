@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadRecipe
 from lemonx.experiments import result as results
 from lemonx.experiments.nodes import cells
@@ -55,6 +56,6 @@ def compare(
     text = json.dumps(results.result(asked, cache, quick=quick), indent=1) + "\n"
     output.mkdir(parents=True, exist_ok=True)
     partial = output / f".{results.FILE}"
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, output / results.FILE)
-    return json.loads(text)
+    return parse_json(text)

@@ -124,7 +124,8 @@ def run_node(node: Node, cache: Path) -> None:
     else:
         summary = _train(node, cache, folder)
     partial = folder / f".{DONE}"
-    partial.write_text(json.dumps({"kind": node.kind, "what": node.what, "label": node.label, **summary}, indent=1))
+    content = {"kind": node.kind, "what": node.what, "label": node.label, **summary}
+    partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
     os.replace(partial, folder / DONE)
 
 

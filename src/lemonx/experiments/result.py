@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from lemonx.certificate import versions
+from lemonx.checkpoints.plain import parse_json
 from lemonx.experiments.answer import Costs, figure, reach, saved
 from lemonx.experiments.nodes import DONE, Cell, Node, cells
 from lemonx.experiments.spec import Experiment
@@ -45,7 +45,7 @@ def result(experiment: Experiment, cache: Path, *, quick: bool) -> dict[str, Any
 
 
 def _read(node: Node, cache: Path) -> dict[str, Any]:
-    return json.loads((node.folder(cache) / DONE).read_text())
+    return parse_json((node.folder(cache) / DONE).read_bytes())
 
 
 def _run(cell: Cell, experiment: Experiment, cache: Path) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _shown(experiment: Experiment, cache: Path) -> dict[str, Any]:
     if cell is None:
         return {"certificate": None, "plan": []}
     path = cell.trained.after[0].folder(cache) / "lemonx.json"
-    content: Mapping[str, Any] = json.loads(path.read_text())
+    content: Mapping[str, Any] = parse_json(path.read_bytes())
     certificate = {name: value for name, value in content.items() if name != "tensors"}
     return {"certificate": {**certificate, "arm": arm}, "plan": plan_lines(content["tensors"])}
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lemonx.checkpoints.plain import one_line, require_plain
 from lemonx.errors import BadRecipe
 
 FILE = "experiment.toml"
@@ -144,7 +145,10 @@ def read(folder: Path) -> Experiment:
     """
     path = folder / FILE if folder.is_dir() else folder
     content = _content(path)
-    for name in content.pop("like", []):
+    others = content.pop("like", [])
+    if not isinstance(others, list):
+        raise BadRecipe(f'{path}: like: want a list of experiments, such as ["bert"]')
+    for name in others:
         other = _content(path.resolve().parent.parent / Path(str(name)).name / FILE)
         content = {**{key: other[key] for key in SHARED if key in other}, **content}
     return parse(content, path)
@@ -152,9 +156,11 @@ def read(folder: Path) -> Experiment:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        return _toml(path.read_text())
+        return _toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadRecipe(f"{path}: {error.strerror}: give the folder of an experiment") from None
+    except (ValueError, RecursionError) as error:
+        raise BadRecipe(f"{path}: not TOML that is read here ({one_line(error)}): correct it") from None
 
 
 def parse(content: Mapping[str, Any], path: Path) -> Experiment:
@@ -173,7 +179,6 @@ def _toml(text: str) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib  # pyright: ignore[reportMissingImports]
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadRecipe(f"{FILE}: {error}") from None
+    content = tomllib.loads(text)
+    require_plain(content)
+    return content

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from lemonx import summary
 from lemonx.checkpoints.destination import size_text
+from lemonx.checkpoints.plain import parse_json
 from lemonx.notes import notes
 from lemonx.planning import Plan
 from lemonx.show.console import console
@@ -152,7 +153,7 @@ def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
 
 def print_expanded(source: Path, output: Path) -> None:
     out = console()
-    content = json.loads((output / "lemonx.json").read_text())
+    content = parse_json((output / "lemonx.json").read_bytes())
     before, after = content["source"]["parameters"], content["target"]["parameters"]
     out.print(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
     if content["optimizer"]:

@@ -15,7 +15,9 @@ from typing import Any
 
 from lemonx.certificate import versions
 from lemonx.checkpoints.destination import beside, check_apart
-from lemonx.errors import BadOutput
+from lemonx.checkpoints.folder import parse_object, read_bytes
+from lemonx.checkpoints.plain import parse_json
+from lemonx.errors import BadCheckpoint, BadOutput
 from lemonx.training.recipe import Recipe
 
 RUN, CURVE, PICTURE = "run.json", "curve.csv", "curve.png"
@@ -33,7 +35,11 @@ class Saved:
     @property
     def history(self) -> list[dict[str, Any]]:
         """What had been logged when it was saved."""
-        return json.loads((self.path / _STATE).read_text())["log_history"]
+        file = self.path / _STATE
+        lines = parse_object(read_bytes(file), file).get("log_history")
+        if not isinstance(lines, list) or not all(isinstance(line, dict) and "seconds" in line for line in lines):
+            raise BadOutput(f"{str(file)!r} is not the log of a run: remove {self.path.name} to start again")
+        return lines
 
 
 @contextmanager
@@ -90,8 +96,8 @@ def _run_of(output: Path) -> dict[str, Any] | None:
     if not output.is_dir():
         raise BadOutput(f"{str(output)!r} is not a folder: choose another output")
     try:
-        content = json.loads((output / RUN).read_text())
-    except (OSError, ValueError):
+        content = parse_json(read_bytes(output / RUN))
+    except (BadCheckpoint, ValueError):
         content = None
     if not isinstance(content, dict) or "lemonx" not in content:
         raise BadOutput(f"{str(output)!r} exists and is not the folder of a run (no {RUN}): choose another output")
@@ -110,7 +116,7 @@ def _create(output: Path, recipe: Recipe) -> None:
 def write_text(path: Path, text: str) -> None:
     """The whole text, or what was there before."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
 
@@ -120,8 +126,9 @@ def last_saved(output: Path, ends: Mapping[int, int]) -> Saved | None:
     for path in output.iterdir():
         if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and (path / _STATE).is_file():
             step = int(match[1])
-            found.append(Saved(path, step, min(stage for stage, end in ends.items() if step <= end)))
+            stages = [stage for stage, end in ends.items() if step <= end]
+            found += [Saved(path, step, min(stages))] if stages else []  # no checkpoint of this run has more steps
         elif (match := re.fullmatch(r"stage-(\d+)", path.name)) and (path / _STATE).is_file():
             stage = int(match[1])
-            found.append(Saved(path, ends[stage - 1], stage))
+            found += [Saved(path, ends[stage - 1], stage)] if stage - 1 in ends else []
     return max(found, key=lambda saved: (saved.step, saved.stage), default=None)

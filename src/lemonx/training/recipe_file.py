@@ -9,13 +9,25 @@ from typing import Any
 
 import yaml
 
+from lemonx.checkpoints.plain import one_line, require_plain
 from lemonx.errors import BadRecipe
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 
 
+# A long recipe has two kilobytes; YAML is read at some hundred kilobytes a second.
+_MAX_BYTES = 200_000
+
+
 class _Loader(yaml.SafeLoader):
-    """Plain YAML, without duplicate keys; 1e-3 is a number, as everywhere but in YAML 1.1."""
+    """Plain YAML, without duplicate keys and aliases; 1e-3 is a number, as everywhere but in YAML 1.1."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            # A few lines of aliases of aliases are gigabytes, and one of its own anchor has no end.
+            where = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(None, None, "an alias: write out what it stands for", where)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -35,19 +47,24 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, name: str) -> Any:
     """What a YAML text says; `name` only names it."""
     try:
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BadRecipe(f"{name}: not a YAML file that is read here ({reason})") from None
+        if len(text) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES} letters")
+        content = yaml.load(text, _Loader)
+        require_plain(content)
+    except RecursionError:
+        raise BadRecipe(f"{name}: not YAML that is read here (it is nested too deeply): write it flat") from None
+    except Exception as error:  # the constructors of numbers and dates raise anything
+        raise BadRecipe(f"{name}: not YAML that is read here ({one_line(error)}): correct it") from None
+    return content
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """The keys and values of a recipe, given its file or the name of one that ships."""
     path = found(path)
     try:
-        content = parse_yaml(path.read_text(), str(path))
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRecipe(f"{path}: cannot be read ({error}): give a YAML file") from None
+        raise BadRecipe(f"{path}: cannot be read ({one_line(error)}): give a YAML file") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadRecipe(f"{path}: not a recipe: want keys and values, such as `task: causal-lm`")
     return content
@@ -66,7 +83,8 @@ def found(path: Path) -> Path:
 def shipped() -> dict[str, str]:
     """Name -> what it is, of every recipe that ships."""
     return {
-        path.stem: _first_comment(path.read_text()) for path in sorted(SHIPPED.glob("*.yaml"), key=lambda p: p.stem)
+        path.stem: _first_comment(path.read_text(encoding="utf-8"))
+        for path in sorted(SHIPPED.glob("*.yaml"), key=lambda p: p.stem)
     }
 
 

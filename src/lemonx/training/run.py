@@ -144,7 +144,10 @@ class Job:
             for name, path in checkpoint.companions.items():
                 (self.output / name).parent.mkdir(exist_ok=True)
                 text = expansion and carried(name, path, expansion)
-                shutil.copyfile(path, self.output / name) if text is None else (self.output / name).write_text(text)
+                if text is None:
+                    shutil.copyfile(path, self.output / name)
+                else:
+                    (self.output / name).write_text(text, encoding="utf-8")
 
     def _loaded(self, source: Path, decided: Mapping[str, Any]) -> PreTrainedModel:
         return model.loaded(self.recipe.task, source, decided, self.recipe.seed)

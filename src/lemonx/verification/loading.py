@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures
+from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint
 from lemonx.verification.foreign import foreign
 from lemonx.verification.settings import with_plain_outputs
@@ -93,7 +93,7 @@ def read_config(path: Path) -> Any:
     """config.json as an object; one of timm's, which does not say its class, as its family knows it."""
     import transformers
 
-    values = json.loads((Path(path) / "config.json").read_text())
+    values = parse_json((Path(path) / "config.json").read_bytes())
     if "model_type" in values:
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     family = architectures.find(values)

@@ -454,7 +454,7 @@ def short_of(weights: int, what: str) -> str | None:
     """Why there is not enough memory for so many bytes of weights, and for what is computed with them."""
     needed = 1.3 * weights
     try:
-        text = Path("/proc/meminfo").read_text()
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return None
     free = next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable")), None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadOutput, BadRecipe
 from lemonx.experiments.report.schema import check
 from lemonx.experiments.report.view import page
@@ -23,7 +23,7 @@ def read(path: Path) -> dict[str, Any]:
     """The content of a result.json, or of the one in a folder."""
     file = path / FILE if path.is_dir() else path
     try:
-        content = json.loads(file.read_text())
+        content = parse_json(file.read_bytes())
     except OSError as error:
         raise BadRecipe(f"{file}: {error.strerror}: give a result.json that `lemonx compare` wrote") from None
     except ValueError as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from lemonx.checkpoints.plain import parse_json
 from lemonx.experiments import verdict, wording
 from lemonx.experiments.report import curves
 from lemonx.experiments.report.charts import Style, strip
@@ -54,7 +55,7 @@ class _Section:
             "overall": verdict.OVERALL[outcome],
             "lead": lead,
             "costs_more": bool(
-                lead and lead["saved"] and json.loads(lead["saved"]["flops_with_source"].mean.value) < 0
+                lead and lead["saved"] and parse_json(lead["saved"]["flops_with_source"].mean.value) < 0
             ),
             "rows": rows,
             "claims": self.compared([("", c) for c in compared], verdict.CLAIM),

@@ -1,0 +1,96 @@
+"""JSON from strangers: every JSON text that lemonx reads, be it a file's or an option's, is parsed here.
+
+json.loads takes nesting, numbers and texts at which whatever works on them next fails, and keeps the last of two equal
+keys without a word. What comes out of here is plain: no deeper than `MAX_DEPTH`, no number that cannot be printed, no
+text that cannot be written, and not so much of it that memory runs out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+# The deepest file of a real model has about ten levels; Python's own functions fail at some hundreds.
+MAX_DEPTH = 64
+# Tokenizers say 10**30 for "no limit". The product of a hundred such numbers can still be printed.
+_LARGEST = 10**40
+# A header of 300,000 tensors has about 3 million; ten times that many would take gigabytes.
+_MAX_PARTS = 4_000_000
+
+
+def parse_json(raw: bytes | str) -> Any:
+    """What a JSON text says; ValueError, with a reason in one line, if it cannot be read or is not plain."""
+    content = parse_flat(raw)
+    require_plain(content)
+    return content
+
+
+def parse_flat(raw: bytes | str, *, repeats: bool = False) -> Any:
+    """The same for a reader that checks every value by itself, as that of a header does, or that looks at none.
+
+    `repeats`: a key may come twice.
+    """
+    try:
+        text = raw.decode() if isinstance(raw, bytes) else raw
+        if sum(text.count(mark) for mark in ",[{") > _MAX_PARTS:
+            raise ValueError(f"it has more than {_MAX_PARTS} parts")
+        return json.loads(text, object_pairs_hook=None if repeats else _without_repeats)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(one_line(error)) from None
+
+
+def require_plain(content: Any) -> None:
+    """ValueError if something in the content is neither JSON's nor a number or text of ordinary size."""
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        inside: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inside += value.keys()
+                inside += value.values()
+            elif isinstance(value, list):
+                inside += value
+            else:
+                _require_scalar(value)
+        if not inside:
+            return
+        level = inside
+    raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+
+
+def _require_scalar(value: Any) -> None:
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise ValueError("a text in it holds half of a character")
+    elif isinstance(value, int):
+        if abs(value) > _LARGEST:
+            raise ValueError(f"a number in it has more than {len(str(_LARGEST)) - 1} digits")
+    elif value is not None and not isinstance(value, float):
+        raise ValueError(f"it holds a {type(value).__name__}, which is neither text nor a number: put it in quotes")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError(f"the key {next(_repeated(pairs))[:200]!a} comes twice")
+    return result
+
+
+def _repeated(pairs: list[tuple[str, Any]]) -> Iterator[str]:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            yield key
+        seen.add(key)
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in one line.
+
+    >>> one_line(ValueError("a list\\n  in a list"))
+    'a list in a list'
+    """
+    return " ".join(str(error).split())[:200]
