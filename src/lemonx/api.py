@@ -92,10 +92,18 @@ def _plan(
     **sizes: Any,
 ) -> Plan:
     chosen: dict[str, Any] = {"free": free, "depth_type": depth_type, "small_gains": small_gains}
-    made = make_plan(checkpoint, wanted(**sizes), **chosen, seed=seed, dtype=dtype, read=methods.find(method).read)
+    read = methods.find(method).read
+    made = make_plan(checkpoint, wanted(**sizes), **chosen, seed=seed, dtype=dtype, read=read, as_read=_as_read)
     if not any(changed_fields(made)):
         raise BadTarget("the source has these sizes already: nothing would change")
     return made
+
+
+def _as_read(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of a config.json as transformers reads it; a plan that needs none of this does not import it."""
+    from lemonx.verification.building import config_fields
+
+    return config_fields(config)
 
 
 @overload
@@ -226,10 +234,8 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
             why = "the target has no lemonx.json, so only outputs could be compared"
             return Verified(outputs, layers=layers, skipped=why)
         try:
-            read = methods.find(said.method).read
-            made = make_plan(
-                small, _sizes_of(small, large), free=said.free, seed=said.seed, dtype=said.dtype, read=read
-            )
+            read, as_said = methods.find(said.method).read, {"free": said.free, "seed": said.seed, "dtype": said.dtype}
+            made = make_plan(small, _sizes_of(small, large), **as_said, read=read, as_read=_as_read)
         except BadCheckpoint:
             raise
         except LemonxError as error:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from lemonx import carriers, depth, upcycling
+from lemonx.block_fields import AsRead, implied_lists, with_block_fields
 from lemonx.carriers import Frames
 from lemonx.chains import Chain, expected_loss
 from lemonx.check import Rewired, Types, check, is_tied, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
-from lemonx.coverage import Matched, list_problems, match, settled, tied_copies
+from lemonx.coverage import Matched, match, settled, tied_copies
 from lemonx.depth import Block
-from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, raise_first
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
 from lemonx.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
 from lemonx.free import DEFAULT, Free, preset
 from lemonx.modules import Dropped
@@ -98,14 +99,18 @@ def make_plan(
     seed: int = 0,
     dtype: str | None = None,
     read: Callable[[Change, Free], Reading] = lemon,
+    as_read: AsRead | None = None,
 ) -> Plan:
-    """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy."""
+    """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy.
+
+    `as_read` gives a config.json as transformers' class reads it, and is called where that decides what a deeper model
+    is; without it, such a depth is refused.
+    """
     origin, wanted = upcycling.origin(checkpoint, wanted)
     family, config = origin.family, origin.config
     if abs(seed) >= 2**63:
         raise BadTarget(f"--seed {str(seed)[:40]}: want a whole number of at most 18 digits")
-    if checkpoint.config.get("quantization_config"):
-        raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
+    _check_config(checkpoint.config)
     chosen = _chosen(free, depth_type, small_gains)
     source = family.spec(config)
     found = match(source, origin.tensors)
@@ -141,7 +146,7 @@ def make_plan(
         source_config=checkpoint.config,
         read_as=config,
         read_names=tuple(origin.tensors),
-        target_config=_finished(new, source, types, blocks, dtype),
+        target_config=_finished(new | implied_lists(config, source, blocks, as_read), source, types, blocks, dtype),
         tensors=checkpoint.tensors,
         rows=tuple(present),
         types=types,
@@ -154,6 +159,18 @@ def make_plan(
         dtype=dtype,
         frames=solved,
     )
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """An error if config.json says what no spec knows of."""
+    if config.get("quantization_config"):
+        raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
+    parts = (config, *(value for value in config.values() if isinstance(value, Mapping)))
+    if any(part.get("per_layer_config") for part in parts):
+        raise Refused(
+            "config.json has a per_layer_config, which gives single layers sizes or windows of their own, and no spec "
+            "knows such layers: it cannot grow"
+        )
 
 
 def _chosen(free: str | Free | None, depth_type: int | None, small_gains: bool) -> Free:
@@ -235,35 +252,12 @@ def _finished(
     blocks: Mapping[str, tuple[Block, ...]],
     dtype: str | None,
 ) -> dict[str, Any]:
-    """The target's config with what follows from the types: eps, lists with an entry a block, dtype."""
-    config = with_fields(config, types.eps)
-    raise_first(list_problems(source, config))
-    for name, stack in source.stacks.items():
-        for field in stack.lists:
-            if isinstance(old := config.get(field), list):
-                config[field] = [old[block.source] for block in blocks[name]]
-        for field in stack.numbered:
-            if isinstance(old := config.get(field), list):
-                config[field] = [_renumbered(entry, stack.size, blocks[name]) for entry in old]
+    """The target's config with what follows from the types: eps, fields that speak of blocks, dtype."""
+    config = with_block_fields(with_fields(config, types.eps), source, blocks)
     if dtype:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
     return config
-
-
-def _renumbered(entry: Any, size: int, blocks: tuple[Block, ...]) -> Any:
-    """Where the block that an entry points at stands in the target; 0, and a name without a number, stand for no block.
-
-    >>> blocks = (Block(0, False, False), Block(0, True, True), Block(1, False, True))
-    >>> [_renumbered(entry, 2, blocks) for entry in (0, 2, -2, "stem", "stage2")]
-    [0, 3, 1, 'stem', 'stage3']
-    """
-    stem, number = re.fullmatch(r"(.*?)(-?\d*)", str(entry)).groups()  # type: ignore[union-attr]
-    index = int(number or 0)
-    index += size + 1 if index < 0 else 0  # from the end
-    places = [place for place, block in enumerate(blocks, start=1) if block.source == index - 1 and not block.added]
-    new = places[0] if places else index
-    return f"{stem}{new}" if number and isinstance(entry, str) else new if number else entry
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

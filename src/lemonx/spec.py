@@ -32,9 +32,11 @@ class Stack:
     """Blocks that repeat, adding to one stream.
 
     `period`: original blocks keep their index modulo this (shifted windows alternate). `pinned`: so many
-    first blocks are unlike the rest and are never copied. `lists`: config fields with one entry a block. `sets`: the
-    blocks have so many sets of weights, each for a run of blocks (0: one a block); `sets_in` is the config field of it.
-    `numbered`: config fields that point at blocks by number, counted from 1: `[3, 6]`, or `["stage3", "stage6"]`.
+    first blocks are unlike the rest and are never copied. `lists`: config fields with one entry a block; `implied`:
+    transformers derives those that config.json leaves out from a block's index. `counts`: config fields that say how
+    many first blocks are of one kind. `sets`: the blocks have so many sets of weights, each for a run of
+    blocks (0: one a block); `sets_in` is the config field of it. `numbered`: config fields that point at blocks by
+    number, counted from 1: `[3, 6]`, or `["stage3", "stage6"]`.
     """
 
     size: int
@@ -42,6 +44,8 @@ class Stack:
     period: int = 1
     pinned: int = 0
     lists: tuple[str, ...] = ()
+    implied: bool = False
+    counts: tuple[str, ...] = ()
     sets: int = 0
     sets_in: str = ""
     numbered: tuple[str, ...] = ()

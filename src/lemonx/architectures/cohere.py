@@ -30,9 +30,9 @@ def _cohere(c: Config, head_dim: int, normed: bool) -> Spec:
         f"{LAYER}.self_attn.q_norm": layer_norm("raw_query -> query", each="heads"),
         f"{LAYER}.self_attn.k_norm": layer_norm("raw_key -> key", each="kv_heads"),
     }
-    tied = c.tied("model.embed_tokens")
+    tied, windows = c.tied("model.embed_tokens"), c["model_type"] == "cohere2"
     return Spec(
-        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",))},
+        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",), implied=windows)},
         eps="layer_norm_eps",
         prefix="model.",
         config={"head_dim": head_dim},

@@ -47,9 +47,9 @@ def _sandwich() -> dict[str, Row]:
 
 def _gemma(c: Config, branch: str, norms: dict[str, Row], raw: str = "", scale: float | None = 1.0) -> Spec:
     width, heads, head_dim = c["hidden_size"], c["num_attention_heads"], c["head_dim"]
-    tied = c.tied("model.embed_tokens")
+    tied, windows = c.tied("model.embed_tokens"), c["model_type"] != "gemma"
     return Spec(
-        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",))},
+        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=("layer_types",), implied=windows)},
         eps="rms_norm_eps",
         prefix="model.",
         spaces={

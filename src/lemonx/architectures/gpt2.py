@@ -2,7 +2,6 @@
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
-from lemonx.errors import Refused
 from lemonx.modules import dropped, embedding, linear
 from lemonx.norms import layer_norm
 from lemonx.spaces import avg, circ, fresh, zero
@@ -32,14 +31,14 @@ ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attenti
 )
 def gpt2(c: Config) -> Spec:
     """GPT-2: Pre-LN, weights kept as (in, out), fused query, key and value."""
-    if c["scale_attn_by_inverse_layer_idx"]:
-        raise Refused("scale_attn_by_inverse_layer_idx ties a block's function to its index: no lossless depth")
     width, layer = c["n_embd"], "transformer.h.*"
     tied = c.tied("transformer.wte")
+    # Where scores are divided by a block's number, the source's blocks keep theirs: what is added stands behind them.
+    period = c["n_layer"] if c["scale_attn_by_inverse_layer_idx"] else 1
     # A class for every choice, or a vector.
     summary = "_" if c["summary_proj_to_labels"] else "summary"
     return Spec(
-        stacks={"transformer.h": Stack(c["n_layer"], "residual")},
+        stacks={"transformer.h": Stack(c["n_layer"], "residual", period=period)},
         eps="layer_norm_epsilon",
         prefix="transformer.",
         spaces={

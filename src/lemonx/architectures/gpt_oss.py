@@ -1,6 +1,6 @@
 """gpt-oss."""
 
-from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, decoder
+from lemonx.architectures.llama import DEFAULTS, LAYER, LAYERS, SIZES, decoder
 from lemonx.architectures.mixtral import ALIASES, EXPERTS
 from lemonx.modules import linear, parameter, router
 from lemonx.rows import Row
@@ -27,4 +27,4 @@ def gpt_oss(c: Config) -> Spec:
     """gpt-oss: attention sinks, alternating windows, experts in one tensor with gate and up in turn."""
     picked = {"chosen": c["num_experts_per_tok"], "renormalised": True, "biased": True}
     spaces = {"experts": experts(c["num_local_experts"], **picked), "hidden": circ(c["intermediate_size"])}
-    return decoder(c, mlp=MLP, spaces=spaces)
+    return decoder(c, {**LAYERS, "implied": True}, mlp=MLP, spaces=spaces)

@@ -1,6 +1,7 @@
 """Llama, Mistral, Qwen2, Qwen3, Granite, SmolLM3."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head, rotary
@@ -27,6 +28,9 @@ MLP: Mapping[str, Row] = {
     f"{LAYER}.mlp.up_proj": linear("normed -> hidden"),
     f"{LAYER}.mlp.down_proj": linear("hidden -> residual"),
 }
+# Files may say a type for every layer; Qwen's layers have windows behind the first so many.
+LAYERS: Mapping[str, Any] = {"lists": ("layer_types",)}
+WINDOWS: Mapping[str, Any] = {**LAYERS, "implied": True, "counts": ("max_window_layers",)}
 # Classes in which the model is called `transformer`.
 QUESTIONS = tuple(f"{name}ForQuestionAnswering" for name in ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3"))
 QK_NORMS: Mapping[str, Row] = {
@@ -56,13 +60,13 @@ def llama(c: Config) -> Spec:
         raise BadTarget(
             f"a Llama's hidden_size {width} must be a multiple of its {heads} heads: transformers refuses it"
         )
-    return decoder(c)
+    return decoder(c, WINDOWS if c["model_type"] == "qwen2" else LAYERS)
 
 
 @architecture("qwen3", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 32, "head_dim": 128})
 def qwen3(c: Config) -> Spec:
     """Qwen3: Llama with an RMSNorm on every query and key."""
-    return decoder(c, qk_norms=QK_NORMS)
+    return decoder(c, WINDOWS, qk_norms=QK_NORMS)
 
 
 @architecture("granite", **SIZES, kind="language", defaults=DEFAULTS)
@@ -75,24 +79,24 @@ def granite(c: Config) -> Spec:
               defaults=DEFAULTS | {"num_key_value_heads": 4, "tie_word_embeddings": True})  # fmt: skip
 def smollm3(c: Config) -> Spec:
     """SmolLM3: Llama with some layers that turn nothing."""
-    return decoder(c, lists=("layer_types", "no_rope_layers"))
+    return decoder(c, {"lists": ("layer_types", "no_rope_layers"), "implied": True})
 
 
 def decoder(
     c: Config,
+    layers: Mapping[str, Any] = LAYERS,
     *,
     qk_norms: Mapping[str, Row] | None = None,
     scale: float | None = None,
-    lists: tuple[str, ...] = ("layer_types",),
     mlp: Mapping[str, Row] = MLP,
     spaces: Mapping[str, Space] | None = None,
 ) -> Spec:
-    """The table of a Llama, with other rows for its MLP; `qk_norms`: norms between projections and attention."""
+    """The table of a Llama, with other rows for its MLP; `layers`: of its stack; `qk_norms`: behind q and k."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     head_dim, raw = c["head_dim"] or width // heads, "raw_" if qk_norms else ""
     tied = c.tied("model.embed_tokens")
     spec = Spec(
-        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", lists=lists)},
+        stacks={"model.layers": Stack(c["num_hidden_layers"], "residual", **layers)},
         eps="rms_norm_eps",
         prefix="model.",
         config={"head_dim": head_dim},

@@ -23,16 +23,13 @@ LAYER, FIRST = "model.layers.*", "model.layers.0"
 def modernbert(c: Config) -> Spec:
     """ModernBERT: Pre-LN, rotary, gated MLP, local and global attention in turn."""
     width, heads, layers = c["hidden_size"], c["num_attention_heads"], c.count("num_hidden_layers")
-    every = c.maybe("global_attn_every_n_layers") or 3
-    types = [("sliding" if i % every else "full") + "_attention" for i in range(layers)]
     fused = "(heads query) + (heads key) + (heads value)"
     return Spec(
         # The first block has no norm before its attention: it reads what the norm of the embeddings wrote.
-        stacks={"model.layers": Stack(layers, "residual", pinned=1, lists=("layer_types",))},
+        stacks={"model.layers": Stack(layers, "residual", pinned=1, lists=("layer_types",), implied=True)},
         eps="norm_eps",
         prefix="model.",
         acts=("transform",),
-        config={"layer_types": c.maybe("layer_types") or types},
         spaces={
             "embedded": avg(width),
             "residual": avg(width),

@@ -12,6 +12,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.folder import GENERATION
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.planning import Plan
+from lemonx.spec import flat_fields
 from lemonx.verification.foreign import foreign, reason
 from lemonx.verification.loading import model_class, quiet
 
@@ -38,14 +39,20 @@ def config_object(config: Mapping[str, Any]) -> Any:
     """A config.json as transformers' own object, with the defaults of its class."""
     from transformers import CONFIG_MAPPING
 
-    from lemonx import models
-
-    models.register()
     if "model_type" not in config:
         config = dict(architectures.find(config).config(config))
+    if config["model_type"] not in CONFIG_MAPPING:  # one of this package's, whose import takes seconds
+        from lemonx import models
+
+        models.register()
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
     with foreign("read config.json", "save it again"):
         return CONFIG_MAPPING[config["model_type"]].from_dict(_with_floats(values))
+
+
+def config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of a config.json as transformers reads it, defaults and all."""
+    return flat_fields(config_object(config).to_dict())
 
 
 def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:

@@ -15,9 +15,8 @@ from typing import Any
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.planning import Plan
-from lemonx.spec import flat_fields
 from lemonx.verification.blocks import modules_of, tensors_by_block
-from lemonx.verification.building import skeleton
+from lemonx.verification.building import config_fields, skeleton
 
 # Fields that do not bear on what a model computes, and that transformers writes as it likes when it saves.
 VOLATILE = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache"})
@@ -48,7 +47,7 @@ class Structure:
 
 def check_structure(plan: Plan, target: Checkpoint) -> Structure:
     """Compare the model of the source's config.json with the target's, as it lies on disk."""
-    wrong = list(_config_faults(plan, target))
+    wrong = [*_config_faults(plan, target), *_list_faults(plan, target)]
     before, after = skeleton(plan.read_as), skeleton(target.config)
     compared = _Compared(plan, before, after)
     wrong += compared.faults()
@@ -56,7 +55,7 @@ def check_structure(plan: Plan, target: Checkpoint) -> Structure:
 
 
 def _config_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
-    wanted, found = (_as_read(config) for config in (plan.target_config, target.config))
+    wanted, found = (config_fields(config) for config in (plan.target_config, target.config))
     for name in sorted(wanted.keys() | found.keys()):
         if name not in VOLATILE and not _same(wanted.get(name), found.get(name)):
             yield (
@@ -65,11 +64,20 @@ def _config_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
             )
 
 
-def _as_read(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of a config as transformers reads it, defaults and all."""
-    from lemonx.verification.building import config_object
+def _list_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
+    """Lists that grew with the blocks, whatever their names are, have for each block what its origin's entry says.
 
-    return flat_fields(config_object(config).to_dict())
+    They are compared as transformers reads them: it derives some from the index of a block.
+    """
+    source, read = config_fields(plan.read_as), config_fields(target.config)
+    stacks = [(plan.source_spec.stacks[name].size, blocks) for name, blocks in plan.blocks.items()]
+    for name, old in source.items():
+        new = read.get(name)
+        if not isinstance(old, list) or not isinstance(new, list) or len(old) == len(new):
+            continue
+        maps = [blocks for size, blocks in stacks if (size, len(blocks)) == (len(old), len(new))]
+        if maps and not any(new == [old[block.source] for block in blocks] for blocks in maps):
+            yield f"config.json makes {name} {new!r}, which does not follow the source's {old!r} block by block"
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -127,7 +135,8 @@ class _Compared:
         """Whether a block may have this value: the origin's, its own index, or a size that changed alike everywhere."""
         if (old, new) == index and not isinstance(old, bool):
             return True
-        if not (_is_number(old) and _is_number(new)):
+        # A number that is 0 in one of them alone is a switch, no size.
+        if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0):
             return _same(old, new)
         return self._became.setdefault(where, {}).setdefault(old, new) == new
 
