@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lemonx.frames import Feeder, Frame, any_frame, feeder, reader
+from lemonx.frames import Feeder, Frame, Normed, any_frame, feeder, level, normed
 from lemonx.framing import Framed, norm_above
 from lemonx.operators import Spare
 from lemonx.rows import Vector
 from lemonx.vectors import DENSE, Expansion
 
-# Reads the gains of a norm, by its row and its block in the source.
-Gains = Callable[[str, int], np.ndarray]
+# Reads the gains of a norm, and its bias if it has one, by its row and its block in the source.
+Affine = Callable[[str, int], tuple[np.ndarray, np.ndarray | None]]
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Solved:
 
     framed: Framed
     feeders: Mapping[int, Feeder]  # by set of weights; -1: in front of all
-    gains: Gains
+    affine: Affine
     seconds: float = 0.0
-    _written: dict[tuple[str, int], Frame] = field(default_factory=dict, compare=False, repr=False)
+    _written: dict[tuple[str, Place], Normed] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def number(self) -> int:
@@ -58,14 +58,22 @@ class Solved:
         """What the stream is when it enters a block of the source."""
         return self.feeders[index - 1 if self.framed.last else -1]
 
-    def _after(self, norm: str, index: int) -> Frame:
+    def _after(self, norm: str, at: Place) -> Normed:
         """What a norm that reads the stream writes."""
-        if (norm, index) not in self._written:
-            at = index if self.framed.spec.stack_of(norm) == self.framed.stack else self.framed.sets
-            times, _ = self.framed.spec.rows[norm].reads.repeats or (1, "")
-            stream = self.stream_before(at).stream.repeated(times)
-            self._written[norm, index] = reader(stream, self.gains(norm, index), _named(norm, index))
-        return self._written[norm, index]
+        if (norm, at) not in self._written:
+            self._written[norm, at] = self._read_by(norm, at)
+        return self._written[norm, at]
+
+    def _read_by(self, norm: str, at: Place) -> Normed:
+        if norm == self.framed.first:
+            gain, bias = (np.ones(self.framed.size), None) if at.added else self.affine(norm, at.index)
+            behind = self.feeders[at.index].gains if at.closes else np.ones(self.framed.target)
+            return normed(self._before(at), gain, bias, level(gain, behind) * np.ones(self.framed.target))
+        index = at.index if self.framed.spec.stack_of(norm) == self.framed.stack else self.framed.sets
+        times, _ = self.framed.spec.rows[norm].reads.repeats or (1, "")
+        gain, bias = self.affine(norm, at.index)
+        stream = self.stream_before(index).stream.repeated(times)
+        return normed(stream, gain, bias, level(gain) * np.ones(stream.forth.target_size))
 
     def _place(self, row: str) -> int:
         return list(self.framed.spec.rows).index(row)
@@ -81,7 +89,7 @@ class Solved:
 
     def _between(self, at: Place) -> Frame:
         """The stream between the first norm of a Post-LN block and its MLP."""
-        return self._unit if at.added else self._after(self.framed.first or "", at.index)
+        return self._after(self.framed.first or "", at).read
 
     def _behind(self, at: Place) -> Frame:
         """The stream between the MLP of a Post-LN block and its last norm."""
@@ -96,7 +104,7 @@ class Solved:
         if axis == self.framed.stream:
             return _typed(self._stream_read(row, at).repeated(times))
         above = norm_above(self.framed, row)
-        return _typed(self._after(above, at.index)) if above else None
+        return _typed(self._after(above, at).read) if above else None
 
     def _stream_read(self, row: str, at: Place) -> Frame:
         framed = self.framed
@@ -131,35 +139,36 @@ class Solved:
         if not framed.ends:
             return []
         norms = [name for name in framed.readers if framed.spec.stack_of(name) is None]
-        return [self.stream_after(framed.sets - 1), *(_typed(self._after(name, 0)) for name in norms)]
+        return [self.stream_after(framed.sets - 1), *(_typed(self._after(name, Place()).read) for name in norms)]
 
     def norm(self, row: str, at: Place, suffix: str) -> Vector | None:
         """The parameters of a norm that feeds or reads the stream."""
-        framed, bias, constant = self.framed, suffix == "bias", None
+        framed, bias = self.framed, suffix == "bias"
         if row not in framed.norms:
             return None
-        if (row == framed.first and at.added) or (row == framed.last and not at.closes):
-            constant = 0.0 if bias else 1.0
-            where, gains, rule = _typed(self._unit), 1.0, "LayerNorm of a frame"
+        if row == framed.last and not at.closes:
+            where, own, rule = _typed(self._unit), (1.0, 0.0), "LayerNorm of a frame"
         elif row in (framed.entry, framed.last):
             found = self.feeders[at.index if row == framed.last else -1]
-            where, gains, rule = _typed(found.stream), found.gains, "LayerNorm into a frame"
+            where, own, rule = _typed(found.stream), (found.gains, None), "LayerNorm into a frame"
         else:
-            where, gains, rule = _typed(self._after(row, at.index)), 1.0, "LayerNorm of a frame"
+            read = self._after(row, at)
+            where, own, rule = _typed(read.carried), (read.gains, read.bias), "LayerNorm of a frame"
         if bias:
-            return Vector(where, np.ones(where.target_size), constant=constant, rule=f"{rule}, bias")
-        return Vector(where, np.zeros(where.target_size), constant=constant, rule=rule, rest=gains)
+            factor = np.full(where.target_size, 1.0 if own[1] is None else 0.0)
+            return Vector(where, factor, rule=f"{rule}, bias", rest=0.0 if own[1] is None else own[1])
+        return Vector(where, np.zeros(where.target_size), rule=rule, rest=own[0])
 
     def spare(self, row: str, at: Place) -> Spare | None:
         """The spare neurons of a block's MLP: they read the stream as it is, and write what turns it."""
         framed = self.framed
         if row not in (framed.up, framed.down):
             return None
-        now, new = self._between(at), self._behind(at)
-        assert now.back is not None
+        now, new = self._after(framed.first or "", at), self._behind(at)
+        assert now.carried.back is not None
         if row == framed.up:
-            return Spare(now.back.rows, framed.size)
-        return Spare(lambda start, stop: new.forth.columns(start, stop) - now.forth.columns(start, stop), framed.size)
+            return Spare(now.carried.back.rows, framed.size)
+        return Spare(lambda start, stop: now.turned(new.forth, start, stop), framed.size)
 
 
 def _typed(frame: Frame) -> Expansion:
@@ -197,22 +206,22 @@ class Frames:
         return [output.back(states) for output in outputs if output.target_size == states.shape[-1]]
 
 
-def solve(framed: tuple[Framed, ...], gains: Gains) -> Frames:
+def solve(framed: tuple[Framed, ...], affine: Affine) -> Frames:
     """Solve for every frame of a plan, from the gains of the norms that feed the streams."""
-    return Frames(tuple(_solved(stream, gains) for stream in framed))
+    return Frames(tuple(_solved(stream, affine) for stream in framed))
 
 
-def _solved(framed: Framed, gains: Gains) -> Solved:
+def _solved(framed: Framed, affine: Affine) -> Solved:
     began = time.monotonic()
     feeders = dict[int, Feeder]()
     for index in range(framed.sets) if framed.last else ():
-        feeders[index] = feeder(gains(framed.last or "", index), framed.target, _named(framed.last or "", index))
+        feeders[index] = feeder(affine(framed.last or "", index)[0], framed.target, _named(framed.last or "", index))
     if framed.entry:
-        feeders[-1] = feeder(gains(framed.entry, 0), framed.target, framed.entry)
+        feeders[-1] = feeder(affine(framed.entry, 0)[0], framed.target, framed.entry)
     else:
         # Linear maps can write any frame: that of the first block, so that this may be used again, or just one.
         feeders[-1] = feeders.get(0) or any_frame(framed.size, framed.target)
-    return Solved(framed, feeders, gains, time.monotonic() - began)
+    return Solved(framed, feeders, affine, time.monotonic() - began)
 
 
 def _named(row: str, index: int) -> str:

@@ -10,14 +10,22 @@ U = diag(w) A diag(mu), if U n is normed too:
 
     U^T U = rho I,   1^T U = s rho 1^T:   then its input is to be G x, G = U (I - J) + J, J the mean.
 
-A and w are found together, group by group, by Levenberg and Marquardt's method, from seeded starts; the residual is
-what is left in float64. A group can have a solution if (p-1)(P-1) - p(p-1)/2 + P >= p(p+1)/2 + p. Not in the paper.
+A and w are found together, group by group (frame_solver.py). A group can have a solution if
+(p-1)(P-1) - p(p-1)/2 + P >= p(p+1)/2 + p.
+
+A LayerNorm that only reads a frame has gains of its choice, m, and its bias is m too. It writes m A v with v = n + 1.
+Because the mean of n is 0, that of v is 1, and what the source's norm writes is linear in v, whatever its gains mu and
+its bias b are, zeros as well:
+
+    mu n + b = mu v + (b - mu) mean(v),   v = A^T diag(1/m) y* / rho.
+
+Not in the paper.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -25,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lemonx.errors import Refused
+from lemonx.frame_solver import SMALL, SOLVED, solve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,13 +42,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-# A group's equations are solved if no residual is larger: all numbers are of order one.
-SOLVED = 1e-12
 # Unknowns of a group beyond which solving takes minutes.
 UNKNOWNS = 420
-STARTS = 8
-# A group whose largest gain is so many times its smallest tries again, in all GENTLE times.
-EVEN, GENTLE = 4.0, 3
+DAMPING = 0.5
 # 1^T U / rho: with 1 the equations are singular.
 SHARES = (0.6, 0.5, 0.75, 0.4)
 
@@ -59,18 +64,20 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A sparse matrix M (size x target): rows of X become X M, and with `mean` m also mean(x) m.
+    """A sparse matrix M (size x target): rows x of X become x M, and with `mean` m also mean(x) m.
 
-    It is the transpose of an expansion E, or a left inverse of one: W E^T along columns, W L along columns.
+    It is the transpose of an expansion E, or a left inverse of one: W E^T along columns, W L along columns. With
+    `weights` u the mean is a sum, u . x.
     """
 
     size: int
     target_size: int
     stacks: tuple[Stack, ...]
     mean: Array | None = None
+    weights: Array | None = None
 
     def along_columns(self, x: torch.Tensor) -> torch.Tensor:
-        """X M + mean(X) m, in float64."""
+        """X M + (X u) m, in float64."""
         import torch
 
         x = x.double()
@@ -81,8 +88,12 @@ class Blocks:
             made = torch.bmm(taken, torch.from_numpy(stack.values)).transpose(0, 1).reshape(len(x), -1)
             y[:, torch.from_numpy(_targets(stack).reshape(-1))] = made
         if self.mean is not None:
-            y += x.mean(1, keepdim=True) * torch.from_numpy(self.mean)
+            y += (x @ torch.from_numpy(self._weights))[:, None] * torch.from_numpy(self.mean)
         return y
+
+    @property
+    def _weights(self) -> Array:
+        return np.full(self.size, 1 / self.size) if self.weights is None else self.weights
 
     def along_rows(
         self, read: Callable[[int, int], torch.Tensor], mean: Callable[[], torch.Tensor], start: int, stop: int
@@ -90,6 +101,7 @@ class Blocks:
         """Rows start..stop of M^T X + m mean(X), in float64, from the few rows of X that they are made of."""
         import torch
 
+        assert self.weights is None
         parts = {}
         for stack in self.stacks:
             for g in np.flatnonzero((stack.start < stop) & (stack.start + stack.height > start)):
@@ -103,32 +115,35 @@ class Blocks:
         return result
 
     def rows(self, start: int, stop: int) -> Array:
-        """Rows start..stop of M, dense."""
+        """Rows start..stop of M + u m, dense."""
         result = np.zeros((stop - start, self.target_size))
         for stack in self.stacks:
             group, place = np.nonzero((stack.index >= start) & (stack.index < stop))
             where = stack.index[group, place] - start
             result[where[:, None], _targets(stack)[group]] = stack.values[group, place]
+        if self.mean is not None:
+            result += self._weights[start:stop, None] * self.mean
         return result
 
     def columns(self, start: int, stop: int) -> Array:
-        """Rows start..stop of M^T + m 1^T / size, dense: of the expansion itself."""
+        """Rows start..stop of M^T + m u^T, dense: of the expansion itself."""
         result = np.zeros((stop - start, self.size))
         for stack in self.stacks:
             targets = _targets(stack)
             group, place = np.nonzero((targets >= start) & (targets < stop))
             result[(targets[group, place] - start)[:, None], stack.index[group]] = stack.values[group, :, place]
         if self.mean is not None:
-            result += self.mean[start:stop, None] / self.size
+            result += self.mean[start:stop, None] * self._weights
         return result
 
     def scaled(self, by_source: Array, by_target: Array) -> Blocks:
         """diag(by_source) M diag(by_target)."""
+        assert self.mean is None
         stacks = tuple(
             Stack(s.index, s.start, s.values * by_source[s.index][:, :, None] * by_target[_targets(s)][:, None, :])
             for s in self.stacks
         )
-        return Blocks(self.size, self.target_size, stacks, None if self.mean is None else self.mean * by_target)
+        return Blocks(self.size, self.target_size, stacks)
 
     def repeated(self, times: int) -> Blocks:
         """M for each of so many vectors that lie one after the other; a mean over all of them would be another."""
@@ -151,7 +166,7 @@ def _targets(stack: Stack) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A dense expansion: E^T, and a left inverse L of E (L E = I), where something reads it."""
+    """A dense expansion: E^T, and what reads it back, if something does: L, with L E = I."""
 
     forth: Blocks
     back: Blocks | None = None
@@ -174,9 +189,30 @@ class Feeder:
 
     @property
     def spread(self) -> float:
-        """The largest gain over the smallest: how unevenly coordinates are scaled."""
+        """The largest gain over the smallest that is not near 0: how unevenly coordinates are scaled."""
         size = np.abs(self.gains)
-        return float(size.max() / size.min())
+        return float(size.max() / size[size >= SMALL * size.max()].min())
+
+
+@dataclass(frozen=True, eq=False)
+class Normed:
+    """What a LayerNorm that reads a frame writes, m A v: `read` turns it into what the source's norm writes.
+
+    That is mu v + `offset` mean(v) for the source's `gain` mu. `gains` and `bias` are the target's own.
+    """
+
+    carried: Frame
+    read: Frame
+    gain: Array
+    offset: Array
+    gains: Array
+    bias: Array
+
+    def turned(self, into: Blocks, start: int, stop: int) -> Array:
+        """Rows start..stop of what must be added to it to have the source's output in another frame, of v."""
+        rows = into.columns(start, stop)
+        wanted = rows * self.gain + (rows @ self.offset)[:, None] / len(self.gain)
+        return wanted - self.carried.forth.columns(start, stop)
 
 
 # ----------------------------------------------------------------- sizes
@@ -230,34 +266,43 @@ def _near(size: int, target: int) -> Iterator[int]:
 @lru_cache(maxsize=64)
 def _feed(gain: bytes, target: int, fed: bool = True) -> Feeder:
     mu = np.frombuffer(gain)
+    largest = float(np.abs(mu).max()) or 1.0
     shapes, rho = group_sizes(len(mu), target, fed=fed), target / len(mu)
-    found = list[tuple[float, tuple[Stack, ...], Array]]()
-    for share in SHARES if np.ptp(mu) else (1.0,):  # one for all groups; with equal gains, that of any frame
-        stacks, gains, worst, at, dealt = list[Stack](), np.empty(target), 0.0, 0, _dealt(mu, shapes)
+    found = list[tuple[float, list[Stack], list[Stack], Array]]()
+    for share in _shares(mu, rho):  # one for all groups
+        stacks, written, gains, worst, at, dealt = list[Stack](), list[Stack](), np.empty(target), 0.0, 0, _dealt(mu, shapes)
         for shape in sorted(set(shapes), key=shapes.index):
             wide, count = shape[1], shapes.count(shape)
             index = dealt[shape]
             start = at + wide * np.arange(count)
-            blocks, weights, residual = _solve(mu[index], wide, share)
-            stacks.append(Stack(index, start, blocks.transpose(0, 2, 1)))
-            gains[start[:, None] + np.arange(wide)] = 1.0 / weights
-            worst, at = max(worst, residual), at + wide * count
-        found.append((worst, tuple(stacks), gains))
+            solution = solve(mu[index], wide, share, _usual(mu), largest)
+            stacks.append(Stack(index, start, solution.a.transpose(0, 2, 1)))
+            written.append(Stack(index, start, solution.u.transpose(0, 2, 1)))
+            gains[start[:, None] + np.arange(wide)] = solution.gains
+            worst, at = max(worst, solution.residual), at + wide * count
+        found.append((worst, stacks, written, gains))
         if worst <= SOLVED:
             break
-    worst, stacks, gains = min(found, key=lambda solution: solution[0])
-    forth = Blocks(len(mu), target, stacks)
-    written = forth.scaled(mu, 1.0 / gains)
+    worst, stacks, written, gains = min(found, key=lambda solution: solution[0])
+    forth = Blocks(len(mu), target, tuple(stacks))
     sums = np.zeros(target)
-    for stack in written.stacks:
+    for stack in written:
         sums += np.bincount(_targets(stack).ravel(), stack.values.sum(1).ravel(), target)
-    inputs = Blocks(len(mu), target, written.stacks, 1.0 - sums)
+    inputs = Blocks(len(mu), target, tuple(written), 1.0 - sums)
     return Feeder(Frame(forth, forth.scaled(np.full(len(mu), 1 / rho), np.ones(target))), gains, Frame(inputs), worst)
+
+
+def _shares(mu: Array, rho: float) -> tuple[float, ...]:
+    """1^T U / rho: with equal gains that of any frame, with small ones that of a row of their own."""
+    if not np.ptp(mu):
+        return (1.0,)
+    small = np.abs(mu) < SMALL * np.abs(mu).max()
+    return (rho**-0.5,) if small.any() else (rho**-0.5, *SHARES)
 
 
 def _dealt(mu: Array, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], NDArray[np.int64]]:
     """Which coordinates each group has: small and large gains in all, since like gains make the equations singular."""
-    order = np.argsort(mu, kind="stable")
+    order = np.argsort(np.abs(mu), kind="stable")
     result, (last, _) = {}, shapes[-1]
     if shapes[0] != shapes[-1]:
         taken = np.linspace(0, len(mu) - 1, last).round().astype(np.int64)
@@ -269,12 +314,12 @@ def _dealt(mu: Array, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], ND
 
 def feeder(gain: Array, target: int, name: str = "a LayerNorm") -> Feeder:
     """The frame that a LayerNorm with these gains can write, at `target` coordinates."""
-    gain = np.asarray(gain, np.float64)
-    _require_gains(gain, name)
-    found = _feed(gain.tobytes(), target)
+    found = _feed(np.asarray(gain, np.float64).tobytes(), target)
     if found.residual > SOLVED:
+        small = int((np.abs(gain) < SMALL * np.abs(gain).max()).sum())
+        why = f", {small} of which are near 0," if small else ""
         raise Refused(
-            f"{name}: no frame was found that carries its gains into {target} coordinates (what is left of the "
+            f"{name}: no frame was found that carries its gains{why} into {target} coordinates (what is left of the "
             f"equations is {found.residual:.0e}): try another width, or a multiple of it"
         )
     return found
@@ -285,106 +330,29 @@ def any_frame(size: int, target: int) -> Feeder:
     return _feed(np.ones(size).tobytes(), target, fed=False)
 
 
-def _require_gains(gain: Array, name: str) -> None:
-    if not (np.abs(gain) > 1e-6 * np.abs(gain).max()).all():
-        raise Refused(f"{name} has a gain of 0 somewhere, which no frame can carry: choose a multiple of the width")
-
-
-def reader(stream: Frame, gain: Array, name: str = "a LayerNorm") -> Frame:
-    """What a LayerNorm with these gains writes when it reads a frame, and has gains of one instead."""
-    _require_gains(gain, name)
+def normed(stream: Frame, gain: Array, bias: Array | None, gains: Array) -> Normed:
+    """What a LayerNorm with this gain and bias writes when it reads a frame, and has these gains instead."""
     assert stream.back is not None
-    ones = np.ones(stream.forth.target_size)
-    return Frame(stream.forth.scaled(1.0 / gain, ones), stream.back.scaled(gain, ones))
+    size, wide, ones = stream.forth.size, stream.forth.target_size, np.ones(stream.forth.size)
+    back = stream.back.scaled(ones, 1.0 / gains)
+    offset = np.zeros(size) if bias is None else bias - gain
+    forth, mean = stream.forth.scaled(ones, gains), 1.0 / (gains * wide)
+    read = stream.back.scaled(gain, 1.0 / gains)
+    if bias is not None:
+        read = replace(read, mean=mean, weights=offset)
+    level = np.zeros(wide) if bias is None else gains
+    return Normed(Frame(forth, back), Frame(forth, read), gain, offset, gains, level)
 
 
-def _solve(mu: Array, wide: int, share: float) -> tuple[Array, Array, float]:
-    """A (g, P, p), w (g, P) and the largest residual for groups of gains (g, p): of several starts the gentlest."""
-    count, p = mu.shape
-    if share == 1.0:
-        a, w = _start(mu, wide, np.random.default_rng([p, wide]))
-        return a, w, float(np.abs(_residuals(a, w, mu, share)).max())
-    blocks, weights = np.zeros((count, wide, p)), np.ones((count, wide))
-    left, uneven = np.full(count, np.inf), np.full(count, np.inf)
-    for start in range(STARTS):
-        # Groups without a solution, or with one that scales coordinates very unevenly, try again.
-        todo = np.flatnonzero((left > SOLVED) | ((uneven > EVEN) & (start < GENTLE)))
-        if not len(todo):
-            break
-        a, w, residual = _levenberg_marquardt(mu[todo], wide, share, np.random.default_rng([p, wide, start]))
-        ratio = np.abs(w).max(1) / np.maximum(np.abs(w).min(1), 1e-300)
-        solved, before = residual <= SOLVED, left[todo] <= SOLVED
-        better = np.where(before, solved & (ratio < uneven[todo]), residual < left[todo])
-        at = todo[better]
-        blocks[at], weights[at], left[at], uneven[at] = a[better], w[better], residual[better], ratio[better]
-    return blocks, weights, float(left.max())
+def _usual(gain: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(gain)))) or 1.0
 
 
-def _start(mu: Array, wide: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """A random A with A^T A = rho I and A 1 = 1 for every group, and the w that would do if its rows were units."""
-    count, p = mu.shape
-    u, e = np.full((wide, 1), wide**-0.5), np.full((p, 1), p**-0.5)
-    tall, small = rng.standard_normal((count, wide, p - 1)), rng.standard_normal((count, p, p - 1))
-    q = np.linalg.qr(tall - u @ (u.T @ tall))[0]
-    r = np.linalg.qr(small - e @ (e.T @ small))[0]
-    a = math.sqrt(wide / p) * (q @ r.transpose(0, 2, 1) + u @ e.T)
-    sign = np.where(mu.sum(1) < 0, -1.0, 1.0)[:, None]
-    return a, sign / np.sqrt((a**2 * mu[:, None] ** 2).sum(2) / (a**2).sum(2))
-
-
-def _residuals(a: Array, w: Array, mu: Array, share: float) -> Array:
-    _, wide, p = a.shape
-    rho, upper, eye = wide / p, np.triu_indices(p), np.eye(p)
-    u = w[:, :, None] * a * mu[:, None]
-    tight = (a.transpose(0, 2, 1) @ a - rho * eye)[:, upper[0], upper[1]]
-    normed = (u.transpose(0, 2, 1) @ u - rho * eye)[:, upper[0], upper[1]]
-    return np.concatenate([tight, a.sum(2) - 1.0, normed, u.sum(1) - share * rho], 1)
-
-
-def _jacobian(a: Array, w: Array, mu: Array) -> Array:
-    count, wide, p = a.shape
-    first, second = np.triu_indices(p)
-    pairs, t = len(first), np.arange(wide)
-    u, wm = w[:, :, None] * a * mu[:, None], w[:, :, None] * mu[:, None]
-    by_a = np.zeros((count, 2 * pairs + wide + p, wide, p))
-    by_w = np.zeros((count, 2 * pairs + wide + p, wide))
-    for r, (i, j) in enumerate(zip(first, second, strict=True)):
-        by_a[:, r, :, i] += a[:, :, j]
-        by_a[:, r, :, j] += a[:, :, i]
-        at = pairs + wide + r
-        by_a[:, at, :, i] += wm[:, :, i] * u[:, :, j]
-        by_a[:, at, :, j] += wm[:, :, j] * u[:, :, i]
-        by_w[:, at] = 2 * w * a[:, :, i] * a[:, :, j] * (mu[:, i] * mu[:, j])[:, None]
-    by_a[:, pairs + t, t] = 1.0
-    for i in range(p):
-        by_a[:, 2 * pairs + wide + i, :, i] = wm[:, :, i]
-        by_w[:, 2 * pairs + wide + i] = a[:, :, i] * mu[:, i, None]
-    return np.concatenate([by_a.reshape(count, -1, wide * p), by_w], 2)
-
-
-def _levenberg_marquardt(
-    mu: Array, wide: int, share: float, rng: np.random.Generator, steps: int = 150
-) -> tuple[Array, Array, Array]:
-    """From one start: A, w and the largest residual of every group, all groups at once."""
-    a, w = _start(mu, wide, rng)
-    damping = np.full(len(mu), 1e-2)
-    left = _residuals(a, w, mu, share)
-    for _ in range(steps):
-        active = np.flatnonzero((np.abs(left).max(1) > 1e-15) & (damping < 1e12))
-        if not len(active):
-            break
-        jacobian = _jacobian(a[active], w[active], mu[active])
-        transposed = jacobian.transpose(0, 2, 1)
-        hessian = transposed @ jacobian
-        diagonal = np.einsum("gii->gi", hessian)
-        damped = hessian.copy()
-        np.einsum("gii->gi", damped)[:] += damping[active, None] * (diagonal + 1e-12)
-        move = -np.linalg.solve(damped, transposed @ left[active, :, None])[:, :, 0]
-        new_a = a[active] + move[:, :-wide].reshape(len(active), wide, -1)
-        new_w = w[active] + move[:, -wide:]
-        new_left = _residuals(new_a, new_w, mu[active], share)
-        better = (new_left**2).sum(1) < (left[active] ** 2).sum(1)
-        at = active[better]
-        a[at], w[at], left[at] = new_a[better], new_w[better], new_left[better]
-        damping[active] = np.where(better, np.maximum(damping[active] / 5, 1e-15), damping[active] * 4)
-    return a, w, np.abs(left).max(1)
+def level(gain: Array, behind: Array | None = None) -> Array | float:
+    """How large the gains of a norm that reads a frame are to be.
+    """
+    size = _usual(gain)
+    if behind is None:
+        return size
+    usual = np.sqrt(np.mean(np.square(behind)))
+    return DAMPING * size * np.minimum(1.0, usual / np.maximum(np.abs(behind), 1e-300))

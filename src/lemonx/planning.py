@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lemonx import carriers, depth, upcycling
 from lemonx.block_fields import AsRead, implied_lists, with_block_fields
 from lemonx.carriers import Frames
@@ -124,7 +126,7 @@ def make_plan(
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
-    solved = carriers.solve(types.framed, _gains(checkpoint, origin.files, found)) if types.framed else None
+    solved = carriers.solve(types.framed, _affine(checkpoint, origin.files, found)) if types.framed else None
     blocks = {
         name: depth.placed(name, stack, target.stacks[name], reading.arrange) for name, stack in source.stacks.items()
     }
@@ -193,10 +195,16 @@ def _is_untied(source: Spec, target: Spec, name: str) -> bool:
     return getattr(source.rows[name], "tied", None) is not None and not is_tied(target, name)
 
 
-def _gains(checkpoint: Checkpoint, files: Mapping[str, str], found: list[Matched]) -> carriers.Gains:
-    """Reads a norm's gains, by row and block."""
-    names = {(hit.row, hit.index): files[hit.name] for hit in found if hit.suffix == "weight"}
-    return lambda row, index: checkpoint.read(names[row, index]).double().numpy()
+def _affine(checkpoint: Checkpoint, files: Mapping[str, str], found: list[Matched]) -> carriers.Affine:
+    """Reads a norm's gains, and its bias if it has one, by row and block."""
+    names = {(hit.row, hit.index, hit.suffix): files[hit.name] for hit in found}
+
+    def read(row: str, index: int) -> tuple[np.ndarray, np.ndarray | None]:
+        gain, bias = (names.get((row, index, suffix)) for suffix in ("weight", "bias"))
+        assert gain is not None
+        return checkpoint.read(gain).double().numpy(), checkpoint.read(bias).double().numpy() if bias else None
+
+    return read
 
 
 def _typed_target(
