@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lemonx.cli.app import Json, app, print_json
+from lemonx.cli.app import Json, app
 from lemonx.cli.options import (
     CHOICES,
     AllowPickle,
@@ -32,6 +31,7 @@ from lemonx.cli.options import (
     sizes,
     value_of,
 )
+from lemonx.terminal import print_json
 
 
 @app.command("plan", rich_help_panel="Commands")
@@ -163,7 +163,7 @@ def expand_command(
             with_optimizer=with_optimizer,
         )
     if as_json:
-        print_json(json.loads((output / "lemonx.json").read_text()))
+        print_json(show.expanded_json(output))
     else:
         show.print_expanded(source, output)
 
