@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures
+from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints.opening import read_inside
 from lemonx.errors import BadCheckpoint
 from lemonx.verification.foreign import foreign
 from lemonx.verification.settings import with_plain_outputs
@@ -93,7 +95,7 @@ def read_config(path: Path) -> Any:
     """config.json as an object; one of timm's, which does not say its class, as its family knows it."""
     import transformers
 
-    values = json.loads((Path(path) / "config.json").read_text())
+    values = json.loads(read_inside(Path(path).resolve(), CONFIG))
     if "model_type" in values:
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     family = architectures.find(values)
