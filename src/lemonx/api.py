@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +11,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
-from lemonx.checkpoints.folder import parse_object, read_bytes
+from lemonx.checkpoints.folder import parse_object
+from lemonx.checkpoints.opening import MAX_JSON, read_given
+from lemonx.checkpoints.replaceable import CARD
+from lemonx.checkpoints.temporary import Temporary
 from lemonx.companions import companions
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.free import Free
@@ -67,11 +69,11 @@ def _like(value: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | N
     if value is None or isinstance(value, Mapping):
         return value
     path = Path(value)
-    path = path / "config.json" if path.is_dir() else path
     try:
-        return parse_object(read_bytes(path), path)
-    except BadCheckpoint as error:
-        raise BadTarget(f"--like {value}: {error}") from None
+        raw, path = read_given(path, "config.json", MAX_JSON)
+        return parse_object(raw, path)
+    except (OSError, RuntimeError, BadCheckpoint) as error:
+        raise BadTarget(f"--like {value}: cannot read a config from {path} ({error})") from None
 
 
 def plan(source: str | Path, *, allow_pickle: bool = False, **options: Any) -> Plan:
@@ -142,8 +144,8 @@ def _expand_model(model: PreTrainedModel, options: dict[str, Any]) -> PreTrained
         if told:
             told(made)
 
-    with tempfile.TemporaryDirectory(prefix="lemonx-") as folder:
-        source, output = Path(folder) / "source", Path(folder) / "target"
+    with Temporary() as folder:
+        source, output = folder / "source", folder / "target"
         in_memory.save(model, source, verify=options.get("verify", True))
         _expand_folder(source, output, planned=planned, **options)
         return in_memory.load_like(model, output, plans[0])
@@ -185,7 +187,11 @@ def _expand_folder(
                 run_plan(made, checkpoint, writer, threads=threads, progress=progress)
             writer.add_text("config.json", json.dumps(dict(made.target_config), indent=2, sort_keys=True) + "\n")
             for name, content in beside.items():
-                writer.add_text(name, content) if isinstance(content, str) else writer.add_file(content, name)
+                if isinstance(content, str):
+                    writer.add_text(name, content)
+                else:
+                    with content() as file:
+                        writer.add_file(file, name)
             optimizer = None
             if with_optimizer:
                 from lemonx.optimizer_state.folder import grow_folder
@@ -209,9 +215,10 @@ def _certify(
             found = measure(made, checkpoint, written, must=False)
         if made.reading.lossless and not found.passed:
             raise NotVerified(f"nothing was written: {found.reason()}")
-    content = paper.certificate(made, checkpoint, found) | {"optimizer": optimizer}
+    files = sorted([*writer.files(), paper.FILE, CARD])
+    content = paper.certificate(made, checkpoint, found) | {"optimizer": optimizer, "files": files}
     writer.add_text(paper.FILE, paper.certificate_text(content))
-    writer.add_text("README.md", paper.model_card(made, content))
+    writer.add_text(CARD, paper.model_card(made, content))
 
 
 def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, allow_pickle: bool = False) -> Verified:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.folder import has, parse_object, read_bytes, real_file
+from lemonx.checkpoints.folder import CERTIFICATE, has, parse_object
+from lemonx.checkpoints.opening import read_inside
 from lemonx.errors import BadCheckpoint
 from lemonx.free import Free
 from lemonx.notes import notes
@@ -22,7 +23,7 @@ from lemonx.summary import changed_fields, lost_to_eps, parameters, size_table
 if TYPE_CHECKING:
     from lemonx.verification.verify import Verified
 
-FILE = "lemonx.json"
+FILE = CERTIFICATE
 
 
 def versions() -> dict[str, str]:
@@ -46,7 +47,7 @@ def read_certificate(checkpoint: Checkpoint) -> Said | None:
     path = checkpoint.path / FILE
     if not has(checkpoint.path, FILE):
         return None
-    content = parse_object(read_bytes(real_file(checkpoint.path, FILE)), path)
+    content = parse_object(read_inside(checkpoint.path, FILE), path)
     try:
         free = Free(**content["free"])
         told = Said(content["method"], free, content["seed"], content.get("dtype"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO, TypeAlias
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.folder import GENERATION, module_weights, parse_object, read_bytes, real_file
+from lemonx.checkpoints.folder import GENERATION, module_weights, parse_object
+from lemonx.checkpoints.opening import file_inside, read_small
 from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.planning import Plan
@@ -17,22 +19,36 @@ MODULES = "modules.json"
 _WIDTHS = {"word_embedding_dimension", "embedding_dimension"}
 
 
-def companions(checkpoint: Checkpoint, plan: Plan) -> dict[str, Path | str]:
-    """What is written beside the weights, by name: a file as it is, or the text that one becomes."""
-    found: dict[str, Path | str] = {}
-    for name, path in checkpoint.companions.items():
-        text = carried(name, path, plan)
-        found[name] = path if text is None else text
-    return found | _modules(checkpoint, plan)
+Carried: TypeAlias = str | Callable[[], BinaryIO]
+"""The text that a file becomes, or what opens the file that is carried as it is."""
 
 
-def carried(name: str, path: Path, plan: Plan) -> str | None:
+def companions(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:
+    """What is written beside the weights, by name."""
+    return {**carried(checkpoint, plan), **_modules(checkpoint, plan)}
+
+
+def carried(checkpoint: Checkpoint, plan: Plan | None) -> dict[str, Carried]:
+    """The tokenizer and the like; without a plan they stay as they are."""
+    found: dict[str, Carried] = {}
+    for name in checkpoint.companions:
+        text = plan and _following(name, checkpoint, plan)
+        found[name] = partial(checkpoint.open_companion, name) if text is None else text
+    return found
+
+
+def _following(name: str, checkpoint: Checkpoint, plan: Plan) -> str | None:
     """The text of a companion that follows the sizes; None if the file is carried as it is."""
     if name.endswith("_Pooling/config.json"):
-        return _pooling(path, plan)
+        return _pooling(_content(checkpoint, name), plan)
     if name == GENERATION and plan.source_spec.pointers:
-        return _pointing(path, plan)
+        return _pointing(parse_object(_content(checkpoint, name), checkpoint.path / name), plan)
     return None
+
+
+def _content(checkpoint: Checkpoint, name: str) -> bytes:
+    with checkpoint.open_companion(name) as file:
+        return read_small(file, checkpoint.path / name)
 
 
 def _width(plan: Plan) -> tuple[Any, Any] | None:
@@ -44,10 +60,10 @@ def _width(plan: Plan) -> tuple[Any, Any] | None:
     return before, after
 
 
-def _pooling(path: Path, plan: Plan) -> str | None:
+def _pooling(raw: bytes, plan: Plan) -> str | None:
     width = _width(plan)
     try:
-        content = parse_json(read_bytes(path))
+        content = parse_json(raw)
     except ValueError:
         return None
     if width is None or width[0] == width[1] or not isinstance(content, dict):
@@ -56,9 +72,8 @@ def _pooling(path: Path, plan: Plan) -> str | None:
     return json.dumps(changed, indent=2) + "\n"
 
 
-def _pointing(path: Path, plan: Plan) -> str:
+def _pointing(content: dict[str, Any], plan: Plan) -> str:
     """generation_config.json whose lists of [block, unit] name the same units of the target."""
-    content = parse_object(read_bytes(path), path)
     for field, (stack, space) in plan.source_spec.pointers.items():
         if content.get(field) is not None:
             content[field] = [_pointer(pair, stack, space, plan, field) for pair in _listed(content[field])]
@@ -83,7 +98,7 @@ def _pointer(pair: Any, stack: str, space: str, plan: Plan, field: str) -> list[
     return [block, units.source.tolist().index(pair[1])]
 
 
-def _modules(checkpoint: Checkpoint, plan: Plan) -> dict[str, Path | str]:
+def _modules(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:
     """The weights of modules behind the model, which read as many numbers as it gives out."""
     folder = checkpoint.origin
     names = module_weights(folder) if MODULES in checkpoint.companions else []
@@ -96,4 +111,4 @@ def _modules(checkpoint: Checkpoint, plan: Plan) -> dict[str, Path | str]:
             )
         if name.endswith(".bin"):
             raise Refused(f"{name} is a pickle, which is not carried along: save it as safetensors, or move it away")
-    return {name: real_file(folder, name) for name in names}
+    return {name: partial(file_inside, folder, name) for name in names}

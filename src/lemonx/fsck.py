@@ -27,15 +27,14 @@ from lemonx.checkpoints.folder import (
     no_weights,
     parse_object,
     pickles,
-    read_bytes,
-    real_file,
     stray_weights,
     weight_map,
 )
+from lemonx.checkpoints.opening import file_inside, read_inside, real_file
 from lemonx.checkpoints.pickles import has_pickles
 from lemonx.checkpoints.plain import parse_flat
 from lemonx.checkpoints.reader import index_problems, repeated_tensors
-from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header
+from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
 from lemonx.checkpoints.values import all_finite, blocks
 from lemonx.coverage import NO_ROW, gaps, list_problems, matched, settled, tensor_problems, tied_copies
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
@@ -148,13 +147,13 @@ class _Check:
         blamed = {finding.file for finding in self.report.findings}
         for name in all_files(self.folder):
             try:
-                real = real_file(self.folder, name)
+                real_file(self.folder, name)
             except BadCheckpoint as error:
                 if str(self.folder / name) not in blamed:  # config and weights were opened before
                     self._add(error, name)
                 continue
             if name.endswith(".json") and name not in (CONFIG, INDEX):
-                self._check_json(name, real)
+                self._check_json(name)
             if name == "adapter_config.json":
                 self._say(
                     WARNING, name, "is an adapter of PEFT, which is not expanded", "merge it into the model first"
@@ -173,9 +172,9 @@ class _Check:
                 )
             )
 
-    def _check_json(self, name: str, real: Path) -> None:
+    def _check_json(self, name: str) -> None:
         try:
-            parse_flat(read_bytes(real), repeats=True)
+            parse_flat(read_inside(self.folder, name), repeats=True)
         except BadCheckpoint as error:
             self._add(error, name)
         except ValueError as error:
@@ -183,7 +182,7 @@ class _Check:
 
     def _read_config(self) -> None:
         try:
-            self.config = parse_object(read_bytes(real_file(self.folder, CONFIG)), self.folder / CONFIG)
+            self.config = parse_object(read_inside(self.folder, CONFIG), self.folder / CONFIG)
             if self.config.get("quantization_config"):
                 self._say(WARNING, CONFIG, "says that the model is quantised", "dequantise it before it is expanded")
             if self.config.pop("auto_map", None):
@@ -216,8 +215,8 @@ class _Check:
         files = []
         for shard in shards:
             try:
-                real_file(self.folder, shard)
-                files.append(read_header(self.folder / shard))
+                with file_inside(self.folder, shard) as opened:
+                    files.append(read_header_from(opened.fileno(), self.folder / shard))
             except BadCheckpoint as error:
                 self._add(error, shard)
         for problem in stray_weights(self.folder, set(shards)):
@@ -247,7 +246,7 @@ class _Check:
         """Read every number once."""
         for file in files:
             try:
-                with file.path.open("rb", buffering=0) as opened:
+                with file_inside(self.folder, file.path.name) as opened:
                     for tensor in file.tensors:
                         self._scan_tensor(opened.fileno(), tensor)
             except BadCheckpoint as error:

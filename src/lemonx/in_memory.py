@@ -14,7 +14,9 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemonx.checkpoints.folder import GENERATION
+from lemonx.checkpoints.creating import write_whole
+from lemonx.checkpoints.folder import CONFIG, GENERATION
+from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import Refused
@@ -100,9 +102,8 @@ def save(model: PreTrainedModel, folder: Path, *, verify: bool) -> None:
     finally:
         model.config = config
     if known is not type(model):
-        file = folder / "config.json"
-        renamed = {**parse_json(file.read_bytes()), "architectures": [known.__name__]}
-        file.write_text(json.dumps(renamed), encoding="utf-8")
+        content = parse_json(read_inside(folder, CONFIG))
+        write_whole(folder / CONFIG, json.dumps({**content, "architectures": [known.__name__]}))
 
 
 def _known_class(model: PreTrainedModel) -> Any:
@@ -143,7 +144,7 @@ def _generation(model: PreTrainedModel, folder: Path, plan: Plan) -> Any:
     """The model's own settings; a file may lose some of them. What points at blocks is the target's."""
     settings = copy.deepcopy(model.generation_config)
     if plan.source_spec.pointers:
-        written = parse_json((folder / GENERATION).read_bytes())
+        written = parse_json(read_inside(folder, GENERATION))
         for field in plan.source_spec.pointers.keys() & written.keys():
             setattr(settings, field, written[field])
     return settings

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from lemonx import api, methods
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import Refused
 from lemonx.methods import Lessons, Method
 from lemonx.verification.loading import quiet
@@ -26,11 +26,11 @@ LESSONS = 3
 
 def overview() -> dict[str, dict[str, Any]]:
     """Method -> column -> `lossless`, the relative difference of outputs, or `-` where it is not defined."""
-    with tempfile.TemporaryDirectory() as folder:
+    with Temporary() as folder:
         for seed in (0, 1):
             with quiet():
-                _small_model(seed).save_pretrained(Path(folder) / f"source{seed}")
-        return {name: _row(method, Path(folder)) for name, method in sorted(methods.methods().items())}
+                _small_model(seed).save_pretrained(folder / f"source{seed}")
+        return {name: _row(method, folder) for name, method in sorted(methods.methods().items())}
 
 
 def _row(method: Method, folder: Path) -> dict[str, Any]:

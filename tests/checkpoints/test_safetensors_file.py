@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,8 +94,10 @@ def test_a_broken_length_is_refused(content: bytes, match: str, tmp_path: Path) 
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    assert_one_line(BadCheckpoint, "not a regular file", lambda: read_header(tmp_path))
-    assert_one_line(BadCheckpoint, "not a regular file", lambda: read_header(tmp_path / "missing"))
+    assert_one_line(BadCheckpoint, "a folder, not a file", lambda: read_header(tmp_path))
+    assert_one_line(BadCheckpoint, "No such file", lambda: read_header(tmp_path / "missing"))
+    os.mkfifo(tmp_path / "pipe")
+    assert_one_line(BadCheckpoint, "not a regular file", lambda: read_header(tmp_path / "pipe"))
 
 
 _DTYPE = st.sampled_from(["F32", "BF16", "F16", "I64", "U8", "BOOL", "F64"])

@@ -12,10 +12,14 @@ import os
 import re
 import secrets
 import shutil
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
+from lemonx.checkpoints.replaceable import check_replaceable
 from lemonx.errors import BadOutput
 
+OLD = "old-"  # the mark of what was put aside to be replaced
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
@@ -36,7 +40,9 @@ def check_destination(output: Path, *, source: Path | None, needed: int, force: 
             raise BadOutput(f"{str(parent)!r} is not writable: choose another output, or change its permissions")
         clear_leftovers(output)
         if os.path.lexists(output):
-            _check_replaceable(output, force)
+            if not force:
+                raise BadOutput(f"{str(output)!r} exists: choose another output, or force its replacement")
+            check_replaceable(output)
         free = shutil.disk_usage(parent).free
     except (FileNotFoundError, NotADirectoryError, RuntimeError):
         raise BadOutput(f"{str(given.parent)!r} is not a folder: create it first, or choose another output") from None
@@ -71,18 +77,6 @@ def check_apart(output: Path, source: Path) -> None:
         raise BadOutput(f"{str(output)!r} contains the source: choose an output beside it")
 
 
-def _check_replaceable(output: Path, force: bool) -> None:
-    """`force` replaces a checkpoint, and nothing that could be something else."""
-    if not force:
-        raise BadOutput(f"{str(output)!r} exists: choose another output, or force its replacement")
-    if output.is_symlink() or not output.is_dir():
-        raise BadOutput(f"{str(output)!r} is not a folder, so it is not replaced: choose another output")
-    names = set(os.listdir(output))
-    if names and (".git" in names or "config.json" not in names):
-        kind = "a git repository" if ".git" in names else "not a checkpoint (no config.json)"
-        raise BadOutput(f"{str(output)!r} is {kind}, so it is not replaced: choose another output")
-
-
 def beside(output: Path, role: str = "") -> Path:
     """A new name beside `output`, on the same file system, so that a rename is enough to move in."""
     return output.with_name(f".{output.name}.lemonx-{role}{secrets.token_hex(4)}")
@@ -90,14 +84,38 @@ def beside(output: Path, role: str = "") -> Path:
 
 def claim(output: Path) -> tuple[Path, int]:
     """A new hidden folder beside `output`, and a descriptor that keeps it locked until it is closed."""
+    return make_and_hold(lambda: beside(output), make_folder)
+
+
+def make_and_hold(new_name: Callable[[], Path], make: Callable[[Path], int]) -> tuple[Path, int]:
+    """A new file or folder of a name that is free, and a descriptor that keeps it locked until it is closed."""
     while True:
-        folder = beside(output)
-        os.mkdir(folder)
-        fd = os.open(folder, os.O_RDONLY)
-        # Between the two calls another start could take the folder for a leftover.
-        if _lock(fd) is not False and folder.exists() and os.path.samestat(os.fstat(fd), folder.stat()):
-            return folder, fd
+        path = new_name()
+        fd = make(path)
+        # Before it is locked another start could take it for a leftover.
+        if _lock(fd) is not False and path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
+            return path, fd
         os.close(fd)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> int:
+    """A descriptor of a new folder."""
+    os.mkdir(path, mode)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def hold(path: Path) -> int | None:
+    """A descriptor that locks what a dead process of this user left; None if it is alive, another's, or a link."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None  # a link, someone else's, or gone by now
+    status = os.fstat(fd)
+    plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
+    if plain and status.st_uid == os.geteuid() and _lock(fd):
+        return fd
+    os.close(fd)
+    return None
 
 
 def _lock(fd: int) -> bool | None:
@@ -113,7 +131,7 @@ def _lock(fd: int) -> bool | None:
 
 def leftovers(output: Path) -> list[Path]:
     """The hidden folders beside `output` that runs made for it, dead or alive."""
-    pattern = re.compile(rf"\.{re.escape(output.name)}\.lemonx-(old-)?[0-9a-f]{{8}}")
+    pattern = re.compile(rf"\.{re.escape(output.name)}\.lemonx-({OLD})?[0-9a-f]{{8}}")
     found = (output.with_name(name) for name in sorted(os.listdir(output.parent)) if pattern.fullmatch(name))
     return [path for path in found if path.is_dir() and not path.is_symlink()]
 
@@ -121,14 +139,11 @@ def leftovers(output: Path) -> list[Path]:
 def clear_leftovers(output: Path) -> None:
     """Remove what killed runs left beside `output`; an output that one was about to replace is put back."""
     for path in leftovers(output):
+        fd = hold(path)
+        if fd is None:
+            continue
         try:
-            fd = os.open(path, os.O_RDONLY)
-        except OSError:
-            continue  # someone else's, or gone by now
-        try:
-            if not _lock(fd):
-                continue
-            if "-old-" in path.name.removeprefix(f".{output.name}") and not os.path.lexists(output):
+            if f"-{OLD}" in path.name.removeprefix(f".{output.name}") and not os.path.lexists(output):
                 os.rename(path, output)
             else:
                 shutil.rmtree(path, ignore_errors=True)
@@ -140,6 +155,7 @@ def move_in(finished: Path, output: Path, *, force: bool) -> None:
     """Rename `finished` to `output`; with `force`, what was there is removed once the new one is in place."""
     old = None
     if force and os.path.lexists(output):
+        check_replaceable(output)  # once more: hours may have passed
         old = finished if _exchange(finished, output) else _step_aside(finished, output)
     else:
         os.rename(finished, output)
@@ -159,7 +175,7 @@ def _exchange(a: Path, b: Path) -> bool:
 
 def _step_aside(finished: Path, output: Path) -> Path:
     """The swap in two steps. A process killed between them leaves the old folder aside; the next start puts it back."""
-    old = beside(output, "old-")
+    old = beside(output, OLD)
     os.rename(output, old)
     try:
         os.rename(finished, output)

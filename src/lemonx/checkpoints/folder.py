@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from lemonx.checkpoints.opening import changed, file_inside, identity, read_inside, real_file
 from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint
 
@@ -19,7 +21,6 @@ GENERATION = "generation_config.json"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 _MAX_COMPANION = 200_000_000
-_MAX_JSON = 100_000_000
 _TORCH = (".metadata", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
 _PICKLES = (*_TORCH, "*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "merges*", "*.model", "special_tokens_map*", "added_tokens*", "spiece*")
@@ -42,60 +43,15 @@ _OTHER_WEIGHTS = (
 )
 # What a training run left: where it stood, and its figures.
 _OF_A_RUN = ("trainer_state.json", "training_args*", "optimizer*", "scheduler*", "rng_state*", "scaler*")
-_OURS = ("lemonx.json", "run.json", "curve.csv", "curve.png")
+CERTIFICATE = "lemonx.json"
+_OURS = (CERTIFICATE, "run.json", "curve.csv", "curve.png")
 _NEVER = (".*", "*.py", "*.lock", "*.tfevents*", "README*", *_OTHER_WEIGHTS, *_OF_A_RUN, *_OURS)
+# What transformers looks into by itself, if it is there.
+_LOOKED_AT = ("adapter_config.json",)
 # How a file of weights begins, whatever it is called: zip and pickle (torch.save), GGUF and its forerunners, HDF5.
 _MAGIC = (b"PK\x03\x04", b"\x80", b"GGUF", b"lmgg", b"tjgg", b"fmgg", b"\x89HDF")
-_MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")  # sentence-transformers: 1_Pooling, 2_Normalize
-_TEMPLATE_FOLDER = "additional_chat_templates"
-
-
-def real_file(folder: Path, name: str) -> Path:
-    """The file that `name` in the (resolved) `folder` stands for, if it lies where it may.
-
-    Links may stay inside the folder, or lead to the hub cache's own blobs; anything else could copy a
-    private file of this machine into the output.
-    """
-    path = folder / name
-    try:
-        real = path.resolve(strict=True)
-    except FileNotFoundError:
-        if path.is_symlink():
-            raise BadCheckpoint(
-                f"{str(path)!r} is a link to nothing: download the file again, or remove the link"
-            ) from None
-        raise BadCheckpoint(f"{str(path)!r} does not exist: download or save the checkpoint again") from None
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links, before Python 3.13
-        raise BadCheckpoint(f"{str(path)!r} cannot be followed ({error}): check it and its permissions") from None
-    if not (real.is_relative_to(folder) or _is_hub_blob(folder, real)):
-        raise BadCheckpoint(f"{str(path)!r} is a link out of its folder, to {str(real)!r}: copy the file itself there")
-    if not real.is_file():
-        raise BadCheckpoint(f"{str(path)!r} is not a regular file: replace it by one")
-    return real
-
-
-def _is_hub_blob(folder: Path, real: Path) -> bool:
-    """Is `real` a blob of the hub cache that `folder` is a snapshot in?
-
-    <cache>/models--x/snapshots/<rev>/file -> <cache>/models--x/blobs/<hash>, which in newer caches may
-    itself be a link to <cache>/blobs/<two digits>/<hash>, shared between repositories.
-    """
-    if folder.parent.name != "snapshots":
-        return False
-    repository = folder.parent.parent
-    own = real.parent == repository / "blobs"
-    shared = real.parent.parent == repository.parent / "blobs" and real.parent.name == real.name[:2]
-    return (own or shared) and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", real.name) is not None
-
-
-def read_bytes(path: Path) -> bytes:
-    """The content of a small file."""
-    try:
-        if path.stat().st_size > _MAX_JSON:
-            raise BadCheckpoint(f"{str(path)!r} has over {_MAX_JSON} bytes, too many for a JSON file: replace it")
-        return path.read_bytes()
-    except OSError as error:
-        raise BadCheckpoint(f"{str(path)!r} cannot be read ({error.strerror}): check its permissions") from None
+MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")  # sentence-transformers: 1_Pooling, 2_Normalize
+TEMPLATE_FOLDER = "additional_chat_templates"
 
 
 def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
@@ -117,7 +73,7 @@ def has(folder: Path, name: str) -> bool:
 def weight_map(folder: Path, index: str = INDEX, ending: str = "safetensors") -> dict[str, str]:
     """Tensor name to shard name, as the index in `folder` says; the shard names are plain file names."""
     path = folder / index
-    content = parse_object(read_bytes(real_file(folder, index)), path)
+    content = parse_object(read_inside(folder, index), path)
     mapping = content.get("weight_map")
     if not isinstance(mapping, dict) or not mapping or not all(isinstance(v, str) for v in mapping.values()):
         raise BadCheckpoint(f"{str(path)!r} has no 'weight_map' of tensor names to file names: save it again")
@@ -170,42 +126,63 @@ def no_weights(folder: Path) -> BadCheckpoint:
     return BadCheckpoint(f"{str(folder)!r} holds neither {WEIGHTS} nor {INDEX}: give the folder of a saved model")
 
 
-def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """The files to carry along, relative name to real path, and the names of those left behind."""
-    carried: dict[str, Path] = {}
+@dataclass(frozen=True)
+class Companion:
+    """A file to carry along: where it really is, and which file it was when it was looked at."""
+
+    path: Path
+    identity: tuple[int, ...]
+
+
+def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Companion], tuple[str, ...]]:
+    """The files to carry along by relative name, and the names of those left behind."""
+    carried: dict[str, Companion] = {}
     left: list[str] = []
     for name in _relative_names(folder):
         if name not in used:
-            real = _companion(folder, name)
-            if real is None:
+            found = _companion(folder, name)
+            if found is None:
                 left.append(name)
             else:
-                carried[name] = real
+                carried[name] = found
     return carried, tuple(left)
 
 
-def _companion(folder: Path, name: str) -> Path | None:
+def open_companion(folder: Path, name: str, expected: Companion) -> BinaryIO:
+    """The very file that was looked at; BadCheckpoint if another stands in its place by now."""
+    file = file_inside(folder, name)
+    if identity(file.fileno()) == expected.identity:
+        return file
+    file.close()
+    raise changed(folder / name)
+
+
+def _companion(folder: Path, name: str) -> Companion | None:
     """The file to carry along under this name: small, regular, and neither weights nor code; None otherwise."""
+    if any(fnmatch(name, pattern) for pattern in _LOOKED_AT):
+        real_file(folder, name)
     if not _may_be_companion(name):
         return None
     tokenizer, needed = (any(fnmatch(name, pattern) for pattern in of) for of in (_TOKENIZER, _NEEDED))
     try:
-        real = real_file(folder, name)
+        file = file_inside(folder, name)
     except BadCheckpoint:
         if needed or "/" in name:
             raise
         return None
-    if real.stat().st_size > _MAX_COMPANION and not tokenizer:
-        return None
-    return None if name.endswith(".bin") and _begins_as_weights(real) else real
+    with file:
+        if os.fstat(file.fileno()).st_size > _MAX_COMPANION and not tokenizer:
+            return None
+        if name.endswith(".bin") and _begins_as_weights(file, folder / name):
+            return None
+        return Companion(real_file(folder, name), identity(file.fileno()))
 
 
-def _begins_as_weights(real: Path) -> bool:
+def _begins_as_weights(file: BinaryIO, path: Path) -> bool:
     try:
-        with real.open("rb") as file:
-            return file.read(8).startswith(_MAGIC)
+        return file.read(8).startswith(_MAGIC)
     except OSError as error:
-        raise BadCheckpoint(f"{str(real)!r} cannot be read ({error.strerror}): check its permissions") from None
+        raise BadCheckpoint(f"{str(path)!r} cannot be read ({error.strerror}): check its permissions") from None
 
 
 def module_weights(folder: Path) -> list[str]:
@@ -218,7 +195,7 @@ def _relative_names(folder: Path) -> Iterator[str]:
     for entry in sorted(os.scandir(folder), key=lambda e: e.name):
         if not entry.is_dir(follow_symlinks=False):
             yield entry.name
-        elif _MODULE_FOLDER.fullmatch(entry.name) or entry.name == _TEMPLATE_FOLDER:
+        elif MODULE_FOLDER.fullmatch(entry.name) or entry.name == TEMPLATE_FOLDER:
             yield from (f"{entry.name}/{name}" for name in sorted(os.listdir(entry.path)))
         else:
             yield f"{entry.name}/"

@@ -7,6 +7,7 @@ than memory can be converted.
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -18,12 +19,12 @@ from lemonx.checkpoints.folder import (
     PICKLE,
     PICKLE_INDEX,
     has,
+    open_companion,
     other_files,
     parse_object,
-    read_bytes,
-    real_file,
     weight_map,
 )
+from lemonx.checkpoints.opening import name_of, open_inside, read_inside
 from lemonx.checkpoints.safetensors_file import dtype_name
 from lemonx.checkpoints.writer import CheckpointWriter
 from lemonx.errors import BadCheckpoint
@@ -42,7 +43,7 @@ def has_pickles(folder: Path) -> bool:
 
 def convert(folder: Path, parent: Path) -> Path:
     """A folder in `parent`, named like `folder`, with the same config, companions and tensors."""
-    config = read_bytes(real_file(folder, CONFIG))
+    config = read_inside(folder, CONFIG)
     parse_object(config, folder / CONFIG)
     mapping = weight_map(folder, PICKLE_INDEX, "bin") if has(folder, PICKLE_INDEX) else None
     shards = sorted(set(mapping.values())) if mapping else [PICKLE]
@@ -63,8 +64,9 @@ def convert(folder: Path, parent: Path) -> Path:
                 for start, rows in _pieces(tensor):
                     writer.write(name, start, rows)
         writer.add_text(CONFIG, config.decode())
-        for name, path in other_files(folder, {CONFIG})[0].items():
-            writer.add_file(path, name)
+        for name, companion in other_files(folder, {CONFIG})[0].items():
+            with open_companion(folder, name, companion) as file:
+                writer.add_file(file, name)
     return output
 
 
@@ -81,7 +83,11 @@ def _pieces(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
 def _load(folder: Path, shard: str) -> dict[str, torch.Tensor]:
     """The tensors of one pickle; BadCheckpoint if it holds, or asks for, anything else."""
     path = folder / shard
-    content = _unpickle(real_file(folder, shard), path)
+    fd = open_inside(folder, shard)
+    try:
+        content = _unpickle(name_of(fd), path)
+    finally:
+        os.close(fd)  # what is mapped stays mapped
     if not isinstance(content, dict) or not content:
         raise BadCheckpoint(f"{str(path)!r} holds a {type(content).__name__}, not tensors by name: save it again")
     for name, tensor in content.items():
@@ -107,7 +113,7 @@ def _odd(name: Any, tensor: Any) -> str | None:
     return None
 
 
-def _unpickle(real: Path, path: Path) -> Any:
+def _unpickle(real: str, path: Path) -> Any:
     import torch
 
     try:

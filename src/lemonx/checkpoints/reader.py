@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar, final
 
 from lemonx.checkpoints.folder import (
     CONFIG,
@@ -22,16 +21,17 @@ from lemonx.checkpoints.folder import (
     has,
     has_weights,
     no_weights,
+    open_companion,
     other_files,
     parse_object,
-    read_bytes,
-    real_file,
     stray_weights,
     weight_map,
 )
+from lemonx.checkpoints.opening import changed, identity, open_inside, read_inside
 from lemonx.checkpoints.pickles import convert, has_pickles
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from, torch_dtype
-from lemonx.checkpoints.values import blocks, changed, read_into
+from lemonx.checkpoints.temporary import Temporary
+from lemonx.checkpoints.values import blocks, read_into
 from lemonx.errors import BadCheckpoint, UnknownArchitecture, raise_first
 
 if TYPE_CHECKING:
@@ -61,19 +61,20 @@ class Checkpoint:
     def __init__(self, path: Path, *, origin: Path | None = None) -> None:
         self.path = path
         self.origin = origin or path
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: Temporary | None = None
         self._descriptors: dict[Path, int] = {}
-        self._states: dict[Path, tuple[int, int]] = {}
+        self._states: dict[Path, tuple[int, ...]] = {}
         self._closed = False
-        self._config_bytes = read_bytes(real_file(path, CONFIG))
+        self._config_bytes = read_inside(path, CONFIG)
         self.config = parse_object(self._config_bytes, path / CONFIG)
         try:
             self._files = self._open_shards()
             used = {CONFIG, INDEX, *(file.path.name for file in self._files)}
-            self.companions, self.left_behind = other_files(path, used)
+            self._companions, self.left_behind = other_files(path, used)
         except BaseException:
             self.close()
             raise
+        self.companions = {name: companion.path for name, companion in self._companions.items()}
         self.tensors = {tensor.name: tensor for file in self._files for tensor in file.tensors}
 
     @classmethod
@@ -96,11 +97,11 @@ class Checkpoint:
 
     @classmethod
     def _converted(cls, folder: Path) -> Checkpoint:
-        temporary = tempfile.TemporaryDirectory(prefix="lemonx-")
+        temporary = Temporary()
         try:
-            checkpoint = cls(convert(folder, Path(temporary.name).resolve()), origin=folder)
+            checkpoint = cls(convert(folder, temporary.path), origin=folder)
         except BaseException:
-            temporary.cleanup()
+            temporary.close()
             raise
         checkpoint._temporary = temporary
         return checkpoint
@@ -111,7 +112,8 @@ class Checkpoint:
         mapping = weight_map(self.path) if has(self.path, INDEX) else None
         shards = [WEIGHTS] if mapping is None else sorted(set(mapping.values()))
         for shard in shards:
-            self._open_file(self.path / shard, real_file(self.path, shard))
+            self._descriptors[self.path / shard] = open_inside(self.path, shard)
+            self._states[self.path / shard] = identity(self._descriptors[self.path / shard])
         raise_first(stray_weights(self.path, set(shards)))
         files = [read_header_from(fd, path) for path, fd in self._descriptors.items()]
         if not any(file.tensors for file in files):
@@ -121,12 +123,9 @@ class Checkpoint:
             raise_first(index_problems(mapping, files, self.path / INDEX))
         return files
 
-    def _open_file(self, path: Path, real: Path) -> None:
-        try:
-            self._descriptors[path] = os.open(real, os.O_RDONLY)
-        except OSError as error:
-            raise BadCheckpoint(f"{str(path)!r} cannot be opened ({error.strerror}): check its permissions") from None
-        self._states[path] = _state(self._descriptors[path])
+    def open_companion(self, name: str) -> BinaryIO:
+        """A companion to read from: the very file that was looked at when the checkpoint was opened."""
+        return open_companion(self.path, name, self._companions[name])
 
     def read(
         self,
@@ -196,7 +195,7 @@ class Checkpoint:
     def check_unchanged(self) -> None:
         """BadCheckpoint if a weight file was written to since it was opened."""
         for path, fd in self._descriptors.items():
-            if _state(fd) != self._states[path]:
+            if identity(fd) != self._states[path]:
                 raise changed(path)
 
     def digest(self) -> str:
@@ -226,7 +225,7 @@ class Checkpoint:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
         if self._temporary is not None:
-            self._temporary.cleanup()
+            self._temporary.close()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -248,11 +247,6 @@ def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Cal
             raise type(error)(f"{str(checkpoint.origin)!r}: {error}") from error
 
     return wrapped
-
-
-def _state(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_size, status.st_mtime_ns
 
 
 def repeated_tensors(files: list[SafetensorsFile]) -> Iterator[BadCheckpoint]:

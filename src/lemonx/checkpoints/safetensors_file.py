@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lemonx.checkpoints.opening import open_file
 from lemonx.checkpoints.plain import parse_flat
 from lemonx.errors import BadCheckpoint
 
@@ -135,15 +136,11 @@ def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
 def read_header(path: Path) -> SafetensorsFile:
     """The validated header of the safetensors file at `path`."""
     try:
-        if not path.is_file():  # a pipe or device would block
-            _broken(path, "is not a regular file")
-        fd = os.open(path, os.O_RDONLY)
+        file = open_file(path)
     except OSError as error:
         _broken(path, f"cannot be opened ({error.strerror})", "check the path and its permissions")
-    try:
-        return read_header_from(fd, path)
-    finally:
-        os.close(fd)
+    with file:
+        return read_header_from(file.fileno(), path)
 
 
 def read_header_from(fd: int, path: Path) -> SafetensorsFile:

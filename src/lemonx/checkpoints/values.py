@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lemonx.checkpoints.opening import changed
 from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
 from lemonx.errors import BadCheckpoint
 
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
     import torch
 
 _BLOCK = 1 << 22
-
-
-def changed(path: Path) -> BadCheckpoint:
-    """The error for a file that was written to, or cut, meanwhile."""
-    return BadCheckpoint(f"{str(path)!r} changed while it was read: start again when nothing writes to it")
 
 
 def read_into(fd: int, path: Path, offset: int, buffer: memoryview) -> None:

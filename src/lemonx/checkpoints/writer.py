@@ -10,8 +10,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, BinaryIO, final
 
+from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.destination import check_destination, claim, move_in, size_text, sync_folder
 from lemonx.checkpoints.folder import INDEX
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header
@@ -115,24 +116,23 @@ class CheckpointWriter:
 
     def add_text(self, name: str, text: str) -> None:
         """Add a text file, in UTF-8."""
+        self._add(name, text.encode())
+
+    def add_file(self, file: BinaryIO, name: str) -> None:
+        """Add a copy of what is left to read of an open file."""
+        self._add(name, file)
+
+    def _add(self, name: str, content: bytes | BinaryIO) -> None:
         path = self._new_file(name)
         try:
-            path.write_text(text, encoding="utf-8", newline="\n")
+            write_new(path, content)
         except OSError as error:
             raise self._failed(error) from None
 
-    def add_file(self, path: Path, relative_name: str) -> None:
-        """Add a copy of the content of `path`, never a link to it."""
-        target = self._new_file(relative_name)
-        try:
-            source = path.open("rb")
-        except OSError as error:
-            raise BadCheckpoint(f"{str(path)!r} cannot be read ({error.strerror}): check its permissions") from None
-        try:
-            with source, target.open("wb") as copy:
-                shutil.copyfileobj(source, copy, 1 << 20)
-        except OSError as error:
-            raise self._failed(error) from None
+    def files(self) -> list[str]:
+        """The names of all that is in the folder by now, relative to it."""
+        below = (Path(root, name) for root, _, names in os.walk(self.folder) for name in names)
+        return sorted(path.relative_to(self.folder).as_posix() for path in below)
 
     def _new_file(self, name: str) -> Path:
         pure = PurePosixPath(name)

@@ -16,6 +16,7 @@ import typer
 from lemonx.cli import expansion, catalogue, fsck, training, experiments  # noqa: F401
 
 # isort: on
+from lemonx import terminal
 from lemonx.cli.app import app
 from lemonx.errors import BadOutput, CannotVerify, LemonxError
 
@@ -25,35 +26,39 @@ INTERNAL = 70
 
 def main() -> None:
     """Run the command line: an error is one line and an exit code, never a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal's encoding does not have is spelled out, and not the end of the command.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    with terminal.guarded():
+        _main()
+
+
+def _main() -> None:
     try:
         code = app(standalone_mode=False) or 0
         if code == 130:  # what the parser makes of Ctrl-C
             raise KeyboardInterrupt
         sys.exit(code)
     except LemonxError as error:
-        print(f"lemonx: {error}", file=sys.stderr)
+        terminal.complain(error)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("lemonx: stopped; nothing was written", file=sys.stderr)
+        terminal.complain("stopped; nothing was written")
         sys.exit(130)
     except typer.Exit as exit_:
         sys.exit(exit_.exit_code)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         # The machine's trouble, not a mistake in this code: no room for a temporary file, say.
-        print(f"lemonx: {' '.join(str(error).split())}: check the disk and its permissions", file=sys.stderr)
+        terminal.complain(f"{' '.join(str(error).split())}: check the disk and its permissions")
         sys.exit(BadOutput.exit_code)
     except MemoryError:
-        print("lemonx: memory ran out: check the sizes in config.json, or use a larger machine", file=sys.stderr)
+        terminal.complain("memory ran out: check the sizes in config.json, or use a larger machine")
         sys.exit(CannotVerify.exit_code)
     except Exception as error:
         # A wrong option or argument, as the parser words it.
         worded = getattr(error, "format_message", None)
         if worded is None:
             _report(error)
-        print(f"lemonx: {worded().rstrip('.')}: see `lemonx --help`", file=sys.stderr)
+        terminal.complain(f"{worded().rstrip('.')}: see `lemonx --help`")
         sys.exit(2)
 
 
@@ -62,7 +67,5 @@ def _report(error: Exception) -> NoReturn:
     if os.environ.get("LEMONX_DEBUG"):
         raise error
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    print(
-        f"lemonx: a fault of lemonx itself ({what}): please report it, with what LEMONX_DEBUG=1 shows", file=sys.stderr
-    )
+    terminal.complain(f"a fault of lemonx itself ({what}): please report it, with what LEMONX_DEBUG=1 shows")
     sys.exit(INTERNAL)

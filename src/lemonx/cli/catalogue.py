@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lemonx.cli.app import Json, app, print_json
+from lemonx.cli.app import Json, app
+from lemonx.terminal import print_json
 
 
 @app.command("architectures", rich_help_panel="Commands")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lemonx.cli.app import Json, app, print_json
+from lemonx.cli.app import Json, app
 from lemonx.cli.options import (
     CHOICES,
     AllowPickle,
@@ -31,6 +31,7 @@ from lemonx.cli.options import (
     sizes,
     value_of,
 )
+from lemonx.terminal import print_json
 
 
 @app.command("plan", rich_help_panel="Commands")
@@ -162,9 +163,7 @@ def expand_command(
             with_optimizer=with_optimizer,
         )
     if as_json:
-        from lemonx.checkpoints.plain import parse_json
-
-        print_json(parse_json((output / "lemonx.json").read_bytes()))
+        print_json(show.expanded_json(output))
     else:
         show.print_expanded(source, output)
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lemonx.cli.app import Json, app, print_json
+from lemonx.cli.app import Json, app
+from lemonx.terminal import print_json
 
 
 @app.command("compare")
@@ -42,6 +43,7 @@ def compare_command(
         return
     chosen = compare.find(experiment)
     folder = output or Path("results") / chosen.name
+    report.check_page(folder / "report.html")
     with show.progress(quiet=as_json) as tell:
         content = compare.compare(chosen, folder, quick=quick, seeds=seeds, cache=cache, jobs=jobs, tell=tell)
     page = report.write([content], folder / "report.html")
@@ -58,7 +60,7 @@ def report_command(
 ) -> None:
     """Write one self-contained HTML page: the answer first, then curves, plan and certificate. Needs no network."""
     from lemonx.experiments import report
-    from lemonx.show.console import console
+    from lemonx.show.console import Out
 
     page = report.write([report.read(path) for path in results], output)
-    console().print(f"wrote {page}")
+    Out().line(f"wrote {page}")

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from lemonx.cli.app import Json, app, print_json
+from lemonx.cli.app import Json, app
 from lemonx.cli.options import AllowPickle
 from lemonx.errors import BadCheckpoint
+from lemonx.terminal import print_json
 
 
 @app.command("fsck", rich_help_panel="Commands")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lemonx.cli.app import Json, app, print_json
+from lemonx.cli.app import Json, app
 from lemonx.cli.options import Source
 from lemonx.errors import BadRecipe
+from lemonx.terminal import complain, print_json, print_lines
 
 SCRATCH = "Training the target from scratch"
 
@@ -58,7 +58,7 @@ def train_command(
             done = run(asked, output, force=force, progress=tell)
     except KeyboardInterrupt:
         where = "from its last checkpoint" if output.exists() else "from the start: nothing was saved yet"
-        print(f"lemonx: stopped; the same command goes on {where}", file=sys.stderr)
+        complain(f"stopped; the same command goes on {where}")
         raise typer.Exit(130) from None
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks
@@ -97,4 +97,4 @@ def recipe_command(
         source, target, steps=steps, epochs=epochs, warmup=warmup, learning_rate=learning_rate,
         min_learning_rate=min_learning_rate, batch_size=batch_size,
     )  # fmt: skip
-    print(show.advice_text(advice, format_.value), end="")
+    print_lines(show.advice_text(advice, format_.value))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from pydantic import AfterValidator
 
+from lemonx.checkpoints.opening import open_file, read_open
 from lemonx.errors import BadData
+
+# The most that is read of a file at once; token ids and images are not read whole.
+MAX_WHOLE = 4 * 10**9
 
 # A path of the data section; `~` is the user's home.
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
@@ -18,11 +24,18 @@ def reason(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def require_file(path: Path) -> Path:
-    """The path, if it is a file."""
-    if not path.is_file():
-        raise BadData(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there'}: check the path")
-    return path
+def open_data(path: Path) -> BinaryIO:
+    """A regular file of the user's, open."""
+    try:
+        return open_file(path)
+    except FileNotFoundError:
+        raise BadData(f"{path} is not there: check the path") from None
+    except RuntimeError:
+        raise BadData(f"{path} is a link to itself: check the path") from None
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EISDIR):
+            raise BadData(f"{path} is {error.strerror}: check the path") from None
+        raise BadData(f"{path} cannot be read ({error.strerror}): check its permissions") from None
 
 
 def require_folder(path: Path) -> Path:
@@ -32,12 +45,22 @@ def require_folder(path: Path) -> Path:
     return path
 
 
+def require_regular(folder: Path) -> Path:
+    """The folder, if there is nothing in it that would hang a library that opens all it finds: no pipe, no device."""
+    for root, _, names in os.walk(require_folder(folder)):
+        for path in (Path(root, name) for name in names):
+            if path.exists() and not path.is_file():
+                raise BadData(f"{path} is not a regular file: take it away")
+    return folder
+
+
 def read_bytes(path: Path) -> bytes:
     """The bytes of a file."""
-    try:
-        return require_file(path).read_bytes()
-    except OSError as error:
-        raise BadData(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+    with open_data(path) as file:
+        try:
+            return read_open(file, MAX_WHOLE)
+        except OSError as error:
+            raise BadData(f"{path} cannot be read ({error.strerror}): check the disk, or cut the file up") from None
 
 
 def read_text(path: Path, *, replace: bool = False) -> str:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from lemonx.data import Prepared
 from lemonx.data.examples import Example, Examples, digest, stack
-from lemonx.data.files import UserPath, reason, require_folder
+from lemonx.data.files import UserPath, reason, require_regular
 from lemonx.data.labels import Labels, integers, names, reals
 from lemonx.data.metrics import REGRESSION, Metrics, accuracy
 from lemonx.data.model import Model
@@ -95,7 +95,7 @@ def _load(path: Path) -> Any:
     except ImportError:
         raise BadData("kind hf needs datasets: pip install lemonx[train]") from None
     try:
-        return load_from_disk(str(require_folder(path)))
+        return load_from_disk(str(require_regular(path)))
     except BadData:
         raise
     except Exception as error:  # datasets and arrow raise whatever the broken file led to

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lemonx.data import Prepared
-from lemonx.data.files import UserPath, reason, require_file
+from lemonx.data.files import UserPath, open_data, reason
 from lemonx.data.labels import integers
 from lemonx.data.model import Model
 from lemonx.data.pixels import ImageOptions, arrays
@@ -47,10 +47,10 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
 def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays of the file that are wanted; pickled objects are never loaded."""
     try:
-        archive = np.load(require_file(path), allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise BadData(f"{path} is no .npz file: write it by numpy.savez")
-        with archive:
+        with open_data(path) as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise BadData(f"{path} is no .npz file: write it by numpy.savez")
             wanted = next((names for names in (_SPLIT, _WHOLE) if set(names) <= set(archive.files)), None)
             if wanted is None:
                 raise BadData(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lemonx.data import Prepared
 from lemonx.data.examples import Example, Examples, Strict, digest, stack
-from lemonx.data.files import reason
+from lemonx.data.files import open_data, reason
 from lemonx.data.labels import Labels
 from lemonx.data.metrics import accuracy
 from lemonx.data.splitting import spread
@@ -161,9 +161,11 @@ def open_image(path: Path) -> Image.Image:
     from PIL import Image as Pillow
 
     try:
-        with Pillow.open(path) as image:
+        with open_data(path) as file, Pillow.open(file) as image:
             image.load()
             return image
+    except BadData:
+        raise
     except Exception as error:  # a broken file can raise nearly anything in a decoder
         raise BadData(f"{path} is no image that can be read ({reason(error)}): remove it") from None
 

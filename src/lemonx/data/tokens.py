@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from pydantic import Field
 
 from lemonx.data import Prepared
 from lemonx.data.examples import Strict
-from lemonx.data.files import UserPath, reason, require_file
+from lemonx.data.files import UserPath, open_data, reason
 from lemonx.data.model import Model
 from lemonx.data.splitting import FRACTION
 from lemonx.data.vocabulary import Vocabulary, from_folder, has_tokenizer
@@ -50,15 +51,28 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
 def _read(path: Path) -> np.ndarray:
     """The ids of a file, mapped into memory."""
     try:
-        ids = np.load(require_file(path), mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with open_data(path) as file:
+            ids = _mapped(file)
+    except (OSError, OverflowError, ValueError, EOFError) as error:
         raise BadData(f"{path} is no .npy file of numbers ({reason(error)}): write it by numpy.save") from None
-    if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer) or ids.ndim not in (1, 2):
-        found = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else "an archive"
+    if not np.issubdtype(ids.dtype, np.integer) or ids.ndim not in (1, 2):
+        found = f"{ids.dtype} of shape {ids.shape}"
         raise BadData(f"{path} holds {found}: token ids are integers in one dimension (or rows of them)")
     if ids.size and ids.min() < 0:
         raise BadData(f"{path} holds the negative token id {ids.min()}: write ids from 0")
     return ids.reshape(-1)
+
+
+def _mapped(file: BinaryIO) -> np.ndarray:
+    """The array of an open .npy file; numpy itself maps only what it opens itself."""
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f"version {version} of the format")
+    shape, by_column, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds objects")
+    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if by_column else "C")
 
 
 def _vocabulary(largest: int, options: Options, model: Model) -> Vocabulary:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lemonx.data.files import reason
+from lemonx.data.files import reason, require_regular
 from lemonx.data.model import Model
 from lemonx.errors import BadData
 
@@ -67,6 +67,7 @@ def from_folder(folder: Path) -> Vocabulary:
 
     if not has_tokenizer(folder):
         raise BadData(f"{folder} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}): set tokenizer: bytes")
+    require_regular(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise whatever the broken file led to

@@ -7,8 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lemonx.checkpoints.creating import write_whole
+from lemonx.checkpoints.folder import parse_object
+from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
-from lemonx.errors import BadRecipe
+from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
 from lemonx.experiments import result as results
 from lemonx.experiments.nodes import cells
 from lemonx.experiments.pool import Tell, run_all
@@ -48,6 +51,7 @@ def compare(
     tell: Tell | None = None,
 ) -> dict[str, Any]:
     """Run what is missing, and write OUTPUT/result.json; returns its content."""
+    _check_result(output / results.FILE)
     asked = experiment.shortened() if quick else experiment
     if seeds is not None:
         asked = asked.model_copy(update={"seeds": tuple(range(seeds))})
@@ -55,7 +59,17 @@ def compare(
     run_all(wanted, cache, jobs=jobs or min(2, os.cpu_count() or 1), tell=tell)
     text = json.dumps(results.result(asked, cache, quick=quick), indent=1) + "\n"
     output.mkdir(parents=True, exist_ok=True)
-    partial = output / f".{results.FILE}"
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, output / results.FILE)
+    write_whole(output / results.FILE, text)
     return parse_json(text)
+
+
+def _check_result(path: Path) -> None:
+    """BadOutput, before hours are spent, if there is something under this name that is no older result."""
+    if not os.path.lexists(path):
+        return
+    try:
+        content = parse_object(read_inside(path.parent.resolve(), path.name), path)
+    except BadCheckpoint:
+        content = {}
+    if path.is_symlink() or not {"experiment", "arms", "versions"} <= content.keys():
+        raise BadOutput(f"{str(path)!r} exists and is not a result of lemonx's: choose another --output")

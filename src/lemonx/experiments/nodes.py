@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.experiments.spec import Arm, Downstream, Experiment
 
 SOURCE, GROWN, TRAINED, TUNED = "source", "grown", "trained", "tuned"
@@ -123,10 +122,8 @@ def run_node(node: Node, cache: Path) -> None:
         summary: dict[str, Any] = {}
     else:
         summary = _train(node, cache, folder)
-    partial = folder / f".{DONE}"
-    content = {"kind": node.kind, "what": node.what, "label": node.label, **summary}
-    partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(partial, folder / DONE)
+    done = {"kind": node.kind, "what": node.what, "label": node.label, **summary}
+    write_whole(folder / DONE, json.dumps(done, indent=1))
 
 
 def _grow(node: Node, cache: Path, folder: Path) -> None:
@@ -138,7 +135,7 @@ def _grow(node: Node, cache: Path, folder: Path) -> None:
     if isinstance(free := options.get("free"), Mapping):
         base = preset(free["like"])
         options["free"] = Free(**{**vars(base), **{k: v for k, v in free.items() if k != "like"}})
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
     # The targets of other seeds differ in their noise alone: one proof is enough.
     api.expand(node.after[0].folder(cache), folder, verify=options["seed"] == 0, **options)
 

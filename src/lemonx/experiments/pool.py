@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic
 
 from lemonx.experiments.nodes import TRAINED, Node, run_node
+from lemonx.terminal import guard
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def _quiet() -> None:
     import torch
     from transformers.utils import logging
 
+    guard()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lemonx.certificate import FILE as CERTIFICATE
 from lemonx.certificate import versions
+from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.experiments.answer import Costs, figure, reach, saved
 from lemonx.experiments.nodes import DONE, Cell, Node, cells
@@ -45,7 +47,7 @@ def result(experiment: Experiment, cache: Path, *, quick: bool) -> dict[str, Any
 
 
 def _read(node: Node, cache: Path) -> dict[str, Any]:
-    return parse_json((node.folder(cache) / DONE).read_bytes())
+    return parse_json(read_inside(node.folder(cache).resolve(), DONE))
 
 
 def _run(cell: Cell, experiment: Experiment, cache: Path) -> dict[str, Any]:
@@ -135,9 +137,9 @@ def _shown(experiment: Experiment, cache: Path) -> dict[str, Any]:
     cell = next((cell for cell in cells(experiment) if cell.arm == arm), None)
     if cell is None:
         return {"certificate": None, "plan": []}
-    path = cell.trained.after[0].folder(cache) / "lemonx.json"
-    content: Mapping[str, Any] = parse_json(path.read_bytes())
-    certificate = {name: value for name, value in content.items() if name != "tensors"}
+    grown = cell.trained.after[0].folder(cache)
+    content: Mapping[str, Any] = parse_json(read_inside(grown.resolve(), CERTIFICATE))
+    certificate = {name: value for name, value in content.items() if name not in ("tensors", "files")}
     return {"certificate": {**certificate, "arm": arm}, "plan": plan_lines(content["tensors"])}
 
 

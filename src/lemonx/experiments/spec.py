@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lemonx.checkpoints.opening import MAX_TEXT, read_given
 from lemonx.checkpoints.plain import one_line, require_plain
-from lemonx.errors import BadRecipe
+from lemonx.errors import BadCheckpoint, BadRecipe
 
 FILE = "experiment.toml"
 
@@ -67,7 +68,8 @@ class Quick(_Strict):
 class Experiment(_Strict):
     """`claim`, `cost` and `command` open the file; `better` says which way the metric goes."""
 
-    name: str
+    # Also the name of a folder, which must lie where it is meant to.
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     title: str
     claim: str
     cost: str
@@ -144,19 +146,23 @@ def read(folder: Path) -> Experiment:
     `like = ["bert"]`: sections that the file does not state come from the first of these neighbours that states them.
     """
     path = folder / FILE if folder.is_dir() else folder
-    content = _content(path)
+    content = _content(folder)
     others = content.pop("like", [])
     if not isinstance(others, list):
         raise BadRecipe(f'{path}: like: want a list of experiments, such as ["bert"]')
     for name in others:
-        other = _content(path.resolve().parent.parent / Path(str(name)).name / FILE)
+        other = _content(path.resolve().parent.parent / Path(str(name)).name)
         content = {**{key: other[key] for key in SHARED if key in other}, **content}
     return parse(content, path)
 
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        return _toml(path.read_text(encoding="utf-8"))
+        return _toml(read_given(path, FILE, MAX_TEXT)[0].decode())
+    except BadCheckpoint as error:
+        raise BadRecipe(str(error)) from None
+    except RuntimeError as error:  # a loop of links
+        raise BadRecipe(f"{path}: cannot be read ({error}): give the folder of an experiment") from None
     except OSError as error:
         raise BadRecipe(f"{path}: {error.strerror}: give the folder of an experiment") from None
     except (ValueError, RecursionError) as error:

@@ -8,13 +8,19 @@ torch.distributed.checkpoint keeps its metadata as a pickle, which is never read
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lemonx.checkpoints import CheckpointWriter
-from lemonx.checkpoints.safetensors_file import dtype_name
+from lemonx.checkpoints.folder import parse_object
+from lemonx.checkpoints.opening import file_inside
+from lemonx.checkpoints.replaceable import OPTIMIZER_FOLDER
+from lemonx.checkpoints.safetensors_file import TensorInfo, read_header_from, torch_dtype
+from lemonx.checkpoints.values import read_into
 from lemonx.errors import BadCheckpoint
 from lemonx.optimizer_state.grow import grow_entry
 from lemonx.optimizer_state.moments import moments
@@ -24,12 +30,18 @@ from lemonx.verification.building import disk_names, skeleton
 if TYPE_CHECKING:
     import torch
 
-FOLDER, STATE = "optimizer", "state."
+FOLDER, STATE = OPTIMIZER_FOLDER, "state."
+# Where torch.distributed.checkpoint writes down, in a file's header, which slices it holds.
+_SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def grow_named_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) -> int | None:
     """Write the grown state of `source/optimizer` to `into/optimizer`, parameter by parameter; returns its step."""
-    stored = _Stored(source / FOLDER)
+    with _Stored(source) as stored:
+        return _grow(plan, stored, into, max_shard_size)
+
+
+def _grow(plan: Plan, stored: _Stored, into: Path, max_shard_size: int) -> int | None:
     small, large = disk_names(skeleton(plan.source_config)), disk_names(skeleton(plan.target_config))
     stored.check_known(set(small))
     modules = {disk: name for name, disk in small.items()}
@@ -42,7 +54,7 @@ def grow_named_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: i
         for field, dtype in stored.fields[modules[reading.source]].items()
     ]
     if not entries:
-        raise BadCheckpoint(f"{str(source / FOLDER)!r} holds no state of any parameter: save the run again")
+        raise BadCheckpoint(f"{str(stored.path)!r} holds no state of any parameter: save the run again")
     step = None
     with CheckpointWriter(into / FOLDER, entries, max_shard_size=max_shard_size) as writer:
         for name, reading in targets.items():
@@ -54,62 +66,117 @@ def grow_named_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: i
     return step
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A slice of a tensor in an open file, and where in the tensor it begins."""
+
+    fd: int
+    info: TensorInfo
+    begin: tuple[int, ...]
+
+    @property
+    def place(self) -> tuple[slice, ...]:
+        return tuple(slice(b, b + n) for b, n in zip(self.begin, self.info.shape, strict=True))
+
+    def meets(self, other: _Part) -> bool:
+        """Whether a number of the tensor is in both."""
+        axes = zip(self.place, other.place, strict=True)
+        return bool(self.info.numel) and all(a.start < b.stop and b.start < a.stop for a, b in axes)
+
+
 class _Stored:
-    """The tensors in a folder, read one parameter at a time."""
+    """The tensors in a folder, read one parameter at a time, each file opened once."""
 
-    def __init__(self, path: Path) -> None:
-        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-
-        self._path = path
+    def __init__(self, source: Path) -> None:
+        self.path, self._files = source / FOLDER, list[BinaryIO]()
+        self._parts: dict[str, list[_Part]] = {}
         try:
-            metadata: Any = HuggingFaceStorageReader(str(path)).read_metadata()
-        except Exception as error:  # safetensors and json raise their own
-            raise self._broken(error) from None
-        self._tensors: Mapping[str, Any] = metadata.state_dict_metadata
-        self.fields: dict[str, dict[str, str]] = {}
-        for key, info in self._tensors.items():
-            parameter, _, field = key.removeprefix(STATE).rpartition(".")
-            if not key.startswith(STATE) or not parameter:
+            for path in sorted(_safetensors(source)):
+                self._add(file_inside(source, f"{FOLDER}/{path.name}"), path)
+            self.fields: dict[str, dict[str, str]] = {}
+            for key, parts in self._parts.items():
+                self._check_whole(key, parts)
+                parameter, _, field = key.removeprefix(STATE).rpartition(".")
+                self.fields.setdefault(parameter, {})[field] = parts[0].info.dtype
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, file: BinaryIO, path: Path) -> None:
+        self._files.append(file)
+        header = read_header_from(file.fileno(), path)
+        sharding = header.metadata.get(_SHARDING)
+        offsets = None if sharding is None else parse_object(sharding.encode(), path)
+        for info in header.tensors:
+            if not info.name.startswith(STATE) or not info.name.removeprefix(STATE).rpartition(".")[0]:
                 raise BadCheckpoint(
-                    f"{str(path)!r} holds {key!r}: want keys such as {STATE}<parameter>.exp_avg and nothing else"
+                    f"{str(self.path)!r} holds {info.name[:200]!r}: want keys such as {STATE}<parameter>.exp_avg and "
+                    "nothing else"
                 )
-            if sum(math.prod(chunk.sizes) for chunk in info.chunks) != math.prod(info.size):
-                raise BadCheckpoint(f"{str(path)!r} lacks a part of {key!r}: copy the shards of all processes")
-            self.fields.setdefault(parameter, {})[field] = dtype_name(info.properties.dtype)
+            begin = _begin(info, offsets, path)
+            self._parts.setdefault(info.name, []).append(_Part(file.fileno(), info, begin))
+
+    def _check_whole(self, key: str, parts: list[_Part]) -> None:
+        """Slices that do not meet, and have as many numbers as the tensor, make up all of it."""
+        alike = len({(part.info.dtype, len(part.begin)) for part in parts}) == 1
+        whole = alike and sum(part.info.numel for part in parts) == math.prod(_shape(parts))
+        if not whole or any(a.meets(b) for a, b in combinations(parts, 2)):
+            raise BadCheckpoint(f"{str(self.path)!r} lacks a part of {key!r}: copy the shards of all processes")
 
     def shape(self, parameter: str, field: str) -> tuple[int, ...]:
-        return tuple(self._tensors[f"{STATE}{parameter}.{field}"].size)
+        return _shape(self._parts[f"{STATE}{parameter}.{field}"])
 
     def check_known(self, names: set[str]) -> None:
         if unknown := sorted(self.fields.keys() - names):
             raise BadCheckpoint(
-                f"{str(self._path)!r} has state for {unknown[0]!r}, which is no parameter of this model: "
+                f"{str(self.path)!r} has state for {unknown[0]!r}, which is no parameter of this model: "
                 "give the state of the same training run"
             )
 
     def read(self, parameter: str) -> dict[str, torch.Tensor]:
         """All that is kept for a parameter."""
-        import torch
-        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-        from torch.distributed.checkpoint.state_dict_loader import load
+        return {field: _joined(self._parts[f"{STATE}{parameter}.{field}"]) for field in self.fields[parameter]}
 
-        infos = {field: self._tensors[f"{STATE}{parameter}.{field}"] for field in self.fields[parameter]}
-        empty = {
-            f"{STATE}{parameter}.{field}": torch.empty(info.size, dtype=info.properties.dtype)
-            for field, info in infos.items()
-        }
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # it tells that this is one process, as asked for
-                load(empty, storage_reader=HuggingFaceStorageReader(str(self._path)), no_dist=True)
-        except Exception as error:  # as above
-            raise self._broken(error) from None
-        return {key.rpartition(".")[2]: tensor for key, tensor in empty.items()}
+    def __enter__(self) -> _Stored:
+        return self
 
-    def _broken(self, error: Exception) -> BadCheckpoint:
-        return BadCheckpoint(
-            f"{str(self._path)!r} cannot be read ({' '.join(str(error).split())[:160]}): save it again"
-        )
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self._files:
+            self._files.pop().close()
+
+
+def _begin(info: TensorInfo, offsets: Mapping[str, Any] | None, path: Path) -> tuple[int, ...]:
+    """Where a slice begins in its tensor, as torch.distributed.checkpoint writes it down."""
+    if offsets is None:
+        return (0,) * len(info.shape)
+    entry = offsets.get(info.name)
+    begin = entry.get(_OFFSETS) if isinstance(entry, dict) else None
+    fits = isinstance(begin, list) and len(begin) == len(info.shape)
+    if not fits or not all(type(number) is int and 0 <= number < 2**63 for number in begin):
+        raise BadCheckpoint(f"{str(path)!r} does not say where its slice of {info.name!r} begins: save it again")
+    return tuple(begin)
+
+
+def _shape(parts: list[_Part]) -> tuple[int, ...]:
+    """The shape of the tensor that these are slices of."""
+    return tuple(max(axis.stop for axis in axes) for axes in zip(*(part.place for part in parts), strict=True))
+
+
+def _joined(parts: list[_Part]) -> torch.Tensor:
+    """The tensor, put together from its slices."""
+    import torch
+
+    whole = torch.empty(_shape(parts), dtype=torch_dtype(parts[0].info.dtype))
+    for part in parts:
+        piece = torch.empty(part.info.shape, dtype=whole.dtype)
+        read_into(part.fd, part.info.file, part.info.begin, piece.reshape(-1).view(torch.uint8).numpy().data)
+        whole[part.place] = piece
+    return whole
 
 
 def has_named_state(source: Path) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from lemonx.checkpoints.folder import parse_object, read_bytes, real_file
+from lemonx.checkpoints.creating import new_file, write_new
+from lemonx.checkpoints.folder import parse_object
+from lemonx.checkpoints.opening import file_inside, read_inside
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
 from lemonx.optimizer_state.grow import grow_optimizer
 from lemonx.optimizer_state.moments import moments
@@ -27,8 +29,9 @@ _MORE = ("rng_state*.pth", "scaler.pt")
 
 def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
     """Write the grown state of a Trainer checkpoint into a folder; returns the step that it stands at."""
-    step = _step(source)
-    saved = _load(source, OPTIMIZER)
+    progress = _progress(source)
+    with file_inside(source, OPTIMIZER) as file:
+        saved = _load(file, source / OPTIMIZER)
     if not isinstance(saved, dict) or not {"state", "param_groups"} <= saved.keys():
         raise BadCheckpoint(f"{str(source / OPTIMIZER)!r} is not the state of a torch optimizer: save the run again")
     names = _positions(skeleton(plan.source_config), saved)
@@ -38,34 +41,36 @@ def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
     result = {"state": {i: grown[name] for i, name in enumerate(order) if name in grown}, "param_groups": groups}
     _save(result, into / OPTIMIZER)
     for name in [SCHEDULER, *sorted(path.name for more in _MORE for path in source.glob(more))]:
-        _load(source, name)  # only what holds data and no code is carried along
-        _copy(real_file(source, name), into / name)
-    _copy(real_file(source, PROGRESS), into / PROGRESS)
-    return step
+        with file_inside(source, name) as file:
+            _load(file, source / name)  # only what holds data and no code is carried along
+            file.seek(0)
+            _copy(file, into / name)
+    _copy(progress, into / PROGRESS)
+    return parse_object(progress, source / PROGRESS)["global_step"]
 
 
-def _step(source: Path) -> int:
+def _progress(source: Path) -> bytes:
+    """trainer_state.json, which says at which step the run stands, if all is there that a run needs to go on."""
     for name in (OPTIMIZER, SCHEDULER, PROGRESS):
         if not (source / name).exists():
             raise BadCheckpoint(
                 f"{str(source)!r} has no {name}, which a resumed run needs: give a checkpoint-N folder that Trainer "
                 "saved with its state (save_only_model=False)"
             )
-    step = parse_object(read_bytes(real_file(source, PROGRESS)), source / PROGRESS).get("global_step")
-    if not isinstance(step, int):
+    raw = read_inside(source, PROGRESS)
+    if not isinstance(parse_object(raw, source / PROGRESS).get("global_step"), int):
         raise BadCheckpoint(f"{str(source / PROGRESS)!r} has no global_step: save the run again")
-    return step
+    return raw
 
 
-def _load(source: Path, name: str) -> Any:
-    """A file of torch.save that holds data only; numpy's random state counts as data."""
+def _load(file: BinaryIO, path: Path) -> Any:
+    """A file of torch.save that holds data only; numpy's random state counts as data. `path` only names it."""
     import torch
     from transformers.trainer_pt_utils import safe_globals
 
-    path = real_file(source, name)
     try:
         with safe_globals():
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # an unpickler of broken bytes raises anything
         reason = " ".join(str(error).split())[:160]
         raise BadCheckpoint(f"{str(path)!r} is broken or holds more than data ({reason}): save the run again") from None
@@ -160,15 +165,14 @@ def _save(content: Any, path: Path) -> None:
     import torch
 
     try:
-        torch.save(content, path)
+        with new_file(path) as file:
+            torch.save(content, file)
     except (OSError, RuntimeError) as error:
         raise BadOutput(f"{path.name} cannot be written ({' '.join(str(error).split())[:160]}): make room") from None
 
 
-def _copy(path: Path, to: Path) -> None:
-    import shutil
-
+def _copy(content: bytes | BinaryIO, to: Path) -> None:
     try:
-        shutil.copyfile(path, to)
+        write_new(to, content)
     except OSError as error:
         raise BadOutput(f"{to.name} cannot be written ({error.strerror}): make room, or check permissions") from None

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.text import Text
 
 from lemonx import architectures, matrix, methods
-from lemonx.show.console import console
+from lemonx.show.console import Out, styled, table
 
 
 def methods_json(check: bool) -> list[dict[str, Any]]:
@@ -25,17 +25,17 @@ def methods_json(check: bool) -> list[dict[str, Any]]:
 
 
 def print_methods(content: list[dict[str, Any]]) -> None:
-    out = console()
+    out = Out()
     columns = [key for key in content[0] if key not in ("title", "paper", "grows")]
     if len(columns) > 1:
-        table = Table(*columns, box=None, pad_edge=False)
+        found = table(*columns)
         for entry in content:
-            table.add_row(*(str(entry[column]) for column in columns))
-        out.print(table)
-        out.print("lossless, or the largest difference of an output relative to the largest output; -: not defined")
+            found.add_row(*(str(entry[column]) for column in columns))
+        out.table(found)
+        out.line("lossless, or the largest difference of an output relative to the largest output; -: not defined")
     for entry in content:
-        out.print(f"[bold]{entry['method']}[/bold] ({' and '.join(entry['grows'])}): {entry['title']}.")
-        out.print(f"  {entry['paper']}", markup=False)
+        out.line(styled("bold", entry["method"]), f" ({' and '.join(entry['grows'])}): {entry['title']}.")
+        out.line(f"  {entry['paper']}")
 
 
 def architectures_json() -> list[dict[str, Any]]:
@@ -55,17 +55,17 @@ def architectures_json() -> list[dict[str, Any]]:
 
 def print_architectures(content: list[dict[str, Any]]) -> None:
     """The matrix, with what needs more words as numbered notes below it."""
-    out, notes = console(), list[str]()
-    table = Table("model_type", *matrix.COLUMNS, box=None, pad_edge=False)
+    out, notes = Out(), list[str]()
+    found = table("model_type", *matrix.COLUMNS)
     for entry in content:
-        table.add_row(entry["model_type"], *(_cell(cell, notes) for cell in entry["grows"].values()))
-    out.print(table)
+        found.add_row(entry["model_type"], *(_cell(cell, notes) for cell in entry["grows"].values()))
+    out.table(found)
     for number, note in enumerate(notes, start=1):
-        out.print(f"[{number}] {note}", markup=False)
-    out.print("exact: the same function in exact arithmetic, for every input; -: the family has no such size")
+        out.line(f"[{number}] {note}")
+    out.line("exact: the same function in exact arithmetic, for every input; -: the family has no such size")
     for entry in content:
         sizes = ", ".join(field for fields in entry["sizes"].values() for field in fields)
-        out.print(f"[bold]{entry['model_type']}[/bold]: {entry['title']}. Sizes for --set: {sizes}")
+        out.line(styled("bold", entry["model_type"]), f": {entry['title']}. Sizes for --set: {sizes}")
 
 
 def why_json(folder: Path) -> dict[str, Any]:
@@ -79,19 +79,19 @@ def why_json(folder: Path) -> dict[str, Any]:
 
 def print_why(found: dict[str, Any]) -> None:
     """The family, what has no row, what has no tensor, and what to do."""
-    out = console()
+    out = Out()
     if found["reason"] is None:
-        out.print(f"{found['model_type']}: nothing; all {found['tensors']} tensors have a row", markup=False)
+        out.line(f"{found['model_type']}: nothing; all {found['tensors']} tensors have a row")
         return
-    out.print(f"{found['model_type']}: {found['reason']}", markup=False)
+    out.line(f"{found['model_type']}: {found['reason']}")
     word = "its own" if found["known"] else "the nearest"
-    out.print(f"{word} family is {found['family']}: {found['covered']} of {found['tensors']} tensors have a row there")
+    out.line(f"{word} family is {found['family']}: {found['covered']} of {found['tensors']} tensors have a row there")
     for name in found["without_row"]:
-        out.print(f"  no row for {name}", markup=False)
+        out.line(f"  no row for {name}")
     for name in found["without_tensor"]:
-        out.print(f"  no tensor for {name}", markup=False)
+        out.line(f"  no tensor for {name}")
     if not found["known"]:
-        out.print("docs/add-an-architecture.md shows how to write a spec: one file, one row a module")
+        out.line("docs/add-an-architecture.md shows how to write a spec: one file, one row a module")
 
 
 def architectures_markdown(cells: Mapping[str, Mapping[str, str]]) -> str:
@@ -113,7 +113,7 @@ def _noted(text: str, notes: list[str]) -> tuple[str, int]:
     return word, notes.index(note) + 1 if note else 0
 
 
-def _cell(text: str, notes: list[str]) -> str:
+def _cell(text: str, notes: list[str]) -> Text:
     word, number = _noted(text, notes)
     style = "green" if word == matrix.EXACT else "dim" if word == matrix.NONE else "red"
-    return f"[{style}]{word}[/]" + (rf" \[{number}]" if number else "")
+    return styled(style, word) + (f" [{number}]" if number else "")

@@ -9,23 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
+from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from lemonx import summary
 from lemonx.checkpoints.destination import size_text
-from lemonx.checkpoints.plain import parse_json
+from lemonx.checkpoints.folder import CERTIFICATE
+from lemonx.checkpoints.opening import read_inside
 from lemonx.notes import notes
 from lemonx.planning import Plan
-from lemonx.show.console import console
+from lemonx.show.console import Out, bar, styled, table
 from lemonx.verification.layerwise import Layers
 from lemonx.verification.outputs import EXACT
 from lemonx.verification.verify import Verified
@@ -68,11 +60,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def print_plan(plan: Plan) -> None:
-    out = console()
-    out.print(f"[bold]{plan.family.title}[/bold]  {plan.source}")
-    sizes = Table("size", "source", "target", box=None, pad_edge=False)
+    out = Out()
+    out.line(styled("bold", plan.family.title), f"  {plan.source}")
+    sizes = table("size", "source", "target")
     for name, before, after in summary.size_table(plan):
-        sizes.add_row(name, str(before), f"[bold]{after}[/bold]" if before != after else str(after))
+        sizes.add_row(name, str(before), styled("bold" if before != after else "", after))
     per = "image" if plan.family.kind == "vision" else "token"
     for label, (before, after) in (
         ("parameters", summary.parameters(plan)),
@@ -80,35 +72,36 @@ def print_plan(plan: Plan) -> None:
         ("bytes on disk", summary.bytes_on_disk(plan)),
     ):
         sizes.add_row(label, summary.human(before), summary.human(after))
-    out.print(sizes)
-    tensors = Table("tensors", "shape", "number", "rule", "exactness", box=None, pad_edge=False)
+    out.table(sizes)
+    tensors = table("tensors", "shape", "number", "rule", "exactness")
     heading = None
     for group in summary.groups(plan):
         if group.stack != heading and group.stack is not None:
-            tensors.add_row(f"[bold]{group.stack}.*[/bold]")
+            tensors.add_row(styled("bold", f"{group.stack}.*"))
         heading = group.stack
         shape = " x ".join(map(str, group.shape)) or "scalar"
         name = f"  {group.name}" if group.stack else group.name
-        tensors.add_row(name, shape, str(group.count), group.rule, f"[{_STYLE[group.exactness]}]{group.exactness}[/]")
-    out.print(tensors)
-    fields = Table("config.json", "source", "target", box=None, pad_edge=False)
+        exactness = styled(_STYLE[group.exactness], group.exactness)
+        tensors.add_row(name, shape, str(group.count), group.rule, exactness)
+    out.table(tensors)
+    fields = table("config.json", "source", "target")
     for name, before, after in summary.changed_fields(plan):
         fields.add_row(name, _short(before), _short(after))
-    out.print(fields)
-    out.print(f"method: {plan.reading.method}, {'lossless' if plan.reading.lossless else 'not lossless'}")
+    out.table(fields)
+    out.line(f"method: {plan.reading.method}, {'lossless' if plan.reading.lossless else 'not lossless'}")
     for note in notes(plan):
-        out.print(f"note: {note}")
-    out.print(
+        out.line(f"note: {note}")
+    out.line(
         f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}; "
         f"weakest exactness in the stored dtype: {plan.exactness}"
     )
     if lost := summary.lost_to_eps(plan):
-        out.print(
+        out.line(
             f"expected loss: {lost['of_stream']:.1e} of the stream at most, at {lost['places']} places where added "
             f"blocks norm it again, if its variance is at least {lost['variance']} there"
         )
     for name, why in plan.dropped.items():
-        out.print(f"not written: {name} ({why})")
+        out.line(f"not written: {name} ({why})")
 
 
 def _short(value: Any) -> str:
@@ -128,46 +121,42 @@ class Told:
 @contextmanager
 def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
     """A bar over the bytes written; then a word on the verification, which takes the rest of the time."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console(stderr=True), disable=quiet, transient=True) as bar:
-        task = bar.add_task("planning", total=None)
+    with bar(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), hidden=quiet) as far:
+        task = far.add_task("planning", total=None)
 
         def planned(plan: Plan) -> None:
-            bar.update(task, total=summary.bytes_on_disk(plan)[1], description="expanding")
+            far.update(task, total=summary.bytes_on_disk(plan)[1], description="expanding")
 
         def written(count: int) -> None:
-            bar.advance(task, count)
-            bar.update(task, description="verifying" if verify and bar.tasks[0].finished else "expanding")
+            far.advance(task, count)
+            far.update(task, description="verifying" if verify and far.tasks[0].finished else "expanding")
 
         def learned(step: int, loss: float) -> None:
-            bar.update(task, description=f"learning to grow: step {step + 1} of {lessons}, loss {loss:.3f}")
+            far.update(task, description=f"learning to grow: step {step + 1} of {lessons}, loss {loss:.3f}")
 
         yield Told(planned, written, learned)
 
 
+def expanded_json(output: Path) -> dict[str, Any]:
+    return parse_json(read_inside(output.resolve(), CERTIFICATE))
+
+
 def print_expanded(source: Path, output: Path) -> None:
-    out = console()
-    content = parse_json((output / "lemonx.json").read_bytes())
+    out, content = Out(), expanded_json(output)
     before, after = content["source"]["parameters"], content["target"]["parameters"]
-    out.print(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
+    out.line(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
     if content["optimizer"]:
         counts = ", ".join(f"{count} {status}" for status, count in sorted(content["optimizer"]["moments"].items()))
-        out.print(f"Adam's moments at step {content['optimizer']['step']}: {counts} (docs/optimizer-state.md)")
+        out.line(f"Adam's moments at step {content['optimizer']['step']}: {counts} (docs/optimizer-state.md)")
     verified = content["verified"]
     _print_evidence(out, verified)
     if verified["outputs"] and not content["lossless"]:
         kl = verified["outputs"]["kl"]
         far = "" if kl is None else f": its predictions are {kl:.2g} nats from the source's"
-        out.print(f"[yellow]{content['method']} is not lossless here[/yellow]{far}")
+        out.line(styled("yellow", f"{content['method']} is not lossless here"), far)
     if not verified["outputs"]:
         what = "outputs not compared" if verified["algebra"] else "not verified"
-        out.print(f"{what} ({verified['skipped']}): `lemonx verify {source} {output}` does it later")
+        out.line(f"{what} ({verified['skipped']}): `lemonx verify {source} {output}` does it later")
 
 
 def verified_json(measured: Verified) -> dict[str, Any]:
@@ -175,7 +164,7 @@ def verified_json(measured: Verified) -> dict[str, Any]:
 
 
 def print_verified(measured: Verified) -> None:
-    out = console()
+    out = Out()
     _print_evidence(out, measured.as_dict())
     if measured.layers:
         _print_layers(out, measured.layers)
@@ -184,18 +173,18 @@ def print_verified(measured: Verified) -> None:
         only = "" if measured.algebra else f" ({measured.skipped})"
         rounded = "" if exact else ", up to the rounding of the stored weights"
         eps = ", up to the eps of its norms" if measured.outputs and measured.outputs.stream_loss else ""
-        out.print(f"[green]the same function[/green]{eps}{rounded}{only}")
+        out.line(styled("green", "the same function"), f"{eps}{rounded}{only}")
     else:
-        out.print(f"[red]not the same function[/red]: {measured.reason()}")
+        out.line(styled("red", "not the same function"), f": {measured.reason()}")
 
 
-def _print_evidence(out: Console, verified: dict[str, Any]) -> None:
+def _print_evidence(out: Out, verified: dict[str, Any]) -> None:
     """What was checked, a line for each kind."""
     algebra, structure = verified["algebra"], verified["structure"]
     if algebra and algebra["passed"]:
-        out.print(f"tensors: all {algebra['entries']:,} entries of {algebra['tensors']} tensors obey their rules")
+        out.line(f"tensors: all {algebra['entries']:,} entries of {algebra['tensors']} tensors obey their rules")
     if structure and structure["passed"]:
-        out.print(
+        out.line(
             f"structure: {structure['blocks']} blocks have all {structure['attributes']} plain attributes of the "
             "blocks they come from, and config.json is as planned"
         )
@@ -205,45 +194,46 @@ def _print_evidence(out: Console, verified: dict[str, Any]) -> None:
         _print_symmetry(out, verified["symmetry"])
 
 
-def _print_outputs(out: Console, outputs: dict[str, Any]) -> None:
-    out.print(
+def _print_outputs(out: Out, outputs: dict[str, Any]) -> None:
+    out.line(
         f"outputs: {', '.join(outputs['outputs'])} on {outputs['inputs']}, in float64: largest difference "
         f"{outputs['difference']:.1e} of the largest output (tolerance {outputs['tolerance']:.1e}: "
         f"{outputs['derived']})"
     )
     if outputs["stream_loss"]:
-        out.print(
+        out.line(
             f"this is against the source with its norms applied as often as in the target, which moves its stream by "
             f"at most {outputs['stream_loss']:.1e} of itself and its outputs by {outputs['output_loss']:.1e} of the "
             "largest: what eps costs"
         )
     if outputs["missing"]:
         named = ", ".join(outputs["missing"][:3]) + ("..." if len(outputs["missing"]) > 3 else "")
-        out.print(f"the files have no {named}: zero in both models, and what they read was compared instead")
+        out.line(f"the files have no {named}: zero in both models, and what they read was compared instead")
     if outputs["tokens_equal"] is not None:
-        out.print(f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens")
+        out.line(f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens")
 
 
-def _print_symmetry(out: Console, symmetry: dict[str, Any]) -> None:
+def _print_symmetry(out: Out, symmetry: dict[str, Any]) -> None:
     where = f" (in {', '.join(symmetry['where'][:3])})" if symmetry["twins"] else ""
-    out.print(f"symmetry: {symmetry['copies']} copies of units, {symmetry['twins']} of them twins of another{where}")
+    out.line(f"symmetry: {symmetry['copies']} copies of units, {symmetry['twins']} of them twins of another{where}")
 
 
-def _print_layers(out: Console, layers: Layers) -> None:
+def _print_layers(out: Out, layers: Layers) -> None:
     if layers.places:
         worst = max(layers.places, key=lambda place: place.difference)
-        out.print(
+        out.line(
             f"block by block: the stream behind {len(layers.places)} blocks of the target differs from the source's, "
             f"expanded, by at most {worst.difference:.1e} of its largest entry (behind {worst.block})"
         )
     if layers.skipped:
-        out.print(f"block by block: no streams compared, {layers.skipped}")
+        out.line(f"block by block: no streams compared, {layers.skipped}")
     if first := layers.first:
-        out.print(
-            f"the first block that differs is [bold]{first.block}[/bold] (from {first.source}): "
-            f"{first.difference:.1e}, more than {first.tolerance:.1e}"
+        out.line(
+            "the first block that differs is ",
+            styled("bold", first.block),
+            f" (from {first.source}): {first.difference:.1e}, more than {first.tolerance:.1e}",
         )
-    out.print(
+    out.line(
         f"at most {size_text(layers.weights)} of weights in memory at once, in float64; the largest block has "
         f"{size_text(layers.block)}, the larger model {size_text(layers.model)}; peak of the process "
         f"{size_text(layers.memory)}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from lemonx.checkpoints.destination import size_text
 from lemonx.fsck import ERROR, NOTE, WARNING, Report
-from lemonx.show.console import console
+from lemonx.show.console import Out, bar, styled
 
 _STYLE = {ERROR: "red", WARNING: "yellow", NOTE: "dim"}
 
@@ -18,22 +17,21 @@ _STYLE = {ERROR: "red", WARNING: "yellow", NOTE: "dim"}
 @contextmanager
 def progress(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar over the bytes that are read."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    out = console(stderr=True)
-    with Progress(*columns, console=out, disable=quiet or not total or not out.is_terminal, transient=True) as bar:
-        task = bar.add_task("reading", total=total)
-        yield lambda count: bar.advance(task, count)
+    out = Out(stderr=True)
+    hidden = quiet or not total or not out.is_terminal
+    with bar(DownloadColumn(), TransferSpeedColumn(), out=out, hidden=hidden) as read:
+        task = read.add_task("reading", total=total)
+        yield lambda count: read.advance(task, count)
 
 
 def print_report(report: Report) -> None:
-    out = console()
+    out = Out()
     for finding in report.findings:
-        style = _STYLE[finding.level]
-        text = f"{finding.file!r} {finding.found}: {finding.remedy}"
-        out.print(f"[{style}]{finding.level}[/]: {escape(text)}", soft_wrap=True)
+        level = styled(_STYLE[finding.level], finding.level)
+        out.line(level, f": {finding.file!r} {finding.found}: {finding.remedy}", wrapped=False)
     scope = f"against {report.spec}" if report.spec else "without a spec: files only"
     numbers = f", {size_text(report.scanned)} of numbers" if report.scanned else ", no numbers read"
     errors = sum(finding.level == ERROR for finding in report.findings)
-    verdict = "[green]clean[/green]" if report.clean else f"[red]{errors} error{'s' * (errors > 1)}[/red]"
+    verdict = styled("green", "clean") if report.clean else styled("red", f"{errors} error{'s' * (errors > 1)}")
     looked = f"{report.files} files, {report.tensors} tensors{numbers}, {scope}"
-    out.print(f"{escape(str(report.path))}: {verdict} ({escape(looked)})", soft_wrap=True)
+    out.line(f"{report.path}: ", verdict, f" ({looked})", wrapped=False)

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from lemonx.show.console import console
+from lemonx.show.console import Out, bar, table
 from lemonx.summary import human
 from lemonx.training.advice import REASONS, Advice, as_arguments, as_recipe
 from lemonx.training.curve import COLUMNS, columns
@@ -22,35 +21,27 @@ _ROWS = 12
 
 
 def print_recipes(found: Mapping[str, str]) -> None:
-    table = Table("recipe", "what it trains", box=None, pad_edge=False)
+    listed = table("recipe", "what it trains")
     for name, text in found.items():
-        table.add_row(name, text)
-    console().print(table)
+        listed.add_row(name, text)
+    Out().table(listed)
 
 
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Callable[[int, int, Mapping[str, Any]], None]]:
     """A bar over the steps with the last validation loss; where no terminal can show one, a line an evaluation."""
-    err = console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        disable=quiet or not err.is_terminal,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("preparing", total=None)
+    err = Out(stderr=True)
+    hidden = quiet or not err.is_terminal
+    with bar(MofNCompleteColumn(), TimeRemainingColumn(), out=err, hidden=hidden) as steps:
+        task = steps.add_task("preparing", total=None)
 
         def tell(step: int, total: int, figures: Mapping[str, Any]) -> None:
-            bar.update(task, completed=step, total=total)
+            steps.update(task, completed=step, total=total)
             if "eval_loss" in figures:
                 text = f"validation loss {figures['eval_loss']:.4f}"
-                bar.update(task, description=text)
+                steps.update(task, description=text)
                 if not quiet and not err.is_terminal:
-                    err.print(f"step {step} of {total}: {text}")
+                    err.line(f"step {step} of {total}: {text}")
 
         yield tell
 
@@ -60,16 +51,16 @@ def run_json(done: Run) -> dict[str, Any]:
 
 
 def print_run(done: Run) -> None:
-    out = console()
+    out = Out()
     shown = [row for row in done.curve if "validation_loss" in row]
     every = -(-len(shown) // _ROWS)
     shown = [row for place, row in enumerate(shown) if place % every == 0 or row is done.final]
     names = [name for name in columns(done.curve) if name != "seconds"]
-    table = Table(*(name.replace("_", " ") for name in names), box=None, pad_edge=False)
+    figures = table(*(name.replace("_", " ") for name in names))
     for row in shown:
-        table.add_row(*(_cell(name, row.get(name)) for name in names))
-    out.print(table)
-    out.print(f"wrote {done.output}: {human(done.flops)} FLOPs, {done.seconds:.0f} s; curve.csv, curve.png, run.json")
+        figures.add_row(*(_cell(name, row.get(name)) for name in names))
+    out.table(figures)
+    out.line(f"wrote {done.output}: {human(done.flops)} FLOPs, {done.seconds:.0f} s; curve.csv, curve.png, run.json")
 
 
 def _cell(name: str, value: Any) -> str:

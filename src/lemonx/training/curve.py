@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 COLUMNS = ("step", "learning_rate", "train_loss", "validation_loss")
@@ -43,8 +42,8 @@ def csv_text(curve: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def draw(curve: Sequence[Row], path: Path) -> None:
-    """Losses above, the learning rate below, over steps."""
+def picture(curve: Sequence[Row]) -> bytes:
+    """Losses above, the learning rate below, over steps; a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -60,4 +59,6 @@ def draw(curve: Sequence[Row], path: Path) -> None:
     rates.plot(*zip(*points, strict=True))
     rates.set_ylabel("learning rate")
     rates.set_xlabel("step")
-    figure.savefig(path, dpi=120, format="png")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    return drawn.getvalue()

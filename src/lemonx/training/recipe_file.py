@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from lemonx.checkpoints.opening import MAX_TEXT, read_file
 from lemonx.checkpoints.plain import one_line, require_plain
 from lemonx.errors import BadRecipe
 
@@ -62,8 +63,8 @@ def load_yaml(path: Path) -> dict[str, Any]:
     """The keys and values of a recipe, given its file or the name of one that ships."""
     path = found(path)
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+        content = parse_yaml(read_file(path, MAX_TEXT).decode(), str(path))
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: a loop of links
         raise BadRecipe(f"{path}: cannot be read ({one_line(error)}): give a YAML file") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadRecipe(f"{path}: not a recipe: want keys and values, such as `task: causal-lm`")

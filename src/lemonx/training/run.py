@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lemonx import api, data
 from lemonx.certificate import versions
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.creating import new_folder, remove, write_whole
 from lemonx.companions import carried
 from lemonx.errors import BadRecipe
 from lemonx.planning import Plan
@@ -132,22 +132,16 @@ class Job:
 
     def _expanded(self, source: Path, expand: Expand) -> PreTrainedModel:
         target = self.output / ".expanded"
-        shutil.rmtree(target, ignore_errors=True)
+        remove(target)
         api.expand(source, target, verify=expand.verify, **expand.options)
         found = self._begun(target)
-        shutil.rmtree(target)
+        remove(target)
         return found
 
     def _bring_along(self, source: Path, expansion: Plan | None = None) -> None:
         """The tokenizer and the like, as the expansion would write them."""
         with Checkpoint.open(source) as checkpoint:
-            for name, path in checkpoint.companions.items():
-                (self.output / name).parent.mkdir(exist_ok=True)
-                text = expansion and carried(name, path, expansion)
-                if text is None:
-                    shutil.copyfile(path, self.output / name)
-                else:
-                    (self.output / name).write_text(text, encoding="utf-8")
+            folder.bring_along(self.output, carried(checkpoint, expansion))
 
     def _loaded(self, source: Path, decided: Mapping[str, Any]) -> PreTrainedModel:
         return model.loaded(self.recipe.task, source, decided, self.recipe.seed)
@@ -182,7 +176,7 @@ class Job:
 
     def _tell(self, step: int, history: list[dict[str, Any]], figures: Mapping[str, Any]) -> None:
         if figures:
-            folder.write_text(self.output / folder.CURVE, curves.csv_text(curves.rows(history)))
+            write_whole(self.output / folder.CURVE, curves.csv_text(curves.rows(history)))
         if self.progress is not None:
             self.progress(step, self.schedule.total, figures)
 
@@ -196,7 +190,6 @@ class Job:
 
     def _finish(self, trained: PreTrainedModel, history: list[dict[str, Any]]) -> Run:
         partial = self.output / ".model"
-        shutil.rmtree(partial, ignore_errors=True)
         self._save(trained, partial)
         curve = curves.rows(history)
         final = [row for row in curve if "validation_loss" in row][-1]
@@ -205,17 +198,17 @@ class Job:
         return done
 
     def _save(self, trained: PreTrainedModel, partial: Path) -> None:
-        trained.save_pretrained(partial)
+        trained.save_pretrained(new_folder(partial))
 
     def _publish(self, trained: PreTrainedModel, partial: Path, done: Run) -> None:
         # config.json last: a folder with it is a checkpoint.
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(path, self.output / path.name)
-        for other in (partial, *self.output.glob("stage-*")):
-            shutil.rmtree(other)
-        folder.write_text(self.output / folder.CURVE, curves.csv_text(done.curve))
-        curves.draw(done.curve, self.output / folder.PICTURE)
-        folder.write_text(self.output / folder.RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
+        for other in (partial, *(path for path in folder.saved_folders(self.output) if path.name.startswith("stage"))):
+            remove(other)
+        write_whole(self.output / folder.CURVE, curves.csv_text(done.curve))
+        write_whole(self.output / folder.PICTURE, curves.picture(done.curve))
+        write_whole(self.output / folder.RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
 
     def _account(self, trained: PreTrainedModel, done: Run) -> dict[str, Any]:
         return {
@@ -231,4 +224,5 @@ class Job:
             "flops": done.flops,
             "seconds": done.seconds,
             "final": done.final,
+            "files": folder.brought_along(self.output),
         }

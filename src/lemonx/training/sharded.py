@@ -8,7 +8,6 @@ it. The same code runs on GPUs.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.creating import remove
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.optimizer_state.by_name import FOLDER, STATE, has_named_state
 from lemonx.optimizer_state.trainer import OPTIMIZER
@@ -106,7 +106,7 @@ def save(model: PreTrainedModel, folder: str | Path) -> None:
     tensors = {name: tensor.detach() for name, tensor in tensors_on_disk(model).items()}
     _write(tensors, folder, files=_files(tensors))
     if dist.get_rank() == 0:
-        shutil.rmtree(folder / "sharded")
+        remove(folder / "sharded")
         model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
         model.config.save_pretrained(folder)
         if model.can_generate():

@@ -12,6 +12,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from lemonx import api
+from lemonx.checkpoints.creating import new_folder
 from lemonx.errors import BadRecipe, LemonxError
 from lemonx.planning import Plan
 from lemonx.sharded_expansion import load_expanded
@@ -158,6 +159,8 @@ class SharedJob(Job):
             super()._tell(step, history, figures)
 
     def _save(self, trained: PreTrainedModel, partial: Path) -> None:
+        if self.first:
+            new_folder(partial)
         dist.barrier()
         sharded.save(trained, partial)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from lemonx import api
+from lemonx.checkpoints.creating import remove, write_new
+from lemonx.checkpoints.opening import file_inside
 from lemonx.training.folder import Saved
 from lemonx.training.recipe import Expand, Recipe
 
@@ -41,11 +42,12 @@ def grow(saved: Saved, leg: Leg, output: Path) -> Saved:
     """A checkpoint of the larger model, from which Trainer goes on as if it had been this large."""
     assert leg.expand is not None
     partial, finished = output / f".stage-{leg.stage}", output / f"stage-{leg.stage}"
-    shutil.rmtree(partial, ignore_errors=True)
+    remove(partial)
     options = {**leg.expand.options, "verify": leg.expand.verify, "with_optimizer": leg.with_optimizer}
     api.expand(saved.path, partial, **options)
     for path in (path for pattern in _CARRIED for path in saved.path.glob(pattern)):
-        shutil.copy2(path, partial)
+        with file_inside(saved.path.resolve(), path.name) as file:
+            write_new(partial / path.name, file)
     os.rename(partial, finished)
-    shutil.rmtree(saved.path)
+    remove(saved.path)
     return Saved(finished, leg.start, leg.stage)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,9 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from lemonx.checkpoints.creating import new_folder, remove
 from lemonx.data import Prepared
 from lemonx.errors import BadRecipe
 from lemonx.optimizer_state.by_name import has_named_state
+from lemonx.training.folder import saved_folders
 from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Inheritance, Recipe
 from lemonx.training.schedule import Schedule
@@ -202,16 +203,19 @@ class LemonTrainer(Trainer):
         folder = Path(str(self.args.output_dir))
         name = f"checkpoint-{self.state.global_step}"
         self._partial = folder / ".partial"
+        if self.args.should_save:
+            new_folder(self._partial)
+        self.accelerator.wait_for_everyone()
         super()._save_checkpoint(model, trial)
         finished, self._partial = self._partial, None
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            shutil.rmtree(folder / name, ignore_errors=True)
+            remove(folder / name)
             os.rename(finished / name, folder / name)
-            shutil.rmtree(finished, ignore_errors=True)
-            for other in (*folder.glob("checkpoint-*"), *folder.glob("stage-*")):
+            remove(finished)
+            for other in saved_folders(folder):
                 if other.name != name:
-                    shutil.rmtree(other)
+                    remove(other)
 
 
 def forward_flops(model: torch.nn.Module, inputs: Mapping[str, Any]) -> int:

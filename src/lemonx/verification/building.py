@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.folder import GENERATION
+from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.planning import Plan
 from lemonx.spec import flat_fields
@@ -106,10 +106,10 @@ def _check_source(folder: Path) -> None:
 
 def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """What save_pretrained would write, by the names it would write."""
-    with tempfile.TemporaryDirectory() as folder:
+    with Temporary() as folder:
         with quiet():
             model.save_pretrained(folder)
-        with Checkpoint.open(Path(folder)) as written:
+        with Checkpoint.open(folder) as written:
             return {name: written.read(name) for name in written.tensors}
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import resource
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ import numpy as np
 
 from lemonx import depth
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, CannotVerify
 from lemonx.planning import Plan
 from lemonx.vectors import RAND, Expansion
@@ -94,16 +94,16 @@ def compare_layerwise(
     streams = plan if plan is not None and plan.reading.lossless else None
     stored = whole.coarser(source, target)
     rounding = None if stored == "float64" else rounding
-    with tempfile.TemporaryDirectory(prefix="lemonx-") as folder, whole.within_memory("verify on a larger machine"):
-        before, noisy = _record(source, seed, Path(folder, "source"), plan=plan), None
+    with Temporary() as folder, whole.within_memory("verify on a larger machine"):
+        before, noisy = _record(source, seed, folder / "source", plan=plan), None
         if plan and plan.chains:
-            before = replace(before, plain=_record(source, seed, Path(folder, "plain"), before.views).found)
+            before = replace(before, plain=_record(source, seed, folder / "plain", before.views).found)
         if rounding is not None:
-            noisy = Path(folder, "noise")
+            noisy = folder / "noise"
             moved = _record(source, seed, noisy, before.views, (rounding, stored), plan=plan)
             before = replace(before, noise=whole.largest_difference(before.found, moved.found))
         tolerance = whole.tolerance_of(rounding, before.noise, stored)
-        judge = _Judge(streams, Path(folder, "source"), noisy, rounding, stored) if streams else None
+        judge = _Judge(streams, folder / "source", noisy, rounding, stored) if streams else None
         # The same inputs: the target's vocabulary may be larger.
         after = _observe(target, seed, judge or (lambda *_: None), before.views)
     back = plan.frames.ways_back if plan and plan.frames else None
@@ -209,8 +209,8 @@ def _observe(
 
     from lemonx.verification.float64 import Float64
 
-    with Float64(), tempfile.TemporaryDirectory(prefix="lemonx-") as offloaded:
-        options = {"device_map": {"": "disk"}, "offload_folder": offloaded}
+    with Float64(), Temporary() as offloaded:
+        options = {"device_map": {"": "disk"}, "offload_folder": str(offloaded)}
         # It would warn that parameters are on the disk, which is the point.
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
         loaded = load(checkpoint.path, torch.float64, **options)

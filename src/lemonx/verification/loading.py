@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures
+from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint
 from lemonx.verification.foreign import foreign
@@ -93,7 +95,7 @@ def read_config(path: Path) -> Any:
     """config.json as an object; one of timm's, which does not say its class, as its family knows it."""
     import transformers
 
-    values = parse_json((Path(path) / "config.json").read_bytes())
+    values = parse_json(read_inside(Path(path).resolve(), CONFIG))
     if "model_type" in values:
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     family = architectures.find(values)

@@ -4,39 +4,63 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from lemonx.checkpoints.creating import write_whole
+from lemonx.checkpoints.opening import MAX_JSON, open_file, read_given
 from lemonx.checkpoints.plain import parse_json
-from lemonx.errors import BadOutput, BadRecipe
+from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
 from lemonx.experiments.report.schema import check
 from lemonx.experiments.report.view import page
 from lemonx.experiments.result import FILE
-from lemonx.training.folder import write_text
+from lemonx.shown import shown_lines
 
-__all__ = ["read", "write", "render"]
+__all__ = ["read", "write", "render", "check_page"]
+
+# By what a page of ours is known, and within how many bytes of its beginning.
+_MARK, _WITHIN = b": lemonx report</title>", 1 << 16
 
 
 def read(path: Path) -> dict[str, Any]:
     """The content of a result.json, or of the one in a folder."""
     file = path / FILE if path.is_dir() else path
     try:
-        content = parse_json(file.read_bytes())
+        content = parse_json(read_given(path, FILE, MAX_JSON)[0])
     except OSError as error:
         raise BadRecipe(f"{file}: {error.strerror}: give a result.json that `lemonx compare` wrote") from None
-    except ValueError as error:
+    except BadCheckpoint as error:
+        raise BadRecipe(str(error)) from None
+    except (RuntimeError, ValueError) as error:  # RuntimeError: a loop of links
         raise BadRecipe(f"{file} is not a result: {error}; `lemonx compare` writes one") from None
     return check(content, file)
 
 
+def check_page(output: Path) -> None:
+    """BadOutput if there is something under this name that `write` did not write."""
+    if not os.path.lexists(output):
+        return
+    try:
+        ours = not output.is_symlink()
+        if ours:
+            with open_file(output) as file:
+                ours = _MARK in file.read(_WITHIN)
+    except OSError:
+        ours = False
+    if not ours:
+        raise BadOutput(f"{str(output)!r} exists and is not a report of lemonx's: choose another output, or remove it")
+
+
 def write(results: Sequence[dict[str, Any]], output: Path) -> Path:
-    """Write the page; it appears whole or not at all."""
+    """Write the page, also in the place of an older one; it appears whole or not at all."""
     text = render(results)
     try:
+        check_page(output)
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_text(output, text)
+        write_whole(output, text)
     except OSError as error:
         raise BadOutput(f"{str(output)!r} cannot be written ({error.strerror}): choose another output") from None
     return output
@@ -56,7 +80,7 @@ def render(results: Sequence[dict[str, Any]]) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     # Plain ASCII reads the same whatever encoding it is written in; style and script are ASCII themselves.
-    return text.encode("ascii", "xmlcharrefreplace").decode()
+    return shown_lines(text).encode("ascii", "xmlcharrefreplace").decode()
 
 
 def _part(name: str) -> str:

@@ -1,0 +1,57 @@
+"""Folders for a while, of which none is left for good: what a killed process left, the next one that needs one clears.
+
+As with outputs, a lock that dies with its process tells what is dead. SIGTERM and SIGHUP are left to end a process at
+once, as kill -9 does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import weakref
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from lemonx.checkpoints.destination import hold, make_and_hold, make_folder
+
+_PREFIX = "lemonx-"
+_NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}")
+
+
+class Temporary:
+    """A new folder for this user alone, where the system keeps such; it goes with `close`, or with the process."""
+
+    path: Path
+
+    def __init__(self) -> None:
+        parent = Path(tempfile.gettempdir()).resolve()
+        clear(parent)
+        private = partial(make_folder, mode=0o700)
+        self.path, held = make_and_hold(lambda: parent / f"{_PREFIX}{secrets.token_hex(8)}", private)
+        self.close = weakref.finalize(self, _remove, self.path, held)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _remove(path: Path, held: int) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(held)
+
+
+def clear(parent: Path) -> None:
+    """Remove the folders of dead processes of this user; anything else that may lie there stays."""
+    for name in os.listdir(parent):
+        if _NAME.fullmatch(name):
+            held = hold(parent / name)
+            if held is not None:
+                _remove(parent / name, held)
