@@ -15,6 +15,7 @@ from lemonx import summary
 from lemonx.checkpoints.destination import size_text
 from lemonx.checkpoints.folder import CERTIFICATE
 from lemonx.checkpoints.opening import read_inside
+from lemonx.checkpoints.plain import parse_json
 from lemonx.notes import notes
 from lemonx.planning import Plan
 from lemonx.show.console import Out, bar, styled, table
