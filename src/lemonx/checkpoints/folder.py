@@ -186,6 +186,14 @@ def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Path], tuple[st
     return carried, tuple(left)
 
 
+def tokenizer_files(folder: Path) -> dict[str, Path]:
+    """The files that a tokenizer is made of, by name, and where each really is."""
+    folder = folder.resolve()
+    names = (entry.name for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False))
+    wanted = [n for n in sorted(names) if _may_be_companion(n) and any(fnmatch(n, pattern) for pattern in _TOKENIZER)]
+    return {name: real_file(folder, name) for name in wanted}
+
+
 def _companion(folder: Path, name: str) -> Path | None:
     """The file to carry along under this name: small, regular, and neither weights nor code; None otherwise."""
     if not _may_be_companion(name):

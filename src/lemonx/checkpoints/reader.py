@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -61,7 +63,7 @@ class Checkpoint:
     def __init__(self, path: Path, *, origin: Path | None = None) -> None:
         self.path = path
         self.origin = origin or path
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: list[tempfile.TemporaryDirectory[str]] = []
         self._descriptors: dict[Path, int] = {}
         self._states: dict[Path, tuple[int, int]] = {}
         self._closed = False
@@ -89,7 +91,7 @@ class Checkpoint:
                 pickled = allow_pickle and has_pickles(folder) and not has_weights(folder)
                 return cls._converted(folder) if pickled else cls(folder)
         except (FileNotFoundError, RuntimeError):
-            raise BadCheckpoint(f"{str(given)!r} does not exist: give the folder of a saved model") from None
+            raise BadCheckpoint(f"{str(given)!r} does not exist: {_instead(given)}") from None
         except OSError as error:
             raise BadCheckpoint(f"{str(given)!r} cannot be read ({error.strerror}): check its permissions") from None
         raise BadCheckpoint(f"{str(given)!r} is not a folder: give the folder that holds config.json")
@@ -102,7 +104,7 @@ class Checkpoint:
         except BaseException:
             temporary.cleanup()
             raise
-        checkpoint._temporary = temporary
+        checkpoint._temporary.append(temporary)
         return checkpoint
 
     def _open_shards(self) -> list[SafetensorsFile]:
@@ -193,6 +195,29 @@ class Checkpoint:
             raise ValueError(f"{str(self.path)!r} is closed")
         return self._descriptors[file]
 
+    @functools.cached_property
+    def bare(self) -> Path:
+        """A folder that holds the weights and nothing else, under the names that loaders know; it goes on `close`.
+
+        Its links lead to the files that are open: what is loaded from it is what was checked, whatever is done to the
+        folder meanwhile.
+        """
+        if self._closed:
+            raise ValueError(f"{str(self.path)!r} is closed")
+        temporary = tempfile.TemporaryDirectory(prefix="lemonx-")
+        self._temporary.append(temporary)
+        bare, count = Path(temporary.name), len(self._descriptors)
+        names = {path: f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i, path in enumerate(self._descriptors)}
+        if count == 1:
+            names = dict.fromkeys(names, WEIGHTS)
+        for path, fd in self._descriptors.items():
+            opened = Path(f"/proc/self/fd/{fd}")
+            (bare / names[path]).symlink_to(opened if opened.exists() else path.resolve())
+        if count > 1:
+            index = {name: names[info.file] for name, info in self.tensors.items()}
+            (bare / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+        return bare
+
     def check_unchanged(self) -> None:
         """BadCheckpoint if a weight file was written to since it was opened."""
         for path, fd in self._descriptors.items():
@@ -225,8 +250,8 @@ class Checkpoint:
         self._closed = True
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        while self._temporary:
+            self._temporary.pop().cleanup()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -248,6 +273,13 @@ def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Cal
             raise type(error)(f"{str(checkpoint.origin)!r}: {error}") from error
 
     return wrapped
+
+
+def _instead(given: Path) -> str:
+    """What to give where there is no such folder; `org/name` may be meant as a name on the hub."""
+    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(given))
+    download = "nothing is fetched from the hub, so download it first, and " if named else ""
+    return f"{download}give the folder of a saved model"
 
 
 def _state(fd: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints.folder import parse_object, read_bytes, real_file
+from lemonx.checkpoints.pickles import read_pickle
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
 from lemonx.optimizer_state.grow import grow_optimizer
 from lemonx.optimizer_state.moments import moments
@@ -59,13 +60,12 @@ def _step(source: Path) -> int:
 
 def _load(source: Path, name: str) -> Any:
     """A file of torch.save that holds data only; numpy's random state counts as data."""
-    import torch
     from transformers.trainer_pt_utils import safe_globals
 
     path = real_file(source, name)
     try:
         with safe_globals():
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return read_pickle(path)
     except Exception as error:  # an unpickler of broken bytes raises anything
         reason = " ".join(str(error).split())[:160]
         raise BadCheckpoint(f"{str(path)!r} is broken or holds more than data ({reason}): save the run again") from None

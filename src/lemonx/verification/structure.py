@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.models import door
 from lemonx.planning import Plan
 from lemonx.spec import flat_fields
 from lemonx.verification.blocks import modules_of, tensors_by_block
@@ -67,9 +68,7 @@ def _config_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
 
 def _as_read(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every field of a config as transformers reads it, defaults and all."""
-    from lemonx.verification.building import config_object
-
-    return flat_fields(config_object(config).to_dict())
+    return flat_fields(door.config_object(config).to_dict())
 
 
 def _same(one: Any, other: Any) -> bool:
