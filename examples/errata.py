@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 
 import lemonx
 from lemonx.architectures import families
+from lemonx.checkpoints import Checkpoint
 from lemonx.free import PRESETS, Free
 from lemonx.norms import LayerNorm
 from lemonx.spec import REGISTRY, Spec
@@ -135,13 +136,18 @@ class Case:
         return float((got - self.expected).abs().max() / self.expected.abs().max())
 
 
+def _loaded(path: Path) -> hf.PreTrainedModel:
+    with Checkpoint.open(path) as checkpoint:
+        found = load(checkpoint, torch.float64)
+    assert not found.odd, found.odd
+    return found.model
+
+
 def outputs(path: Path) -> torch.Tensor:
     """The logits on one random batch, all arithmetic in float64."""
     generator = torch.Generator().manual_seed(1)
     with Float64(), torch.no_grad():
-        loaded = load(path, torch.float64)
-        assert not loaded.odd | loaded.missing, loaded
-        model = loaded.model
+        model = _loaded(path)
         if model.main_input_name == "pixel_values":
             return model(torch.randn(4, 3, 32, 32, generator=generator, dtype=torch.float64)).logits
         return model(torch.randint(3, 61, (4, 12), generator=generator)).logits
@@ -341,7 +347,7 @@ def symmetry(folder: Path, later: int = 20) -> Iterator[Apart]:
 
 
 def _apart(path: Path, optimiser: type[torch.optim.Optimizer], steps: int) -> float:
-    model = load(path, torch.float64).model
+    model = _loaded(path)
     ids = torch.randint(3, 61, (8, 12), generator=torch.Generator().manual_seed(2))
     weights = [p for name, p in model.named_parameters() if name.endswith(("gate_proj.weight", "up_proj.weight"))]
     before = [w.detach().clone() for w in weights]

@@ -19,8 +19,11 @@ import transformers as hf
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lemonx.checkpoints import Checkpoint
 from lemonx.models import pre_ln_bert, timm
 from lemonx.models.resnet import TorchvisionResNetConfig, TorchvisionResNetForImageClassification
+from lemonx.verification import loading
+from lemonx.verification.loading import Loaded
 
 # One head is 12 wide; two key-value heads serve four query heads.
 _WIDTH = dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=2)
@@ -675,6 +678,12 @@ def save(model: PreTrainedModel, directory: str | Path, dtype: torch.dtype = tor
     """Saves a copy of the model in `dtype`, as `save_pretrained` does, and returns the directory."""
     copy.deepcopy(model).to(dtype).save_pretrained(directory)
     return Path(directory)
+
+
+def load(directory: str | Path) -> Loaded:
+    """The model of a checkpoint as verification loads it, in float64."""
+    with Checkpoint.open(directory) as checkpoint:
+        return loading.load(checkpoint, torch.float64)
 
 
 # Those that read a text from both sides: it is padded on the right.

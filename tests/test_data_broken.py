@@ -71,7 +71,7 @@ def folder_without_tokenizer(folder: Path) -> dict[str, Any]:
     return {"kind": "text", "path": folder / "a.txt", "tokenizer": folder}
 
 
-@case(LM, "the tokenizer in .*cannot be read .*: save it again")
+@case(LM, "transformers cannot read the tokenizer in .*: save it again")
 def broken_tokenizer(folder: Path) -> dict[str, Any]:
     (folder / "a.txt").write_text("x" * 5000)
     (folder / "tokenizer.json").write_text('{"version": ')
@@ -455,12 +455,12 @@ def saved(folder: Path, **splits: dict[str, list[Any]]) -> dict[str, Any]:
     return {"kind": "hf", "path": folder / "d"}
 
 
-@case(LM, "is no dataset that load_from_disk reads .*: write it by save_to_disk")
+@case(LM, "^datasets cannot read .*: write it by save_to_disk")
 def no_dataset(folder: Path) -> dict[str, Any]:
     return {"kind": "hf", "path": folder}
 
 
-@case(LM, "is no dataset that load_from_disk reads")
+@case(LM, "^datasets cannot read ")
 def broken_dataset(folder: Path) -> dict[str, Any]:
     data = saved(folder, train={"text": ["abc"] * 100})
     file = next((folder / "d").rglob("*.arrow"))

@@ -22,7 +22,6 @@ from lemonx.diagnosis import diagnose
 from lemonx.errors import BadCheckpoint, BadTarget, NotVerified
 from lemonx.rows import Vector
 from lemonx.target import target_config
-from lemonx.verification.loading import load
 from lemonx.verification.sample import views
 
 
@@ -157,7 +156,7 @@ def test_a_wrong_block_is_named(source: Any, tmp_path: Path) -> None:
     ("name", "begun"), [("t5", True), ("bart-cls", False), ("whisper", True), ("whisper-cls", False)]
 )
 def test_an_encoder_decoder_gets_a_text_to_go_on_with(name: str, begun: bool, source: Any) -> None:
-    model = load(source(name), torch.float64).model
+    model = pico.load(source(name)).model
     batch = views(model)[0].inputs
     assert ("decoder_input_ids" in batch) == begun
     assert model.main_input_name in batch

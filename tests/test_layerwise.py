@@ -94,10 +94,10 @@ def test_every_family_agrees_at_twice_the_width(model_type: str, tmp_path: Path)
 
 def test_the_meter_counts_what_is_there(source: Callable[..., Path], tmp_path: Path) -> None:
     """A model that is in memory whole is counted whole, so a small count means something."""
-    from lemonx.verification.loading import floating_outputs, load
+    from lemonx.verification.loading import floating_outputs
     from lemonx.verification.sample import views
 
-    model = load(source("llama-untied"), torch.float64).model
+    model = pico.load(source("llama-untied")).model
     with layerwise._metered(model) as meter:
         floating_outputs(model, views(model)[0])
     assert meter.peak == sum(p.nbytes for p in model.parameters())

@@ -19,7 +19,6 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.diagnosis import diagnose
 from lemonx.errors import BadCheckpoint
 from lemonx.verification.building import skeleton
-from lemonx.verification.loading import load
 
 
 def timm_folder(name: str, folder: Path, **changes: Any) -> Path:
@@ -59,7 +58,7 @@ def test_a_checkpoint_of_timms(name: str, options: dict[str, Any], args: dict[st
 
 def test_a_vit_of_timms_computes_what_transformers_does(tmp_path: Path) -> None:
     """The reference is right: the same weights under transformers' names give the same logits."""
-    model = load(timm_folder("timm-vit", tmp_path / "timm"), torch.float64).model
+    model = pico.load(timm_folder("timm-vit", tmp_path / "timm")).model
     weights = dict(model.state_dict())
     for name in [name for name in weights if ".qkv." in name]:
         tensor = weights.pop(name)
@@ -86,10 +85,10 @@ def test_a_vit_of_timms_computes_what_transformers_does(tmp_path: Path) -> None:
     config.architectures = ["ViTForImageClassification"]
     config.save_pretrained(folder)
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
-    other, odd = load(folder, torch.float64)
-    assert not odd
+    loaded = pico.load(folder)
+    assert not loaded.odd and not loaded.missing
     pixels = pico.inputs(model, seed=1)
-    assert torch.allclose(pico.outputs(other, pixels), pico.outputs(model, pixels), atol=1e-12)
+    assert torch.allclose(pico.outputs(loaded.model, pixels), pico.outputs(model, pixels), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_224", "deit_tiny_patch16_224", "vit_large_patch32_384"])

@@ -171,7 +171,7 @@ def _expand_folder(
     with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         made = _plan(checkpoint, **options)
         beside = companions(checkpoint, made)
-        check_builds(made, checkpoint.path, verified=verify)
+        check_builds(made, checkpoint, verified=verify)
         if planned:
             planned(made)
         method = methods.find(made.reading.method)

@@ -14,16 +14,17 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.folder import CONFIG, GENERATION
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import Refused
+from lemonx.models import door
+from lemonx.models.foreign import foreign
 from lemonx.planning import Plan
 from lemonx.verification.building import held_in
-from lemonx.verification.foreign import foreign
-from lemonx.verification.loading import quiet
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +98,7 @@ def save(model: PreTrainedModel, folder: Path, *, verify: bool) -> None:
     config = model.config
     try:
         model.config = copy.deepcopy(config)  # save_pretrained writes into it
-        with quiet(), foreign(f"save this {type(model).__name__}", "make save_pretrained work first"):
+        with foreign(f"save this {type(model).__name__}", "make save_pretrained work first"):
             model.save_pretrained(folder)
     finally:
         model.config = config
@@ -108,14 +109,12 @@ def save(model: PreTrainedModel, folder: Path, *, verify: bool) -> None:
 
 def _known_class(model: PreTrainedModel) -> Any:
     """The model's class, or the first that it is derived from, that can be built from a name in config.json."""
-    import transformers
-
-    from lemonx import models
+    from transformers import PreTrainedModel
 
     for known in type(model).__mro__:
-        if known is transformers.PreTrainedModel:
+        if known is PreTrainedModel:
             break
-        if getattr(transformers, known.__name__, None) is known or models.find(known.__name__) is known:
+        if door.class_named(known.__name__) is known:
             return known
     raise Refused(
         f"{type(model).__name__} is not a class of transformers, nor derived from one, so nothing is known of what it "
@@ -127,8 +126,12 @@ def load_like(model: PreTrainedModel, folder: Path, plan: Plan) -> PreTrainedMod
     """The expanded model of a folder, and all about it that is not a number as it is in `model`."""
     dtypes = {torch_dtype(step.dtype) for step in plan.steps}
     name = type(model).__name__
-    with quiet(), foreign(f"load the expanded {name}", "expand a folder instead of a model", Refused):
-        result: Any = type(model).from_pretrained(folder, dtype=_widest(dtypes), **_implementations(model))
+    options = {"dtype": _widest(dtypes), **_implementations(model)}
+    with (
+        Checkpoint.open(folder) as written,
+        foreign(f"load the expanded {name}", "expand a folder instead of a model", Refused),
+    ):
+        result: Any = door.load(written, type(model), door.read_config(written), **options)[0]
     _restore_parameters(model, result, plan)
     _restore_modules(model, result)
     if model.can_generate():

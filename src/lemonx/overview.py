@@ -10,7 +10,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import Refused
 from lemonx.methods import Lessons, Method
-from lemonx.verification.loading import quiet
+from lemonx.models.foreign import quiet
 from lemonx.verification.outputs import EXACT, compare
 
 # Column -> the sizes asked for; the source has width 48 and 2 blocks.

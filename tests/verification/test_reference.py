@@ -16,7 +16,6 @@ import pico
 from lemonx.chains import LIMIT
 from lemonx.errors import NotVerified
 from lemonx.verification.float64 import Float64
-from lemonx.verification.loading import load
 from lemonx.verification.outputs import EXACT
 from lemonx.verification.reference import deepened
 
@@ -43,7 +42,7 @@ def saved(name: str, folder: Path, eps: float = 1e-5, dtype: torch.dtype = torch
 def outputs(folder: Path, plan: Any = None) -> tuple[torch.Tensor, float]:
     """The first output of a checkpoint, as the target of a plan must compute it, and how far that moved its stream."""
     with Float64():
-        loaded = load(folder, torch.float64)
+        loaded = pico.load(folder)
         model = loaded.model
         assert not loaded.odd and not loaded.missing
         with deepened(model, plan) as moved:

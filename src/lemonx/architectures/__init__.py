@@ -38,9 +38,18 @@ def find(config: Mapping[str, Any]) -> Architecture:
         near = difflib.get_close_matches(model_type, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`lemonx architectures` lists what is supported"
         raise UnknownArchitecture(f"no spec for model_type {model_type!r}: {hint}")
+    refuse_code(config)
+    return known[model_type]
+
+
+def refuse_code(config: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> None:
+    """UnknownArchitecture if config.json, or a part of it, says that the model is code of its own."""
+    whole = whole or config
     if config.get("auto_map"):
         raise UnknownArchitecture(
             "config.json has an auto_map: the model is code of its own, which is never run; if transformers' own "
-            f"{model_type!r} has the same weights, take auto_map out of config.json"
+            f"{model_type_of(whole)!r} has the same weights, take auto_map out of config.json"
         )
-    return known[model_type]
+    for part in config.values():
+        if isinstance(part, Mapping):
+            refuse_code(part, whole)

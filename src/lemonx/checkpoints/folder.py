@@ -157,6 +157,14 @@ def open_companion(folder: Path, name: str, expected: Companion) -> BinaryIO:
     raise changed(folder / name)
 
 
+def tokenizer_files(folder: Path) -> dict[str, Path]:
+    """The files that a tokenizer is made of, by name, and where each really is."""
+    folder = folder.resolve()
+    names = (entry.name for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False))
+    wanted = [n for n in sorted(names) if _may_be_companion(n) and any(fnmatch(n, pattern) for pattern in _TOKENIZER)]
+    return {name: real_file(folder, name) for name in wanted}
+
+
 def _companion(folder: Path, name: str) -> Companion | None:
     """The file to carry along under this name: small, regular, and neither weights nor code; None otherwise."""
     if any(fnmatch(name, pattern) for pattern in _LOOKED_AT):

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lemonx.checkpoints.folder import (
     CONFIG,
@@ -113,19 +113,23 @@ def _odd(name: Any, tensor: Any) -> str | None:
     return None
 
 
-def _unpickle(real: str, path: Path) -> Any:
+def read_pickle(real: str | BinaryIO, *, mapped: bool = False) -> Any:
+    """What torch.save wrote, if it is tensors in plain containers: the only place where pickles are read."""
     import torch
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is odd about a pickle is said in one line, or is no matter
+        return torch.load(real, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def _unpickle(real: Path, path: Path) -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is odd about a pickle is said in one line, or is no matter
-            try:
-                return torch.load(real, map_location="cpu", weights_only=True, mmap=True)
-            except RuntimeError as error:
-                if "mmap" not in str(error):
-                    raise
-                # Written before torch 1.6: not mappable.
-                return torch.load(real, map_location="cpu", weights_only=True)
+        try:
+            return read_pickle(real, mapped=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            return read_pickle(real)  # written before torch 1.6: not mappable
     except Exception as error:  # what a hostile or broken pickle raises is not known in advance
         asked = re.search(r"GLOBAL ([\w.]+)|Unsupported class ([\w.]+)", str(error))
         if asked:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar, final
 
+from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.folder import (
     CONFIG,
     INDEX,
@@ -61,7 +64,7 @@ class Checkpoint:
     def __init__(self, path: Path, *, origin: Path | None = None) -> None:
         self.path = path
         self.origin = origin or path
-        self._temporary: Temporary | None = None
+        self._temporary: list[Temporary] = []
         self._descriptors: dict[Path, int] = {}
         self._states: dict[Path, tuple[int, ...]] = {}
         self._closed = False
@@ -90,7 +93,7 @@ class Checkpoint:
                 pickled = allow_pickle and has_pickles(folder) and not has_weights(folder)
                 return cls._converted(folder) if pickled else cls(folder)
         except (FileNotFoundError, RuntimeError):
-            raise BadCheckpoint(f"{str(given)!r} does not exist: give the folder of a saved model") from None
+            raise BadCheckpoint(f"{str(given)!r} does not exist: {_instead(given)}") from None
         except OSError as error:
             raise BadCheckpoint(f"{str(given)!r} cannot be read ({error.strerror}): check its permissions") from None
         raise BadCheckpoint(f"{str(given)!r} is not a folder: give the folder that holds config.json")
@@ -103,7 +106,7 @@ class Checkpoint:
         except BaseException:
             temporary.close()
             raise
-        checkpoint._temporary = temporary
+        checkpoint._temporary.append(temporary)
         return checkpoint
 
     def _open_shards(self) -> list[SafetensorsFile]:
@@ -192,6 +195,29 @@ class Checkpoint:
             raise ValueError(f"{str(self.path)!r} is closed")
         return self._descriptors[file]
 
+    @functools.cached_property
+    def bare(self) -> Path:
+        """A folder that holds the weights and nothing else, under the names that loaders know; it goes on `close`.
+
+        Its links lead to the files that are open: what is loaded from it is what was checked, whatever is done to the
+        folder meanwhile.
+        """
+        if self._closed:
+            raise ValueError(f"{str(self.path)!r} is closed")
+        temporary = Temporary()
+        self._temporary.append(temporary)
+        bare, count = temporary.path, len(self._descriptors)
+        names = {path: f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i, path in enumerate(self._descriptors)}
+        if count == 1:
+            names = dict.fromkeys(names, WEIGHTS)
+        for path, fd in self._descriptors.items():
+            opened = Path(f"/proc/self/fd/{fd}")
+            (bare / names[path]).symlink_to(opened if opened.exists() else path.resolve())
+        if count > 1:
+            index = {name: names[info.file] for name, info in self.tensors.items()}
+            write_new(bare / INDEX, json.dumps({"metadata": {}, "weight_map": index}).encode())
+        return bare
+
     def check_unchanged(self) -> None:
         """BadCheckpoint if a weight file was written to since it was opened."""
         for path, fd in self._descriptors.items():
@@ -224,8 +250,8 @@ class Checkpoint:
         self._closed = True
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
-        if self._temporary is not None:
-            self._temporary.close()
+        while self._temporary:
+            self._temporary.pop().close()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -247,6 +273,13 @@ def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Cal
             raise type(error)(f"{str(checkpoint.origin)!r}: {error}") from error
 
     return wrapped
+
+
+def _instead(given: Path) -> str:
+    """What to give where there is no such folder; `org/name` may be meant as a name on the hub."""
+    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(given))
+    download = "nothing is fetched from the hub, so download it first, and " if named else ""
+    return f"{download}give the folder of a saved model"
 
 
 def repeated_tensors(files: list[SafetensorsFile]) -> Iterator[BadCheckpoint]:

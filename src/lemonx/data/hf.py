@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,7 +11,7 @@ from pydantic import Field
 
 from lemonx.data import Prepared
 from lemonx.data.examples import Example, Examples, digest, stack
-from lemonx.data.files import UserPath, reason, require_regular
+from lemonx.data.files import UserPath, require_folder, require_regular
 from lemonx.data.labels import Labels, integers, names, reals
 from lemonx.data.metrics import REGRESSION, Metrics, accuracy
 from lemonx.data.model import Model
@@ -24,6 +23,8 @@ from lemonx.data.text import join
 from lemonx.data.vocabulary import choose
 from lemonx.data.windows import language
 from lemonx.errors import BadData
+from lemonx.models import door
+from lemonx.models.foreign import foreign
 
 
 class Options(ImageOptions):
@@ -69,7 +70,7 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
 
 def _splits(options: Options) -> tuple[Any, Any]:
     """The training and validation rows."""
-    loaded = _load(options.path)
+    loaded = door.load_dataset(require_regular(require_folder(options.path)))
     if isinstance(loaded, dict):
         if options.train not in loaded:
             raise BadData(f"{options.path} has no split {options.train!r}: it has {', '.join(loaded)}; set train")
@@ -86,22 +87,6 @@ def _splits(options: Options) -> tuple[Any, Any]:
         train = loaded
     out = np.array([held_out(f"row {number}", FRACTION) for number in range(len(train))], bool)
     return train.select(np.flatnonzero(~out)), train.select(np.flatnonzero(out))
-
-
-def _load(path: Path) -> Any:
-    """A Dataset, or a dict of them."""
-    try:
-        from datasets import load_from_disk
-    except ImportError:
-        raise BadData("kind hf needs datasets: pip install lemonx[train]") from None
-    try:
-        return load_from_disk(str(require_regular(path)))
-    except BadData:
-        raise
-    except Exception as error:  # datasets and arrow raise whatever the broken file led to
-        raise BadData(
-            f"{path} is no dataset that load_from_disk reads ({reason(error)}): write it by save_to_disk"
-        ) from None
 
 
 def _labels(train: Any, validation: Any, options: Options) -> Labels:
@@ -149,8 +134,12 @@ class RowImages(Examples):
     """Images of a dataset's rows, decoded when they are read."""
 
     def __init__(self, rows: Any, labels: np.ndarray, options: Options, seed: int | None) -> None:
+        from datasets import Image
+
         super().__init__(seed)
-        self._rows, self._labels, self._options = rows, torch.from_numpy(labels), options
+        # Left as they are stored: datasets would fetch an image that is an address.
+        self._rows = rows.cast_column(options.image, Image(decode=False))
+        self._labels, self._options = torch.from_numpy(labels), options
         self._augment = options.augment if seed is not None else ()
 
     def __len__(self) -> int:
@@ -158,12 +147,23 @@ class RowImages(Examples):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         size, channels = self._options.image_size, self._options.channels
-        images = self._rows[[int(index) for index in indices]][self._options.image]
+        stored = self._rows[[int(index) for index in indices]][self._options.image]
         examples = []
-        for index, image, draw in zip(indices, images, self.uniforms(indices, 5), strict=True):
-            read = normalise(pixels(image, size, channels, self._augment, draw), self._options)
+        for index, value, draw in zip(indices, stored, self.uniforms(indices, 5), strict=True):
+            read = normalise(pixels(_decoded(value), size, channels, self._augment, draw), self._options)
             examples.append({"pixel_values": read, "labels": self._labels[index]})
         return examples
+
+
+def _decoded(value: Any) -> Any:
+    """The image of a row: its bytes, or a file on this machine."""
+    from datasets import Image
+
+    address = value.get("path") if value.get("bytes") is None else None
+    if isinstance(address, str) and "://" in address:
+        raise BadData(f"a row's image is the address {address[:200]!r}, and nothing is fetched: store its bytes")
+    with foreign("decode a row's image", "leave such rows out", BadData, who="datasets"):
+        return Image().decode_example(value)
 
 
 def _images(train: Any, validation: Any, options: Options, seed: int) -> Prepared:

@@ -47,7 +47,7 @@ class Sentences(Examples):
 def encode(texts: Texts, vocabulary: Vocabulary, length: int) -> dict[str, list[int]]:
     """Token ids and token types of one or two sentences, the longer one cut until all fits into `length`."""
     if vocabulary.tokenizer is not None:
-        encoded = vocabulary.tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=True)
+        encoded = vocabulary.encode_pair(texts, length)
         return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
     parts = [vocabulary.encode(text).tolist() for text in texts]
     assert vocabulary.cls is not None and vocabulary.sep is not None  # the bytes have both

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from lemonx.data.files import reason, require_regular
 from lemonx.data.model import Model
 from lemonx.errors import BadData
+from lemonx.models import door
+from lemonx.models.foreign import foreign
 
 # Any of these in a folder makes AutoTokenizer find a tokenizer.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
@@ -43,8 +45,14 @@ class Vocabulary:
         """The ids of a text, without special tokens."""
         if self.tokenizer is None:
             return np.frombuffer(text.encode(), np.uint8).astype(self.dtype)
-        parts = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in _chunks(text)]
-        return np.concatenate([np.asarray(part, self.dtype) for part in parts] or [np.empty(0, self.dtype)])
+        with _splitting():
+            parts = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in _chunks(text)]
+            return np.concatenate([np.asarray(part, self.dtype) for part in parts] or [np.empty(0, self.dtype)])
+
+    def encode_pair(self, texts: Sequence[str], length: int) -> Mapping[str, Any]:
+        """The ids of one text, or of two, with special tokens and types, cut to a length."""
+        with _splitting():
+            return self.tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=True)
 
     def model(self) -> dict[str, Any]:
         """The config fields that the vocabulary decides."""
@@ -63,26 +71,25 @@ def has_tokenizer(folder: Path | None) -> bool:
 
 def from_folder(folder: Path) -> Vocabulary:
     """The vocabulary of a checkpoint's own tokenizer; only local files are read, and no code of theirs is run."""
-    from transformers import AutoTokenizer
-
     if not has_tokenizer(folder):
         raise BadData(f"{folder} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}): set tokenizer: bytes")
-    require_regular(folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers and tokenizers raise whatever the broken file led to
-        raise BadData(f"the tokenizer in {folder} cannot be read ({reason(error)}): save it again") from None
-    ids = (tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
-    pad, mask, cls, sep = (None if token is None else int(token) for token in ids)
-    return Vocabulary(
-        size=len(tokenizer),
-        pad=pad if pad is not None else tokenizer.eos_token_id,
-        mask=mask,
-        cls=cls if cls is not None else tokenizer.bos_token_id,
-        sep=sep if sep is not None else tokenizer.eos_token_id,
-        special=frozenset(tokenizer.all_special_ids),
-        tokenizer=tokenizer,
-    )
+    tokenizer = door.load_tokenizer(folder)
+    with foreign(f"use the tokenizer in {str(folder)!r}", "save it again", BadData):
+        ids = (tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
+        pad, mask, cls, sep = (None if token is None else int(token) for token in ids)
+        return Vocabulary(
+            size=len(tokenizer),
+            pad=pad if pad is not None else tokenizer.eos_token_id,
+            mask=mask,
+            cls=cls if cls is not None else tokenizer.bos_token_id,
+            sep=sep if sep is not None else tokenizer.eos_token_id,
+            special=frozenset(tokenizer.all_special_ids),
+            tokenizer=tokenizer,
+        )
+
+
+def _splitting() -> AbstractContextManager[None]:
+    return foreign("split the text into tokens", "give another tokenizer", BadData)
 
 
 def choose(model: Model, tokenizer: Path | Literal["bytes"] | None) -> Vocabulary:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from lemonx.checkpoints.creating import new_file, write_new
 from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import file_inside, read_inside
+from lemonx.checkpoints.pickles import read_pickle
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
 from lemonx.optimizer_state.grow import grow_optimizer
 from lemonx.optimizer_state.moments import moments
@@ -65,12 +66,11 @@ def _progress(source: Path) -> bytes:
 
 def _load(file: BinaryIO, path: Path) -> Any:
     """A file of torch.save that holds data only; numpy's random state counts as data. `path` only names it."""
-    import torch
     from transformers.trainer_pt_utils import safe_globals
 
     try:
         with safe_globals():
-            return torch.load(file, map_location="cpu", weights_only=True)
+            return read_pickle(file)
     except Exception as error:  # an unpickler of broken bytes raises anything
         reason = " ".join(str(error).split())[:160]
         raise BadCheckpoint(f"{str(path)!r} is broken or holds more than data ({reason}): save the run again") from None

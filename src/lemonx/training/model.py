@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, BadRecipe
-from lemonx.verification.foreign import foreign
-from lemonx.verification.loading import quiet
+from lemonx.models import door
+from lemonx.models.foreign import foreign
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,8 +39,7 @@ def fresh(task: str, config: Mapping[str, Any], decided: Mapping[str, Any], seed
     from transformers import AutoConfig
 
     auto = _auto(task)
-    fields = {**decided, **config}
-    kind = fields.pop("model_type")
+    kind = config["model_type"]
     try:
         known = AutoConfig.for_model(kind)
     except ValueError:
@@ -48,7 +48,7 @@ def fresh(task: str, config: Mapping[str, Any], decided: Mapping[str, Any], seed
     _check_decided(config, decided)
     torch.manual_seed(seed)
     with foreign(f"build the {kind} of `config` for {task}", "choose other sizes", BadRecipe):
-        return auto.from_config(AutoConfig.for_model(kind, **fields), dtype=torch.float32)
+        return door.build(auto, door.config_object({**decided, **config}), dtype=torch.float32)
 
 
 def _check_fields(config: Mapping[str, Any], known: Any) -> None:
@@ -73,12 +73,12 @@ def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -
     """The model of a checkpoint, in float32; a head that it does not have yet is drawn with `seed`."""
     import torch
 
-    auto = _auto(task)
-    torch.manual_seed(seed)
-    with quiet(), foreign(f"load {str(folder)!r} for {task}", "give a checkpoint of that task"):
-        model, info = auto.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, **_new_head(task, decided)
-        )
+    with Checkpoint.open(folder) as checkpoint:
+        generation = door.generation_config(checkpoint, strict=True)
+        torch.manual_seed(seed)
+        with foreign(f"load {str(folder)!r} for {task}", "give a checkpoint of that task"):
+            config = door.read_config(checkpoint, **_new_head(task, decided))
+            model, info = door.load(checkpoint, _auto(task), config, dtype=torch.float32, generation=generation)
     missing = sorted(info["missing_keys"])
     if missing and task not in _NEW_HEAD:
         raise BadCheckpoint(f"{folder} lacks {missing[0]}, which {task} needs: give a checkpoint of that task")
@@ -88,16 +88,12 @@ def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -
 def empty(task: str, source: Path | Mapping[str, Any], decided: Mapping[str, Any]) -> PreTrainedModel:
     """The model of a checkpoint's folder, or of a config, in float32 on the meta device: sizes without memory."""
     import torch
-    from transformers import AutoConfig
 
-    auto, head = _auto(task), _new_head(task, decided)
     if isinstance(source, Path):
-        config = AutoConfig.from_pretrained(source, **head)
-    else:
-        fields = {**source, **head}
-        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    with torch.device("meta"):
-        return auto.from_config(config, dtype=torch.float32)
+        with Checkpoint.open(source) as checkpoint:
+            source = checkpoint.config
+    with foreign(f"build a model for {task}", "give a checkpoint of that task"), torch.device("meta"):
+        return door.build(_auto(task), door.config_object(source, **_new_head(task, decided)), dtype=torch.float32)
 
 
 def _new_head(task: str, decided: Mapping[str, Any]) -> dict[str, Any]:

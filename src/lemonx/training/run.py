@@ -17,6 +17,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import new_folder, remove, write_whole
 from lemonx.companions import carried
 from lemonx.errors import BadRecipe
+from lemonx.models.foreign import quiet
 from lemonx.planning import Plan
 from lemonx.training import curve as curves
 from lemonx.training import folder, model
@@ -24,7 +25,6 @@ from lemonx.training.folder import Saved
 from lemonx.training.recipe import Expand, Recipe
 from lemonx.training.schedule import Schedule
 from lemonx.training.stages import Leg, grow, legs
-from lemonx.verification.loading import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.folder import GENERATION
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.models import door
+from lemonx.models.foreign import foreign, quiet, reason
 from lemonx.planning import Plan
 from lemonx.spec import flat_fields
-from lemonx.verification.foreign import foreign, reason
-from lemonx.verification.loading import model_class, quiet
 
 if TYPE_CHECKING:
     import torch
@@ -35,49 +32,23 @@ def skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
     return _built(config, "meta")
 
 
-def config_object(config: Mapping[str, Any]) -> Any:
-    """A config.json as transformers' own object, with the defaults of its class."""
-    from transformers import CONFIG_MAPPING
-
-    if "model_type" not in config:
-        config = dict(architectures.find(config).config(config))
-    if config["model_type"] not in CONFIG_MAPPING:  # one of this package's, whose import takes seconds
-        from lemonx import models
-
-        models.register()
-    values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
-    with foreign("read config.json", "save it again"):
-        return CONFIG_MAPPING[config["model_type"]].from_dict(_with_floats(values))
-
-
 def config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every field of a config.json as transformers reads it, defaults and all."""
-    return flat_fields(config_object(config).to_dict())
+    return flat_fields(door.config_object(config).to_dict())
 
 
 def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
     import torch
 
     with foreign("build the model of config.json", "save it again"), torch.device(device):
-        made = config_object(config)
-        build = model_class(made)
-        return build.from_config(made) if build.__name__.startswith("Auto") else build(made)
+        made = door.config_object(config)
+        return door.build(door.model_class(made), made)
 
 
-def _with_floats(value: Any) -> Any:
-    """config.json with the numbers that JSON has no name for, which transformers writes as objects."""
-    if isinstance(value, Mapping):
-        name = value.get("__float__")
-        return (
-            float(name) if name in ("Infinity", "-Infinity", "NaN") else {k: _with_floats(v) for k, v in value.items()}
-        )
-    return [_with_floats(v) for v in value] if isinstance(value, list) else value
-
-
-def check_builds(plan: Plan, folder: Path, *, verified: bool) -> None:
+def check_builds(plan: Plan, source: Checkpoint, *, verified: bool) -> None:
     """BadTarget if transformers builds the source's config.json and not the target's: hours before it is tried.
 
-    `verified`: the source in `folder` is to be loaded and run too, so all that takes is looked at.
+    `verified`: the source is to be loaded and run too, so all that takes is looked at.
     """
     with quiet():
         try:
@@ -92,16 +63,7 @@ def check_builds(plan: Plan, folder: Path, *, verified: bool) -> None:
             why = reason(error.__cause__ or error)
             raise BadTarget(f"transformers cannot build a model of these sizes ({why}): choose others") from None
         if verified:
-            _check_source(folder)
-
-
-def _check_source(folder: Path) -> None:
-    """BadCheckpoint if settings beside the source are such that transformers rejects it."""
-    from transformers import GenerationConfig
-
-    if (file := folder / GENERATION).exists():
-        with foreign(f"read {str(file)!r}", "mend it, or take it away"):
-            GenerationConfig.from_pretrained(folder)
+            door.generation_config(source)  # settings that transformers rejects would have it reject the model
 
 
 def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -213,7 +213,7 @@ def _observe(
         options = {"device_map": {"": "disk"}, "offload_folder": str(offloaded)}
         # It would warn that parameters are on the disk, which is the point.
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
-        loaded = load(checkpoint.path, torch.float64, **options)
+        loaded = load(checkpoint, torch.float64, **options)
         model = loaded.model
         _give_parts(model)
         if rounded:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemonx import architectures
-from lemonx.checkpoints.folder import CONFIG
-from lemonx.checkpoints.opening import read_inside
-from lemonx.checkpoints.plain import parse_json
+from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint
-from lemonx.verification.foreign import foreign
+from lemonx.models import door
+from lemonx.models.foreign import foreign
+from lemonx.verification.sample import shorten
 from lemonx.verification.settings import with_plain_outputs
 
 if TYPE_CHECKING:
@@ -22,22 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lemonx.verification.sample import View
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers without its warnings and progress bars."""
-    from transformers.utils import logging
-
-    shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(shown)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @dataclass(frozen=True)
@@ -52,22 +34,17 @@ class Loaded:
     shortened: tuple[str, ...]
 
 
-def load(path: Path, dtype: torch.dtype, **options: Any) -> Loaded:
+def load(checkpoint: Checkpoint, dtype: torch.dtype, **options: Any) -> Loaded:
     """The model of a checkpoint, of the class that its config.json names; `options` go to from_pretrained."""
-    from lemonx import models
-    from lemonx.verification.sample import shorten
-
-    models.register()
-    with quiet(), foreign(f"load {str(path)!r}", "save the model again"):
-        config = with_plain_outputs(read_config(path))
+    with foreign(f"load {str(checkpoint.origin)!r}", "save the model again"):
+        config = with_plain_outputs(door.read_config(checkpoint))
         shortened = shorten(config)
-        model, info = model_class(config).from_pretrained(
-            path, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
-    odd = (*info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
-    missing = frozenset(info["missing_keys"])
-    _fill(model, missing, path)
-    return Loaded(model.eval(), frozenset(odd), missing, tuple(shortened))
+        kind = door.model_class(config)
+        model, info = door.load(checkpoint, kind, config, dtype=dtype, ignore_mismatched_sizes=True, **options)
+        odd = (*info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
+        missing = frozenset(info["missing_keys"])
+        _fill(model, missing, checkpoint.origin)
+        return Loaded(model.eval(), frozenset(odd), missing, tuple(shortened))
 
 
 def _fill(model: PreTrainedModel, missing: frozenset[str], path: Path) -> None:
@@ -89,34 +66,6 @@ def _fill(model: PreTrainedModel, missing: frozenset[str], path: Path) -> None:
 
 def _has_base(model: PreTrainedModel) -> bool:
     return model.base_model is not model
-
-
-def read_config(path: Path) -> Any:
-    """config.json as an object; one of timm's, which does not say its class, as its family knows it."""
-    import transformers
-
-    values = parse_json(read_inside(Path(path).resolve(), CONFIG))
-    if "model_type" in values:
-        return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-    family = architectures.find(values)
-    return transformers.CONFIG_MAPPING[family.model_types[0]].from_dict(dict(family.config(values)))
-
-
-def model_class(config: Any) -> Any:
-    """The class that config.json names, or else the bare model."""
-    import transformers
-
-    from lemonx import models
-
-    name = (config.architectures or [""])[0]
-    known = getattr(transformers, name, None)
-    if isinstance(known, type) and issubclass(known, transformers.PreTrainedModel):
-        return known
-    if (ours := models.find(name)) is not None:
-        return ours
-    if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        return transformers.AutoModelForImageClassification
-    return transformers.AutoModel
 
 
 def new_cache(model: PreTrainedModel) -> dict[str, Any]:

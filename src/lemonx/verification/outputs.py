@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from lemonx.chains import LIMIT
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, CannotVerify, NotVerified, Refused
+from lemonx.models.foreign import foreign, is_out_of_memory
 from lemonx.planning import Plan
-from lemonx.verification.foreign import foreign, is_out_of_memory
-from lemonx.verification.loading import Loaded, floating_outputs, load, new_cache, quiet
+from lemonx.verification.loading import Loaded, floating_outputs, load, new_cache
 from lemonx.verification.reference import deepened
 from lemonx.verification.sample import UNPADDED, View, views
 from lemonx.verification.settings import generation_settings
@@ -131,9 +131,9 @@ def compare(
         raise CannotVerify(f"{short}: verify with --layerwise, or on a larger machine")
     stored = coarser(source, target)
     with within_memory("verify with --layerwise, or on a larger machine"):
-        before = _run(source.path, seed, rounding=None if stored == "float64" else rounding, dtype=stored, plan=plan)
+        before = _run(source, seed, rounding=None if stored == "float64" else rounding, dtype=stored, plan=plan)
         # The same inputs: the target's vocabulary and its longest text may be larger.
-        after = _run(target.path, seed, before.views)
+        after = _run(target, seed, before.views)
     tolerance = tolerance_of(rounding, before.noise, stored)
     return compared(source, target, before, after, tolerance=tolerance, back=back)
 
@@ -283,7 +283,7 @@ class Outputs:
 
 
 def _run(
-    path: Path,
+    checkpoint: Checkpoint,
     seed: int,
     given: list[View] | None = None,
     *,
@@ -297,7 +297,7 @@ def _run(
     from lemonx.verification.float64 import Float64
 
     with Float64():
-        loaded, plain = load(path, torch.float64), None
+        loaded, plain = load(checkpoint, torch.float64), None
         if plan and plan.chains:
             given, plain = observe(loaded, given, seed)
         with deepened(loaded.model, plan) as moved:
@@ -353,12 +353,11 @@ def _generated(model: PreTrainedModel, view: View) -> tuple[torch.Tensor, dict[N
 
     # Who goes on writing a text has no padding behind it.
     rows = slice(None) if model.config.is_encoder_decoder else torch.tensor(UNPADDED)
-    with quiet():
-        result: Any = model.generate(  # pyright: ignore[reportCallIssue]
-            **{name: value[rows] for name, value in view.inputs.items()},
-            **new_cache(model),
-            generation_config=generation_settings(model),
-        )
+    result: Any = model.generate(  # pyright: ignore[reportCallIssue]
+        **{name: value[rows] for name, value in view.inputs.items()},
+        **new_cache(model),
+        generation_config=generation_settings(model),
+    )
     return result.sequences, {("logits", CACHED): torch.stack(result.logits, 1).double()}
 
 

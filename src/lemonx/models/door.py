@@ -1,0 +1,235 @@
+"""The one door through which models, configs, tokenizers and data sets of others come in; a test sees to it.
+
+transformers reads more of a folder than its weights: code that auto_map names, adapters, other files that config.json
+points to. So it is never shown the folder. It is shown one of ours, with links to the weights that `Checkpoint` has
+checked, and with config.json as it was read here. How a model is computed is not for its files to say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx import architectures, models
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.creating import write_whole
+from lemonx.checkpoints.folder import CONFIG, GENERATION, has, parse_object, tokenizer_files
+from lemonx.checkpoints.opening import read_inside, read_small
+from lemonx.checkpoints.temporary import Temporary
+from lemonx.errors import BadCheckpoint, BadData
+from lemonx.models.foreign import foreign
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
+# What every loader of transformers is told.
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+# How a model is computed, in what dtype, and under what name it was saved.
+_NOT_READ = frozenset(
+    f"{begin}{name}{end}"
+    for name in ("attn_implementation", "experts_implementation", "name_or_path", "commit_hash", "dtype", "torch_dtype")
+    for begin in ("", "_")
+    for end in ("", "_internal", "_autoset")
+)
+# Fields that make transformers load, or build, something else than the files and the class that were checked.
+_INSTEAD = ("transformers_weights", "configuration_files", "fusion_config", "distributed_config")
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+
+
+# ----------------------------------------------------------------- configs
+
+
+def config_object(values: Mapping[str, Any], **changes: Any) -> Any:
+    """A config.json as transformers' own object, with the defaults of its class, and with `changes` of its fields."""
+    with Temporary() as folder:
+        return _config_in(folder, values, changes)
+
+
+def read_config(checkpoint: Checkpoint, **changes: Any) -> Any:
+    """The config of a checkpoint as transformers' own object."""
+    return _config_in(checkpoint.bare, checkpoint.config, changes)
+
+
+def _config_in(folder: Path, values: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
+    """Write config.json, as far as it is read, and have transformers read it."""
+    from transformers import AutoConfig
+
+    models.register()
+    if "model_type" not in values:  # one of timm's, which its family knows
+        family = architectures.find(values)
+        values = {**family.config(values), "model_type": family.model_types[0]}
+    architectures.refuse_code(values)
+    _check_fields(values)
+    write_whole(folder / CONFIG, json.dumps(_without(values, _NOT_READ)))
+    with foreign("read config.json", "save the model again"):
+        config = AutoConfig.from_pretrained(folder, **_LOCAL, **changes)
+        config.name_or_path = ""
+    return config
+
+
+def _without(values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """config.json without these fields, in its parts too."""
+    return {
+        name: _without(value, names) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if name not in names
+    }
+
+
+def _check_fields(values: Mapping[str, Any]) -> None:
+    """BadCheckpoint if a field is no setting of a model, but says what else to load, or replaces code.
+
+    transformers makes attributes of all fields, and gives up its own methods for them without a word.
+    """
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    if values.get("quantization_config"):
+        raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
+    for name in _INSTEAD:
+        if values.get(name):
+            raise BadCheckpoint(f"config.json has {name}, which would have other files or modules loaded: take it out")
+    kind = values.get("model_type")
+    known: Any = CONFIG_MAPPING[kind] if isinstance(kind, str) and kind in CONFIG_MAPPING else PreTrainedConfig
+    settings = {field.name for field in fields(known)} | {"model_type"} | _NOT_READ
+    for name, value in values.items():
+        if name not in settings and _is_code(known, name):
+            raise BadCheckpoint(f"config.json sets {name[:80]!r}, which is code of transformers': take it out")
+        if isinstance(value, Mapping) and (name.endswith("_config") or name in known.sub_configs):
+            _check_fields(value)
+
+
+def _is_code(known: type, name: str) -> bool:
+    """Whether a config's class has an attribute of this name that is not made to be set."""
+    found = getattr(known, name, None)
+    return name.startswith("__") or (hasattr(known, name) and not (isinstance(found, property) and found.fset))
+
+
+def generation_config(checkpoint: Checkpoint, *, strict: bool = False) -> GenerationConfig:
+    """How a checkpoint's own files have it generate. `strict`: as they must be to be saved again."""
+    from transformers import GenerationConfig
+
+    own = GENERATION in checkpoint.companions
+    file = checkpoint.origin / (GENERATION if own else CONFIG)
+    content: Mapping[str, Any] = checkpoint.config
+    if own:
+        with checkpoint.open_companion(GENERATION) as opened:
+            content = parse_object(read_small(opened, file), file)
+    if odd := [name for name in content if own and _is_code(GenerationConfig, name)]:
+        raise BadCheckpoint(f"{str(file)!r} sets {odd[0][:80]!r}, which is code of transformers': take it out")
+    with foreign(f"read {str(file)!r}", "mend it, or take it away"):
+        make = GenerationConfig.from_dict if own else GenerationConfig.from_model_config
+        settings = make(_without(content, frozenset({"trust_remote_code", "custom_generate"})))
+        settings.validate(strict=strict)
+        return settings
+
+
+# ----------------------------------------------------------------- models
+
+
+def class_named(name: Any) -> type[PreTrainedModel] | None:
+    """The model class of transformers' own, or of this package, that has this name; None if there is none."""
+    import transformers
+
+    known = getattr(transformers, name, None) if isinstance(name, str) else None
+    if isinstance(known, type) and issubclass(known, transformers.PreTrainedModel):
+        return known
+    return models.find(name)
+
+
+def model_class(config: Any) -> Any:
+    """The class that config.json names; where it names none, the bare model."""
+    import transformers
+
+    if named := config.architectures:
+        known = class_named(named[0]) if isinstance(named, list) else None
+        if known is None:
+            raise BadCheckpoint(
+                f"config.json calls the model's class {str(named)[:80]}, and transformers has no such model: correct "
+                "architectures, or take it out"
+            )
+        return known
+    if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return transformers.AutoModelForImageClassification
+    return transformers.AutoModel
+
+
+def build(kind: Any, config: Any, **options: Any) -> PreTrainedModel:
+    """A model that no file holds. `kind`: its class, or an Auto class, which chooses one."""
+    auto = kind.__name__.startswith("Auto")
+    return kind.from_config(config, trust_remote_code=False, **options) if auto else kind(config)
+
+
+def load(
+    checkpoint: Checkpoint, kind: Any, config: Any, *, generation: GenerationConfig | None = None, **options: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model with a checkpoint's weights, and what transformers says of these; `options` go to from_pretrained.
+
+    `generation`: how it is to generate; of what its folder says nothing is taken over.
+    """
+    from transformers import GenerationConfig
+
+    model, info = kind.from_pretrained(
+        checkpoint.bare,
+        config=config,
+        generation_config=generation or GenerationConfig(),
+        use_safetensors=True,
+        output_loading_info=True,
+        **_LOCAL,
+        **options,
+    )
+    model.name_or_path = model.config.name_or_path = ""
+    return model, info
+
+
+# ----------------------------------------------------------------- tokenizers and data sets
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder, from the files that tokenizers are made of and from no others."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+    remedy = "save it again"
+    with Temporary() as shown:
+        for file, real in tokenizer_files(folder).items():
+            if file != _TOKENIZER_CONFIG:
+                (shown / file).symlink_to(real)
+        _write_tokenizer_config(folder, shown)
+        with foreign(f"read the tokenizer in {str(folder)!r}", remedy, BadData):
+            found = AutoTokenizer.from_pretrained(shown, **_LOCAL)
+    if not isinstance(found, PreTrainedTokenizerBase):
+        raise BadData(f"{str(folder / _TOKENIZER_CONFIG)!r} names a class that is no tokenizer: {remedy}")
+    return found
+
+
+def _write_tokenizer_config(folder: Path, into: Path) -> None:
+    """The settings of a tokenizer, without names of files, and what config.json says of its class."""
+    named = {name: {} for name in (_TOKENIZER_CONFIG, CONFIG)}
+    for name in named:
+        if has(folder, name):
+            named[name] = parse_object(read_inside(folder.resolve(), name), folder / name)
+    settings = {k: v for k, v in named[_TOKENIZER_CONFIG].items() if not k.endswith(("_file", "_files", "_inputs"))}
+    if settings.get("auto_map") or settings.get("trust_remote_code"):
+        raise BadData(
+            f"{str(folder / _TOKENIZER_CONFIG)!r} asks for code of its own (auto_map), which is never run: take it out "
+            "if transformers has the tokenizer's class"
+        )
+    config = {name: named[CONFIG].get(name) for name in ("model_type", "tokenizer_class")}
+    kept = {name: value for name, value in config.items() if isinstance(value, str)}
+    write_whole(into / CONFIG, json.dumps(kept))
+    if settings:
+        write_whole(into / _TOKENIZER_CONFIG, json.dumps(settings))
+
+
+def load_dataset(folder: Path) -> Any:
+    """A Dataset that was saved in a folder, or a dict of them."""
+    try:
+        from datasets import load_from_disk
+    except ImportError:
+        raise BadData("kind hf needs datasets: pip install lemonx[train]") from None
+    if "::" in str(folder) or "://" in str(folder):  # datasets would take it for an address
+        raise BadData(f"{str(folder)!r} has '::' or '://' in its name: rename it")
+    with foreign(f"read {str(folder)!r}", "write it by save_to_disk", BadData, who="datasets"):
+        return load_from_disk(str(folder))

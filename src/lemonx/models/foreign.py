@@ -1,0 +1,106 @@
+"""transformers and torch at arm's length: silent, offline, asking nobody, and every error of theirs one line of ours.
+
+A config.json decides what their code does, so whatever that code raises is the checkpoint's fault and is said as such.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lemonx.errors import BadCheckpoint, LemonxError
+
+_LONGEST = 240
+# How much of a message is looked at: some repeat all of a config, or a list of a million ids.
+_READ = 10_000
+# These say in words what is wrong; the message of another type (a KeyError, say) is a fragment without its type.
+_WORDED = (ValueError, OSError, RuntimeError, ImportError)
+# Whoever stops the program is heard.
+_PASS = (LemonxError, MemoryError, KeyboardInterrupt, GeneratorExit)
+
+
+@contextmanager
+def foreign(
+    doing: str, remedy: str, error: type[LemonxError] = BadCheckpoint, *, who: str = "transformers"
+) -> Iterator[None]:
+    """A context in which whatever transformers raises while `doing` ("load './small'") is an `error` in one line.
+
+    Not only an Exception: tokenizers panic with a BaseException, and code may ask to exit.
+    """
+    try:
+        with quiet(), _alone():
+            yield
+    except _PASS:
+        raise
+    except BaseException as raised:
+        if is_out_of_memory(raised):
+            raise MemoryError from raised
+        raise error(f"{who} cannot {doing} ({reason(raised)}): {remedy}") from raised
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its warnings and progress bars; Python's are kept too, even where they are errors."""
+    from transformers.utils import logging
+
+    shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(shown)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Nothing is fetched from the hub, and nobody is asked whether code of a checkpoint's own may run: it may not.
+
+    Models load parts of themselves in ways of their own (a backbone by its name), which no argument of ours reaches.
+    """
+    from huggingface_hub import constants
+    from transformers import dynamic_module_utils
+
+    with _set(constants, "HF_HUB_OFFLINE", True), _set(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
+        yield
+
+
+@contextmanager
+def _set(module: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def is_out_of_memory(raised: BaseException) -> bool:
+    """torch has no exception of its own for it on a CPU."""
+    return isinstance(raised, RuntimeError) and ("allocate memory" in str(raised) or "out of memory" in str(raised))
+
+
+def reason(raised: BaseException) -> str:
+    """What an exception says, in one line.
+
+    >>> reason(ValueError("a head\\n    is too wide."))
+    'a head is too wide'
+    >>> reason(KeyError("hidden"))
+    "KeyError: 'hidden'"
+    """
+    # A config that is rejected names the validator that rejected it, and then the cause.
+    if type(raised).__name__.startswith("StrictDataclass") and raised.__cause__ is not None:
+        raised = raised.__cause__
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(raised)[:_READ]).split()).rstrip(".:")
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST].rstrip()}..."
+    name = type(raised).__name__
+    if not text:
+        return name
+    return text if isinstance(raised, _WORDED) else f"{name}: {text}"
