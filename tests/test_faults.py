@@ -266,7 +266,9 @@ def test_memory_that_runs_out_during_verification(server: Callable[[], Server], 
     assert server().run(*grow, "--no-verify", limits=limits).code == 0
     shutil.rmtree(tmp_path / "out")
     done = server().run(*grow, limits=limits)
-    assert_refused(Result(done.code, done.out, done.err), CANNOT_VERIFY, "memory ran out during verification: verify with")
+    assert_refused(
+        Result(done.code, done.out, done.err), CANNOT_VERIFY, "memory ran out during verification: verify with"
+    )
     assert os.listdir(tmp_path) == ["source"]
 
 

@@ -27,6 +27,12 @@ from lemonx.spec import Architecture, Spec, with_fields
 from lemonx.steps import Builder, Step
 from lemonx.target import NotWhole, Target, target_config
 
+# Fields by which a model is not what the other fields of config.json say it is.
+_ELSEWHERE = {
+    "quantization_config": "dequantise the model and save it again first",
+    "configuration_files": "another file stands in for it; load the model with transformers and save it again",
+    "per_layer_config": "blocks of different sizes cannot be expanded; take it out if all are alike",
+}
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -102,8 +108,9 @@ def make_plan(
     """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy."""
     origin, wanted = upcycling.origin(checkpoint, wanted)
     family, config = origin.family, origin.config
-    if checkpoint.config.get("quantization_config"):
-        raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
+    for name, remedy in _ELSEWHERE.items():
+        if checkpoint.config.get(name):
+            raise BadCheckpoint(f"config.json has a {name}: {remedy}")
     chosen = _chosen(free, depth_type, small_gains)
     source = family.spec(config)
     found = match(source, origin.tensors)

@@ -17,6 +17,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
+ADAPTER = "adapter_config.json"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 _MAX_COMPANION = 200_000_000
@@ -25,7 +26,7 @@ _TORCH = (".metadata", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
 _PICKLES = (*_TORCH, "*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "merges*", "*.model", "special_tokens_map*", "added_tokens*", "spiece*")
 # Companions that a loader reads: where one of them cannot be carried, that is an error.
-_NEEDED = (
+_LOADED = (
     *_TOKENIZER,
     GENERATION,
     "*processor_config.json",
@@ -33,9 +34,8 @@ _NEEDED = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_*_config.json",
-    "LICENSE*",
-    "NOTICE*",
 )
+_NEEDED = (*_LOADED, "LICENSE*", "NOTICE*")
 # The weights once more, in any other format, and the parts of an adapter.
 _OTHER_WEIGHTS = (
     *(*_TORCH, "*model*.bin", "*.safetensors", "*.index.json", "adapter_*", "*.msgpack", "*.h5", "*.keras", "*.ot"),
@@ -184,6 +184,11 @@ def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Path], tuple[st
             else:
                 carried[name] = real
     return carried, tuple(left)
+
+
+def is_loaded(name: str) -> bool:
+    """Whether a loader reads the companion of this name; all that is in a subfolder is part of some module."""
+    return "/" in name or any(fnmatch(name, pattern) for pattern in _LOADED)
 
 
 def _companion(folder: Path, name: str) -> Path | None:

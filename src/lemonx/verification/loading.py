@@ -44,6 +44,7 @@ class Loaded:
     that the file lacks, which are zero here, not random; `shortened`: windows that were cut, as `sample.shorten` does.
     """
 
+    path: Path
     model: PreTrainedModel
     odd: frozenset[str]
     missing: frozenset[str]
@@ -65,7 +66,7 @@ def load(path: Path, dtype: torch.dtype, **options: Any) -> Loaded:
     odd = (*info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
     missing = frozenset(info["missing_keys"])
     _fill(model, missing, path)
-    return Loaded(model.eval(), frozenset(odd), missing, tuple(shortened))
+    return Loaded(path, model.eval(), frozenset(odd), missing, tuple(shortened))
 
 
 def _fill(model: PreTrainedModel, missing: frozenset[str], path: Path) -> None:
