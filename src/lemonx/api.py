@@ -10,18 +10,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from lemonx import architectures, methods
-from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.checkpoints import Checkpoint, CheckpointWriter, names_its_folder
 from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.companions import companions
-from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
+from lemonx.coverage import match, tensor_problems
+from lemonx.errors import (
+    BadCheckpoint,
+    BadTarget,
+    LemonxError,
+    NotVerified,
+    Refused,
+    UnknownArchitecture,
+    raise_first,
+)
 from lemonx.free import Free
 from lemonx.methods import Lessons
 from lemonx.planning import Plan, make_plan
 from lemonx.runner import Progress, run_plan, write_made
 from lemonx.spec import TIED
+from lemonx.steps import FLOATS
 from lemonx.summary import changed_fields
 from lemonx.target import Target
 
@@ -237,6 +247,8 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
     ):
         said = read_certificate(large)
         if said is None:
+            for checkpoint in (small, large):
+                _check_whole(checkpoint)
             outputs, layers = compare_outputs(small, large, None, by_layer=layerwise)
             why = "the target has no lemonx.json, so only outputs could be compared"
             return Verified(outputs, layers=layers, skipped=why)
@@ -250,6 +262,17 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
                 f"{str(large.origin)!r} has a lemonx.json, but is no expansion of {str(small.origin)!r}: {error}"
             ) from error
         return measure(made, small, large, by_layer=layerwise)
+
+
+@names_its_folder
+def _check_whole(checkpoint: Checkpoint) -> None:
+    """BadCheckpoint if a spec covers this config and the files hold other tensors than it says."""
+    try:
+        spec = architectures.find(checkpoint.config).spec(checkpoint.config)
+    except (UnknownArchitecture, Refused):
+        return  # transformers knows more families
+    for hit in match(spec, checkpoint.tensors):
+        raise_first(tensor_problems(spec, hit, checkpoint.tensors[hit.name], FLOATS))
 
 
 def _sizes_of(small: Checkpoint, large: Checkpoint) -> Target:

@@ -18,13 +18,15 @@ MADE = "made anew"
 WEAKER = (BIT_EXACT, EXACT_SUM, ROUNDED, UP_TO_EPS, MADE)
 # The dtypes that can be expanded: significand bits, to tell whether a cast rounds.
 BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8}
+# The exponents of their smallest numbers: a cast to fewer loses small ones, even where there are bits enough.
+SMALLEST = {"F64": -1074, "F32": -149, "F16": -24, "BF16": -133}
 
 
 def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
     """How exact a tensor is as it is stored: every entry, the sum over copies, or to one rounding."""
     if isinstance(recipe, Matrix) and recipe.mode == SILENT and not recipe.spare:
         return BIT_EXACT
-    if BITS.get(target, 64) < BITS.get(source, 64):
+    if BITS.get(target, 64) < BITS.get(source, 64) or SMALLEST.get(target, 0) > SMALLEST.get(source, 0):
         return ROUNDED
     axes = (recipe.expansion,) if isinstance(recipe, Vector) else (recipe.rows, recipe.columns)
     if any(axis.has(DENSE) for axis in axes):

@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 # A group's equations are solved if no residual is larger: all numbers are of order one.
 SOLVED = 1e-12
 STARTS = 8
-# A group tries again while its norm would have a gain so many times the largest of the source's in it, or the usual one.
+# A group tries again while its norm would have a gain so many times the largest of the source's in it.
 EVEN = 2.0
 # So many steps are pulled towards small gains by so much.
 PULL, PULLED = 0.3, 15

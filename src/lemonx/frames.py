@@ -270,7 +270,14 @@ def _feed(gain: bytes, target: int, fed: bool = True) -> Feeder:
     shapes, rho = group_sizes(len(mu), target, fed=fed), target / len(mu)
     found = list[tuple[float, list[Stack], list[Stack], Array]]()
     for share in _shares(mu, rho):  # one for all groups
-        stacks, written, gains, worst, at, dealt = list[Stack](), list[Stack](), np.empty(target), 0.0, 0, _dealt(mu, shapes)
+        stacks, written, gains, worst, at, dealt = (
+            list[Stack](),
+            list[Stack](),
+            np.empty(target),
+            0.0,
+            0,
+            _dealt(mu, shapes),
+        )
         for shape in sorted(set(shapes), key=shapes.index):
             wide, count = shape[1], shapes.count(shape)
             index = dealt[shape]
@@ -349,8 +356,7 @@ def _usual(gain: Array) -> float:
 
 
 def level(gain: Array, behind: Array | None = None) -> Array | float:
-    """How large the gains of a norm that reads a frame are to be.
-    """
+    """How large the gains of a norm that reads a frame are to be."""
     size = _usual(gain)
     if behind is None:
         return size

@@ -114,16 +114,21 @@ def _no_noise(copy: int, start: int, stop: int) -> torch.Tensor:
     raise ValueError("these rows come without the noise of copies")
 
 
+def _no_size() -> torch.Tensor:
+    raise ValueError("these rows come without the mean of their sizes")
+
+
 @dataclass(frozen=True)
 class Reader:
     """Access to the rows of the source weight: a slice, their mean, and the noise of a slice's copy with a number.
 
-    The mean is weighted if a scale for every row follows.
+    The mean is weighted if a scale for every row follows. `mean_size`: the mean of what it adds up, without signs.
     """
 
     rows: Callable[[int, int], torch.Tensor]
     mean: Callable[[], torch.Tensor]
     apart: Callable[[int, int, int], torch.Tensor] = _no_noise
+    mean_size: Callable[[], torch.Tensor] = _no_size
 
 
 def blocks(rows: Expansion, limit: int, wanted: range | None = None) -> Iterator[tuple[int, Run]]:

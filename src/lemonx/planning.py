@@ -30,6 +30,11 @@ from lemonx.spec import Architecture, Spec, with_fields
 from lemonx.steps import Builder, Step
 from lemonx.target import NotWhole, Target, target_config
 
+# Fields by which a model is not what the other fields of config.json say it is.
+_ELSEWHERE = {
+    "quantization_config": "dequantise the model and save it again first",
+    "configuration_files": "another file stands in for it; load the model with transformers and save it again",
+}
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -165,8 +170,9 @@ def make_plan(
 
 def _check_config(config: Mapping[str, Any]) -> None:
     """An error if config.json says what no spec knows of."""
-    if config.get("quantization_config"):
-        raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
+    for name, remedy in _ELSEWHERE.items():
+        if config.get(name):
+            raise BadCheckpoint(f"config.json has a {name}: {remedy}")
     parts = (config, *(value for value in config.values() if isinstance(value, Mapping)))
     if any(part.get("per_layer_config") for part in parts):
         raise Refused(

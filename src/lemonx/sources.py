@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -100,7 +100,7 @@ class Source:
     def reader(self, *, further: bool) -> Reader:
         """Access to the source's rows; further copies may come from another tensor."""
         name = self._step.appended if further and self._step.appended else self._step.source
-        return Reader(partial(self._rows, name, checked=further), self._mean_row, self._apart)
+        return Reader(partial(self._rows, name, checked=further), self._mean_row, self._apart, self._mean_size)
 
     def _apart(self, copy: int, start: int, stop: int) -> torch.Tensor:
         """The noise of the source's rows in the copy with this number: of these rows, whoever asks and in what blocks.
@@ -136,18 +136,25 @@ class Source:
 
     def _mean_row(self) -> torch.Tensor:
         """The mean row, summed in float64 over blocks, once for all the blocks that want it."""
+        with self._lock:
+            if self._mean is None:
+                self._mean = self._mean_of(lambda terms: terms).to(self.dtype)
+        return self._mean
+
+    def _mean_size(self) -> torch.Tensor:
+        """The mean of the sizes of the entries of every column: what the rounding of their mean is measured by."""
+        return self._mean_of(lambda terms: terms.abs())
+
+    def _mean_of(self, terms: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         import torch
 
         count, width = self.how.rows.size, self.how.columns.size
-        with self._lock:
-            if self._mean is None:
-                total = torch.zeros(width, dtype=torch.float64)
-                weights = self._weights()
-                for start in range(0, count, limit := _rows_per_block(width, torch.float64)):
-                    rows = self._rows(self._step.source, start, min(start + limit, count)).double()
-                    total += weights[start : start + len(rows)] @ rows if weights is not None else rows.sum(0)
-                self._mean = (total / count).to(self.dtype)
-        return self._mean
+        total, weights = torch.zeros(width, dtype=torch.float64), self._weights()
+        for start in range(0, count, limit := _rows_per_block(width, torch.float64)):
+            rows = terms(self._rows(self._step.source, start, min(start + limit, count)).double())
+            by = None if weights is None else terms(weights[start : start + len(rows)])
+            total += rows.sum(0) if by is None else by @ rows
+        return total / count
 
     def _weights(self) -> torch.Tensor | None:
         """The factors that a scale behind this weight has for its rows, relative to the factor of new ones."""

@@ -38,10 +38,8 @@ def swin(c: Config) -> Spec:
     for i, depth in enumerate(c["depths"]):
         width, heads, (high, wide) = c["embed_dim"] << i, c["num_heads"][i], (side >> i for side in grid(c))
         name, at = f"swin.encoder.layers.{i}", high * wide
-        # Every second block shifts its windows, if there is more than one window.
-        stacks[f"{name}.blocks"] = Stack(
-            depth, f"stage{i}", period=2 if shows or min(high, wide) > c["window_size"] else 1
-        )
+        # Every second block shifts its windows: also where there is but one, as an image may be larger than usual.
+        stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2)
         spaces |= {f"stage{i}": avg(width, at), f"normed{i}": zero(width, at), f"heads{i}": circ(heads, at),
                    f"hidden{i}": circ(int(c["mlp_ratio"] * width), at)}  # fmt: skip
         spaces |= {f"{entry}{i}": space for entry, space in head(width // heads, {}, positions=at).items()}

@@ -18,6 +18,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
+ADAPTER = "adapter_config.json"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 _MAX_COMPANION = 200_000_000
@@ -25,7 +26,7 @@ _TORCH = (".metadata", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
 _PICKLES = (*_TORCH, "*.bin")
 _TOKENIZER = ("tokenizer*", "vocab*", "merges*", "*.model", "special_tokens_map*", "added_tokens*", "spiece*")
 # Companions that a loader reads: where one of them cannot be carried, that is an error.
-_NEEDED = (
+_LOADED = (
     *_TOKENIZER,
     GENERATION,
     "*processor_config.json",
@@ -33,9 +34,8 @@ _NEEDED = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_*_config.json",
-    "LICENSE*",
-    "NOTICE*",
 )
+_NEEDED = (*_LOADED, "LICENSE*", "NOTICE*")
 # The weights once more, in any other format, and the parts of an adapter.
 _OTHER_WEIGHTS = (
     *(*_TORCH, "*model*.bin", "*.safetensors", "*.index.json", "adapter_*", "*.msgpack", "*.h5", "*.keras", "*.ot"),
@@ -163,6 +163,11 @@ def tokenizer_files(folder: Path) -> dict[str, Path]:
     names = (entry.name for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False))
     wanted = [n for n in sorted(names) if _may_be_companion(n) and any(fnmatch(n, pattern) for pattern in _TOKENIZER)]
     return {name: real_file(folder, name) for name in wanted}
+
+
+def is_loaded(name: str) -> bool:
+    """Whether a loader reads the companion of this name; all that is in a subfolder is part of some module."""
+    return "/" in name or any(fnmatch(name, pattern) for pattern in _LOADED)
 
 
 def _companion(folder: Path, name: str) -> Companion | None:

@@ -169,12 +169,18 @@ def print_verified(measured: Verified) -> None:
     _print_evidence(out, measured.as_dict())
     if measured.layers:
         _print_layers(out, measured.layers)
-    if measured.passed:
-        exact = measured.outputs is None or measured.outputs.tolerance <= EXACT
-        only = "" if measured.algebra else f" ({measured.skipped})"
-        rounded = "" if exact else ", up to the rounding of the stored weights"
-        eps = ", up to the eps of its norms" if measured.outputs and measured.outputs.stream_loss else ""
-        out.line(styled("green", "the same function"), f"{eps}{rounded}{only}")
+    if measured.proven and measured.outputs:
+        rounded = "" if measured.outputs.tolerance <= EXACT else ", up to the rounding of the stored weights"
+        eps = ", up to the eps of its norms" if measured.outputs.stream_loss else ""
+        out.line(styled("green", "the same function"), f"{eps}{rounded}")
+    elif measured.passed and measured.algebra:
+        out.line(
+            styled("green", "every tensor and block is as it must be"), f"; outputs not compared: {measured.skipped}"
+        )
+    elif measured.passed:
+        out.line(
+            styled("yellow", "the outputs agree on this sample"), f", and nothing else was checked: {measured.skipped}"
+        )
     else:
         out.line(styled("red", "not the same function"), f": {measured.reason()}")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.values import all_finite
+from lemonx.checkpoints.values import all_below, all_finite
 from lemonx.operators import Matrix
 from lemonx.planning import Plan
 from lemonx.rows import Vector
@@ -165,12 +165,21 @@ class _Task:
         if step.name in self.wrong:
             return
         found = after.reader(further=True).rows(run.target, run.target + run.length)
-        if not all_finite(found):
-            self._not_finite(step, found, run.target)
-        elif not identities.is_free(run, how, step.appended is not None):
+        free, fault = identities.is_free(run, how, step.appended is not None), None
+        if not all_below(found, identities.FREE):
+            if not all_finite(found):
+                self._not_finite(step, found, run.target)
+                return
+            fault = identities.wild_fault(found, how, free, self._most(step))
+        if fault is None and not free:
             fault = identities.matrix_fault(found, run, how, before.reader(further=False))
-            if fault is not None:
-                self._fault(step, how, fault, run.target)
+        if fault is not None:
+            self._fault(step, how, fault, run.target)
+
+    def _most(self, step: Step) -> float:
+        """The largest number in what a tensor is made from."""
+        names = [step.source, *([step.appended] if step.appended else [])]
+        return max(float(piece.abs().max()) for name in names for piece in self.source.blocks(name) if len(piece))
 
     def _together(self, group: Group) -> None:
         """Copies of a matrix that are used together, told apart by noise: they add up to so many times the source."""
@@ -188,7 +197,10 @@ class _Task:
                 if not all_finite(rows):
                     self._not_finite(other, rows, low)
                     return
-                total = total.plus(identities.sums(rows.double(), how.columns))
+                if (fault := identities.unread_fault(rows, how.columns)) is not None:
+                    self._fault(other, how, fault, low)
+                    return
+                total = total.plus(identities.sums(rows, how.columns))
             wanted = identities.wanted_rows(run, how, before.reader(further=False))
             fault = identities.sums_fault(total, wanted, how.columns, before.dtype, len(group))
             if fault is not None:

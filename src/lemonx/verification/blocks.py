@@ -54,8 +54,9 @@ def modules_of(model: Any, blocks: Mapping[Block, list[str]]) -> dict[Block, Any
         if not inside:
             continue
         shared = [parts[0] for parts in zip(*inside, strict=False) if len(set(parts)) == 1]
-        while shared and shared[-1] != str(index):  # a block with but one module inside shares that one's name too
-            shared.pop()
-        if shared:
-            found[stack, index] = model.get_submodule(".".join(shared))
+        # The name of the stack may hold numbers too (stages), and so may what follows (a group's only layer).
+        numbers = [i for i, part in enumerate(shared) if part.isdigit()]
+        place = next(iter(numbers[sum(part.isdigit() for part in stack.split(".")) :]), None)
+        if place is not None and shared[place] == str(index):
+            found[stack, index] = model.get_submodule(".".join(shared[: place + 1]))
     return found

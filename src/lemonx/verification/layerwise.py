@@ -218,6 +218,7 @@ def _observe(
         _give_parts(model)
         if rounded:
             _round(model, *rounded, seed)
+        whole.check_inputs(loaded, given)
         used = given or views(model, seed)[:1]  # every one more is another reading of all weights
         with (
             _weights_in_files(checkpoint),

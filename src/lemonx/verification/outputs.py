@@ -300,11 +300,12 @@ def _run(
         loaded, plain = load(checkpoint, torch.float64), None
         if plan and plan.chains:
             given, plain = observe(loaded, given, seed)
+        check_inputs(loaded, given)
         with deepened(loaded.model, plan) as moved:
             used, found = observe(loaded, given, seed)
             tokens = None
             if loaded.model.can_generate() and "input_ids" in used[0].inputs:
-                with running(loaded.model):
+                with running(loaded):
                     tokens, cached = _generated(loaded.model, used[0])
                 found |= cached
             noise = None if rounding is None else _moved(loaded.model, used[0], found, rounding, dtype, seed)
@@ -318,11 +319,11 @@ def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[V
     """What a model gives out for these views, or for its own; of the latter those that it takes."""
     found: dict[Name, torch.Tensor] = {}
     used = []
-    with running(loaded.model):
+    with running(loaded):
         tried = views(loaded.model, seed) if given is None else given
     for number, view in enumerate(tried):
         try:
-            with running(loaded.model, view):
+            with running(loaded):
                 found |= _all_outputs(loaded, view)
         except BadCheckpoint:
             if given is None and number:
@@ -332,9 +333,16 @@ def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[V
     return used, found
 
 
-def running(model: PreTrainedModel, view: View | str = "the sample") -> AbstractContextManager[None]:
+def check_inputs(loaded: Loaded, given: list[View] | None) -> None:
+    """NotVerified if a model does not read what the other was given: texts are not images."""
+    if given and loaded.model.main_input_name not in given[0].inputs:
+        reads, other = loaded.model.main_input_name, next(iter(given[0].inputs))
+        raise NotVerified(f"{str(loaded.path)!r} reads {reads}, the source {other}: they are different models")
+
+
+def running(loaded: Loaded) -> AbstractContextManager[None]:
     """A context in which a model that does not run is an error in one line."""
-    return foreign(f"run {type(model).__name__} on {view}", "mend its config.json, or expand with --no-verify")
+    return foreign(f"run {str(loaded.path)!r}", "mend its config.json, or expand with --no-verify")
 
 
 def _all_outputs(loaded: Loaded, view: View) -> dict[Name, torch.Tensor]:

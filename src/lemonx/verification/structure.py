@@ -1,25 +1,33 @@
 """Is the target wired like the source? Both models are built without weights, and compared block by block.
 
 What is not a tensor is decided by config.json and by a block's index: its window, the type of its layer, whether it
-turns queries and keys, its shift, scale and activation. Every block of the target must have what the block it comes
-from has. Sizes may differ, but alike in all blocks: where blocks of the source have the same number, blocks of the
-target that come from them have the same number too. And config.json may say nothing but what the plan makes it say.
+turns queries and keys, its shift, scale and activation. Sizes may differ from the source's, places may not. So a third
+model stands between the two, as wide as the target and as deep as the source. Between it and the source a number may
+change, but alike in all blocks; between it and the target every block must have all that the block it comes from has.
+
+And config.json, and the files beside it that a loader reads, may say nothing but what the plan makes them say.
 """
 
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.models import door
 from lemonx.planning import Plan
+from lemonx.spec import flat_fields, with_fields
+from lemonx.verification.beside import beside_faults
 from lemonx.verification.blocks import modules_of, tensors_by_block
 from lemonx.verification.building import config_fields, skeleton
 
 # Fields that do not bear on what a model computes, and that transformers writes as it likes when it saves.
-VOLATILE = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache"})
+VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
+# The dtype that a loader gives the weights; it has two names.
+_DTYPES = ("dtype", "torch_dtype")
 # How many differences are kept.
 KEPT = 8
 
@@ -45,23 +53,30 @@ class Structure:
         return {**asdict(self), "passed": self.passed}
 
 
-def check_structure(plan: Plan, target: Checkpoint) -> Structure:
-    """Compare the model of the source's config.json with the target's, as it lies on disk."""
+def check_structure(plan: Plan, source: Checkpoint, target: Checkpoint) -> Structure:
+    """Compare the model of the source's config.json with the target's, as it lies on disk, and the files beside."""
     wrong = [*_config_faults(plan, target), *_list_faults(plan, target)]
-    before, after = skeleton(plan.read_as), skeleton(target.config)
-    compared = _Compared(plan, before, after)
-    wrong += compared.faults()
+    compared = _Compared(plan)
+    wrong += compared.faults(target.config)
+    wrong += beside_faults(plan, source, target)
     return Structure(compared.blocks, compared.attributes, tuple(wrong[:KEPT]))
 
 
+# ----------------------------------------------------------------- config.json
+
+
 def _config_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
-    wanted, found = (config_fields(config) for config in (plan.target_config, target.config))
+    wanted, found = (_as_read(config) for config in (plan.target_config, target.config))
+    dropped = _unread(target.config, found)  # whatever it is for, it may only be what the source has
+    found |= dropped
+    wanted |= {name: plan.target_config.get(name) for name in dropped}
     for name in sorted(wanted.keys() | found.keys()):
-        if name not in VOLATILE and not _same(wanted.get(name), found.get(name)):
-            yield (
-                f"config.json has {name} = {found.get(name)!r}, where the source and the sizes make it "
-                f"{wanted.get(name)!r}"
-            )
+        one, other = wanted.get(name), found.get(name)
+        if name in VOLATILE or _same(one, other):
+            continue
+        if name.rpartition(".")[2] == "dtype" and one is None and other in _stored(target):
+            continue  # transformers writes down what it found
+        yield f"config.json has {name} = {other!r}, where the source and the sizes make it {one!r}"
 
 
 def _list_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
@@ -80,65 +95,138 @@ def _list_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
             yield f"config.json makes {name} {new!r}, which does not follow the source's {old!r} block by block"
 
 
+def _as_read(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of a config as transformers reads it, defaults and all."""
+    dtype = next((str(config[name]) for name in _DTYPES if config.get(name)), None)
+    return config_fields(config) | {"dtype": None if dtype is None else dtype.removeprefix("torch.")}
+
+
+def _unread(config: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config.json that transformers takes, or passes over, and does not show."""
+    shown = {*read, *_DTYPES, *getattr(type(door.config_object(config)), "attribute_map", {})}
+    # The parts of a config are shown field by field.
+    return {name: value for name, value in config.items() if name not in shown and not isinstance(value, Mapping)}
+
+
+def _stored(checkpoint: Checkpoint) -> set[str]:
+    """The dtypes of a file's tensors, by torch's names."""
+    from lemonx.checkpoints.safetensors_file import torch_dtype
+
+    return {str(torch_dtype(info.dtype)).removeprefix("torch.") for info in checkpoint.tensors.values()}
+
+
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other):
         return True
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-class _Compared:
-    """Two models without weights, and what became of every number that a block of the source has."""
+def as_deep_as_the_source(plan: Plan) -> dict[str, Any]:
+    """The target's config.json with as many blocks as the source has, and its lists with an entry a block."""
+    source, target = config_fields(plan.read_as), flat_fields(plan.target_config)
+    stacks = plan.source_spec.stacks.values()
+    fields = [*plan.family.sizes.get("depth", ()), *(name for s in stacks for name in (*s.lists, *s.numbered))]
+    fields += [stack.sets_in for stack in stacks if stack.sets_in]
+    fields += [name for name, value in source.items() if _grew(value, target.get(name))]
+    names = {plan.family.aliases.get(name, name) for name in fields}
+    shallow = {name: source[name] for name in names if name in source}
+    return with_fields(plan.target_config, plan.family.as_named(plan.target_config, shallow))
 
-    def __init__(self, plan: Plan, before: Any, after: Any) -> None:
-        self.plan, self.before, self.after = plan, before, after
+
+def _grew(old: Any, new: Any) -> bool:
+    """Whether a list has an entry for every block: only then does its length change."""
+    return isinstance(old, list) and isinstance(new, list) and len(old) != len(new)
+
+
+# ----------------------------------------------------------------- blocks
+
+
+class _Compared:
+    """Three models without weights, and what became of every number that a block of the source has."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self.blocks = self.attributes = 0
         self._became: dict[tuple[str, str], dict[Any, Any]] = {}
 
-    def faults(self) -> list[str]:
-        if type(self.before) is not type(self.after):
-            return [f"the class is {type(self.after).__name__}, the source's {type(self.before).__name__}"]
+    def faults(self, target: Mapping[str, Any]) -> list[str]:
         plan = self.plan
-        names = {step.name for step in plan.steps}
-        old = modules_of(self.before, tensors_by_block(plan.source_spec, plan.read_names))
-        new = modules_of(self.after, tensors_by_block(plan.target_spec, names))
+        before, wide, after = skeleton(plan.read_as), skeleton(as_deep_as_the_source(plan)), skeleton(target)
+        if type(before) is not type(after):
+            return [f"the class is {type(after).__name__}, the source's {type(before).__name__}"]
+        within = tensors_by_block(plan.source_spec, plan.read_names)
+        old, between = modules_of(before, within), modules_of(wide, within)
+        new = modules_of(after, tensors_by_block(plan.target_spec, {step.name for step in plan.steps}))
         found = []
+        for place in old.keys() & between.keys():
+            found += self._grown(".".join(map(str, place)), old[place], between[place])
         for (stack, index), module in new.items():
             block = plan.blocks[stack][index]
-            origin = block.source
-            # Where blocks take turns (shifted windows), an added one has its turn, not its origin's: it is silent.
-            if (stack, origin) not in old or (block.added and plan.source_spec.stacks[stack].period > 1):
+            if (stack, block.source) not in between:
                 continue
             self.blocks += 1
-            found += self._block(f"{stack}.{index}", f"{stack}.{origin}", old[stack, origin], module, (origin, index))
+            # An added block is silent, and may be like any of its stack: where they take turns (shifted windows) it has
+            # its turn, and what only the first block has (T5's table of distances) it has not.
+            others = [b for (s, _), b in between.items() if s == stack and block.added]
+            places, names = (block.source, index), (f"{stack}.{index}", f"{stack}.{block.source}")
+            found += self._placed(*names, [between[stack, block.source], *others], module, places)
         return found
 
-    def _block(self, here: str, there: str, old: Any, new: Any, index: tuple[int, int]) -> Iterator[str]:
-        before, after = dict(old.named_modules()), dict(new.named_modules())
+    def _grown(self, here: str, old: Any, wide: Any) -> Iterator[str]:
+        """What differs between a block of the source and the same block when it is as wide as the target's."""
+        before, after = dict(old.named_modules()), dict(wide.named_modules())
         if lost := sorted(before.keys() - after.keys()):
-            yield f"{here} has no {lost[0]}, which {there} has, from which it comes"
+            yield f"{here} has no {lost[0]}, which it has in the source"
         for path, module in after.items():
-            named = f"{here}.{path}" if path else here
             like = _like(path, before)
             if like is None or type(module) is not type(before[like]):
-                yield f"{named} is a {type(module).__name__}, in {there} {_class_of(before.get(like or ''))}"
+                yield f"{here}.{path} is a {type(module).__name__}, in the source {_class_of(before.get(like or ''))}"
                 continue
-            if "Drop" in type(module).__name__:  # they do nothing but in training, and may depend on the depth
-                continue
-            values, others = _plain(before[like]), _plain(module)
+            values, others = plain_attributes(before[like]), plain_attributes(module)
             for name in sorted(values.keys() | others.keys()):
-                self.attributes += 1
                 one, other = values.get(name), others.get(name)
-                if not self._follows((here.rpartition(".")[0], f"{path}.{name}"), one, other, index):
-                    yield f"{named} has {name} = {other!r}, in {there} it is {one!r}"
+                if not self._follows((here.rpartition(".")[0], f"{path}.{name}"), one, other):
+                    yield f"{here}.{path} has {name} = {other!r}, in the source it is {one!r}"
 
-    def _follows(self, where: tuple[str, str], old: Any, new: Any, index: tuple[int, int]) -> bool:
-        """Whether a block may have this value: the origin's, its own index, or a size that changed alike everywhere."""
-        if (old, new) == index and not isinstance(old, bool):
-            return True
+    def _follows(self, where: tuple[str, str], old: Any, new: Any) -> bool:
+        """Whether a block may have this value: the source's, or a size that changed alike everywhere."""
         # A number that is 0 in one of them alone is a switch, no size.
         if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0):
             return _same(old, new)
         return self._became.setdefault(where, {}).setdefault(old, new) == new
+
+    def _placed(self, here: str, there: str, others: list[Any], new: Any, index: tuple[int, int]) -> Iterator[str]:
+        """What a block of the target has that none of these blocks of as wide a model has."""
+        known = [dict(other.named_modules()) for other in others]
+        after, first = dict(new.named_modules()), len(known) > 1 and self._has_its_own(there)
+        lost = sorted(set.intersection(*(set(modules) for modules in known)) - after.keys())
+        if lost and not first:
+            yield f"{here} has no {lost[0]}, which {there} has, from which it comes"
+        for path, module in after.items():
+            named = f"{here}.{path}" if path else here
+            like = [modules[path] for modules in known if path in modules]
+            if any(_only_trains(each) for each in (module, *like)):  # and may depend on the depth
+                continue
+            if not any(type(module) is type(each) for each in like):
+                yield f"{named} is a {type(module).__name__}, in {there} {_class_of(like[0] if like else None)}"
+                continue
+            values, possible = plain_attributes(module), [plain_attributes(each) for each in like]
+            for name in sorted({*values, *(name for each in possible for name in each)}):
+                self.attributes += 1
+                one, other = possible[0].get(name), values.get(name)
+                own = (one, other) == index and not isinstance(one, bool)
+                flag = first and isinstance(one, bool)  # whether it has what is the first block's own
+                if not (own or flag or any(_same(each.get(name), other) for each in possible)):
+                    yield f"{named} has {name} = {other!r}, in {there} it is {one!r}"
+
+    def _has_its_own(self, block: str) -> bool:
+        """Whether a block has rows that no other has."""
+        return any(name.startswith(f"{block}.") for name in self.plan.source_spec.rows)
+
+
+def _only_trains(module: Any) -> bool:
+    """Dropout and what drops whole branches: they do nothing but in training."""
+    return "Drop" in type(module).__name__
 
 
 def _like(path: str, before: Mapping[str, Any]) -> str | None:
@@ -162,13 +250,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _plain(module: Any) -> dict[str, Any]:
-    """The attributes of a module that are numbers, words and lists of them."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training" and _is_plain(value)
-    }
+def plain_attributes(module: Any) -> dict[str, Any]:
+    """The attributes of a module that are numbers, words and lists of them; functions by their names."""
+    found = {}
+    for name, value in vars(module).items():
+        if name.startswith("_") or name == "training":
+            continue
+        if isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+            found[name] = f"{value.__module__}.{value.__qualname__}"
+        elif _is_plain(value):
+            found[name] = tuple(value) if isinstance(value, list) else value
+    return found
 
 
 def _is_plain(value: Any) -> bool:

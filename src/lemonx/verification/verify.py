@@ -27,8 +27,8 @@ from lemonx.verification.symmetry import Symmetry, find_twins
 class Verified:
     """What a verification found; None where it did not look, and `skipped` then says why.
 
-    Algebra and structure need a plan: two folders that lemonx did not write are compared by their outputs alone.
-    `layers`: the outputs were compared block by block.
+    Algebra and structure need a plan that is lossless: two folders that lemonx did not write, or wrote by a method that
+    is not, are compared by their outputs alone. `layers`: the outputs were compared block by block.
     """
 
     outputs: Comparison | None
@@ -43,6 +43,11 @@ class Verified:
         evidence = [part for part in (self.algebra, self.structure, self.outputs) if part is not None]
         return bool(evidence) and all(part.passed for part in evidence)
 
+    @property
+    def proven(self) -> bool:
+        """All three kinds of evidence are there: outputs alone agree on a sample, and prove nothing beyond it."""
+        return self.passed and None not in (self.algebra, self.structure, self.outputs)
+
     def reason(self) -> str:
         """Why it did not pass, in one line."""
         failed = [part for part in (self.algebra, self.structure, self.outputs) if part is not None and not part.passed]
@@ -52,6 +57,7 @@ class Verified:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "proven": self.proven,
             "algebra": self.algebra.as_dict() if self.algebra else None,
             "structure": self.structure.as_dict() if self.structure else None,
             "outputs": self.outputs.as_dict() if self.outputs else None,
@@ -69,12 +75,14 @@ def measure(
     `by_layer`: run the models block by block, which is done anyway where they are large. Unless outputs `must` be
     compared, a machine that is too small for it is no failure.
     """
-    algebra = structure = None
+    algebra = structure = why = None
     if plan.reading.lossless:
-        algebra, structure = check_algebra(plan, source, target), check_structure(plan, target)
-    # What a method makes anew has no copies of units to look at.
-    symmetry = None if plan.exactness == MADE else find_twins(plan, target)
+        algebra, structure = check_algebra(plan, source, target), check_structure(plan, source, target)
+    else:
+        why = f"{plan.reading.method} is not lossless at these sizes, so there are no rules to check tensors by"
     wrong = not all(part is None or part.passed for part in (algebra, structure))
+    # What a method makes anew has no copies of units to look at, and wrong tensors may have other shapes.
+    symmetry = None if plan.exactness == MADE or wrong else find_twins(plan, target)
     by_layer = by_layer or not whole.runs_whole(source, target) or whole.memory_short(source, target) is not None
     skipped = "the tensors or the structure are wrong already" if wrong else None
     if by_layer and skipped is None:
@@ -87,7 +95,9 @@ def measure(
         if not wrong:
             raise
         return Verified(None, algebra, structure, symmetry, skipped=str(error))
-    return Verified(outputs, algebra, structure, symmetry, layers)
+    source.check_unchanged()
+    target.check_unchanged()
+    return Verified(outputs, algebra, structure, symmetry, layers, why)
 
 
 def compare_outputs(
