@@ -112,22 +112,33 @@ class _Compared:
             found += self._block(f"{stack}.{index}", f"{stack}.{origin}", old[stack, origin], module, (origin, index))
         return found
 
+    def _kept(self, there: str) -> set[str]:
+        """The modules that a block keeps for itself and serves others by: the first block's table of distances."""
+        rows, stack = self.plan.source_spec.rows, there.rpartition(".")[0]
+        inside = {name.removeprefix(f"{there}.") for name in rows if name.startswith(f"{there}.")}
+        return {name for name in inside if f"{stack}.*.{name}" not in rows}
+
     def _block(self, here: str, there: str, old: Any, new: Any, index: tuple[int, int]) -> Iterator[str]:
         before, after = dict(old.named_modules()), dict(new.named_modules())
+        kept = self._kept(there) if index[0] != index[1] else set[str]()
+        holders = {name.rpartition(".")[0] for name in kept & before.keys()}
+        before = {name: module for name, module in before.items() if name not in kept}
         if lost := sorted(before.keys() - after.keys()):
             yield f"{here} has no {lost[0]}, which {there} has, from which it comes"
         for path, module in after.items():
             named = f"{here}.{path}" if path else here
             like = _like(path, before)
+            if _drops(module) or _drops(before.get(like or "")):
+                continue
             if like is None or type(module) is not type(before[like]):
                 yield f"{named} is a {type(module).__name__}, in {there} {_class_of(before.get(like or ''))}"
-                continue
-            if "Drop" in type(module).__name__:  # they do nothing but in training, and may depend on the depth
                 continue
             values, others = _plain(before[like]), _plain(module)
             for name in sorted(values.keys() | others.keys()):
                 self.attributes += 1
                 one, other = values.get(name), others.get(name)
+                if path in holders and isinstance(one, bool):  # whether it has what the origin keeps
+                    continue
                 if not self._follows((here.rpartition(".")[0], f"{path}.{name}"), one, other, index):
                     yield f"{named} has {name} = {other!r}, in {there} it is {one!r}"
 
@@ -149,6 +160,11 @@ def _like(path: str, before: Mapping[str, Any]) -> str | None:
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
     first = (".".join([*parts[:i], "0", *parts[i + 1 :]]) for i in numbered)
     return next((name for name in first if name in before), None)
+
+
+def _drops(module: Any) -> bool:
+    """What does nothing but in training, and may depend on the depth; with a rate of 0 it is an Identity."""
+    return "Drop" in type(module).__name__
 
 
 def _class_of(module: Any) -> str:
