@@ -335,7 +335,7 @@ VALUES: dict[str, Make] = {
     "time_step_(min|max|floor|scale)": _of(0.001, 0.01, 0.1, 2.0),
     "time_step_init_scheme": _of("random", "constant"),
     "chunk_size": _of(3, 8, 256),
-    "chunk_size_feed_forward": _of(0, 1),
+    "chunk_size_feed_forward": _of(0, 1, 11),
     "pretraining_tp": _of(1, 2),
     "original_max_position_embeddings": _of(16, 20),
     "classifier_proj_size": _of(5, 12, 20),

@@ -8,12 +8,13 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 NEW_TOKENS = 8
-# Outputs by name, and none besides those that a model computes anyway.
+# Outputs by name, and none besides those that a model computes anyway; all tokens at once, however many there are.
 _OUTPUTS = {
     "return_dict": True,
     "output_hidden_states": False,
     "output_attentions": False,
     "output_router_logits": False,
+    "chunk_size_feed_forward": 0,
 }
 
 
