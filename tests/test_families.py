@@ -163,7 +163,7 @@ VOCABULARY = (
 HEAD_DIM = (
     exact("head-dim-24", fields={"head_dim": 24}),
     exact("head-dim-36-and-all", width=72, heads=6, kv_heads=3, depth=3, fields={"head_dim": 36, "vocab_size": 80}),
-    refused("head-dim-20", Refused, "12 entries of a head turn.*try 24", fields={"head_dim": 20}),
+    refused("head-dim-20", Refused, "12 entries of a head turn.*try heads of 24", fields={"head_dim": 20}),
 )
 # A head is width / heads wide: it grows where the number of heads does not follow the width.
 COUPLED = (

@@ -18,6 +18,10 @@ NO_ROW = (
     "what it does in the model is not known, so it cannot grow; to grow the model without its head, save the base "
     "model first: AutoModel.from_pretrained(...).save_pretrained(...)"
 )
+NO_ROW_IN_A_BLOCK = (
+    "blocks of this family have no such part in its table, so a model that has it cannot grow; `lemonx architectures` "
+    "lists what is supported"
+)
 # Names that older files use for a norm's parameters.
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 # The place of a unit's index in a row's name.
@@ -71,9 +75,16 @@ def match(spec: Spec, names: Iterable[str]) -> list[Matched]:
     found, unknown = matched(spec, names)
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: {NO_ROW}")
+        raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: {without_row(spec, unknown[0])}")
     raise_first(gaps(spec, found))
     return found
+
+
+def without_row(spec: Spec, name: str) -> str:
+    """What to say of a tensor that has no row: a head can be left out, a part of a block cannot."""
+    return (
+        NO_ROW if _place(spec, name)[0] is None and _place(spec, spec.prefix + name)[0] is None else NO_ROW_IN_A_BLOCK
+    )
 
 
 def matched(spec: Spec, names: Iterable[str]) -> tuple[list[Matched], list[str]]:

@@ -36,7 +36,7 @@ from lemonx.checkpoints.plain import parse_flat
 from lemonx.checkpoints.reader import index_problems, repeated_tensors
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
 from lemonx.checkpoints.values import all_finite, blocks
-from lemonx.coverage import NO_ROW, gaps, list_problems, matched, settled, tensor_problems, tied_copies
+from lemonx.coverage import gaps, list_problems, matched, settled, tensor_problems, tied_copies, without_row
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
 from lemonx.modules import Dropped
 from lemonx.spec import Spec
@@ -235,7 +235,8 @@ class _Check:
         found, unknown = matched(spec, tensors)
         self.dropped = frozenset(hit.name for hit in found if isinstance(spec.rows[hit.row], Dropped))
         for name in unknown:
-            self._say(ERROR, tensors[name].file.name, f"holds the tensor {name!r}, which no row covers", NO_ROW)
+            what = f"holds the tensor {name!r}, which no row covers"
+            self._say(ERROR, tensors[name].file.name, what, without_row(spec, name))
         for problem in gaps(spec, found):
             self._add(problem, CONFIG)
         for hit in found:

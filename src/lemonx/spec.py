@@ -152,7 +152,10 @@ class Config(Mapping[str, Any]):
             said = " and ".join(f"{known} = {value}" for known, value in given.items())
             raise BadCheckpoint(f"config.json says {said}, which are names of one size: remove the one that is wrong")
         if not given and name not in self.defaults:
-            raise BadCheckpoint(f"config.json has no field {name!r}, which this architecture needs")
+            raise BadCheckpoint(
+                f"config.json has no field {name!r}, which this architecture needs: load the model with transformers "
+                "and save it again, which writes every field"
+            )
         if isinstance(value, list) and len(value) > MOST_BLOCKS:
             raise BadCheckpoint(f"config.json: {name} has {len(value)} entries: at most {MOST_BLOCKS} are allowed")
         return value

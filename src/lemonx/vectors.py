@@ -220,8 +220,9 @@ def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Ex
     if size % under.size or target % under.target_size or short.any():
         least = under.target_size * max(-(-group // int(under.copies.min())), -(-target // under.target_size))
         raise Refused(
-            f"{target} query heads do not fit {under.target_size} key-value heads, each of which must keep its own "
-            f"{group} query heads: try {least} query heads, or a larger multiple of {under.target_size}"
+            f"{target} query heads do not fit {under.target_size} key-value heads: the {group} of each must all stand "
+            f"under it and its copies: try {least} query heads, or a larger multiple of {under.target_size}, "
+            "as wide as they were"
         )
     slot = np.arange(target) % target_group + under.copy_number.repeat(target_group) * target_group
     source = under.source.repeat(target_group) * group + slot % group
@@ -263,7 +264,7 @@ def attention_expansion(source: Space, target: Space) -> Expansion:
     if source.rotary and target.rotary % source.rotary:
         raise Refused(
             f"{source.rotary} entries of a head turn in pairs, each at its own speed, and {target.rotary} would turn "
-            f"at others: try {multiples_near(source.rotary, target.rotary)}"
+            f"at others: try heads of {multiples_near(source.size, target.size)} entries"
         )
     where = np.arange(source.size)
     if source.rotary:

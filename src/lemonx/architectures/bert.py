@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from lemonx.architectures.memory import refuse_memory
 from lemonx.architectures.rotary import head
 from lemonx.modules import dropped, embedding, linear, parameter
 from lemonx.norms import layer_norm
@@ -106,6 +107,7 @@ def encoder(
 
     `norms` stand where their key says: behind the embeddings, attention, or MLP.
     """
+    refuse_memory(c)
     width, layer, table = c["hidden_size"], f"{root}.encoder.layer.*", f"{root}.embeddings"
     return Spec(
         stacks={f"{root}.encoder.layer": Stack(c["num_hidden_layers"], "residual")},

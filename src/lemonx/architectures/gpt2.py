@@ -1,6 +1,7 @@
 """GPT-2."""
 
 from lemonx.architectures.heads import language_model
+from lemonx.architectures.memory import refuse_memory
 from lemonx.architectures.rotary import head
 from lemonx.modules import dropped, embedding, linear
 from lemonx.norms import layer_norm
@@ -31,8 +32,8 @@ ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attenti
 )
 def gpt2(c: Config) -> Spec:
     """GPT-2: Pre-LN, weights kept as (in, out), fused query, key and value."""
+    refuse_memory(c)
     width, layer = c["n_embd"], "transformer.h.*"
-    tied = c.tied("transformer.wte")
     # Where scores are divided by a block's number, the source's blocks keep theirs: what is added stands behind them.
     period = c["n_layer"] if c["scale_attn_by_inverse_layer_idx"] else 1
     # A class for every choice, or a vector.
@@ -64,7 +65,7 @@ def gpt2(c: Config) -> Spec:
             f"{layer}.mlp.c_fc": linear("normed -> hidden", transposed=True),
             f"{layer}.mlp.c_proj": linear("hidden -> residual", transposed=True),
             "transformer.ln_f": layer_norm("residual -> final"),
-            **language_model(tied),
+            **language_model(c.tied("transformer.wte")),
             "multiple_choice_head.summary": linear(f"final -> {summary}", optional=True),
         },
     )

@@ -8,6 +8,8 @@ from lemonx.spaces import circ, fresh, key, query, zero
 from lemonx.spec import Config, Spec, Stack, architecture
 
 LAYER = "backbone.layers.*"
+# A flag for new models that transformers obeys whenever it loads one, so what a block writes depends on the depth.
+RESCALED = "rescale_prenorm_residual divides what a block writes by the root of it whenever the model is loaded"
 
 
 @architecture(
@@ -20,7 +22,7 @@ LAYER = "backbone.layers.*"
     rank="time_step_rank",
     kind="language",
     defaults={"expand": 2, "state_size": 16, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
-              "time_step_rank": None},
+              "time_step_rank": None, "rescale_prenorm_residual": False},
 )  # fmt: skip
 def mamba(c: Config) -> Spec:
     """Mamba: RMSNorm, a gated convolution and a selective state for every channel."""
@@ -41,6 +43,8 @@ def mamba(c: Config) -> Spec:
             "state_out": query(c["state_size"], scale=1.0),
             "vocab": fresh(c["vocab_size"]),
         },
+        fixed={"depth": c["num_hidden_layers"]} if c["rescale_prenorm_residual"] else {},
+        still={"depth": RESCALED},
         rows={
             "backbone.embeddings": embedding("vocab -> residual"),
             f"{LAYER}.norm": rms_norm("residual -> normed"),

@@ -1,5 +1,6 @@
 """Mamba 2."""
 
+from lemonx.architectures.mamba import RESCALED
 from lemonx.errors import BadTarget
 from lemonx.modules import depthwise, embedding, linear, parameter
 from lemonx.norms import rms_norm
@@ -23,7 +24,7 @@ MIXED = "(heads entries) + (groups state_in) + (groups state_out)"
     state="state_size",
     kind="language",
     defaults={"expand": 2, "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128,
-              "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False},
+              "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False, "rescale_prenorm_residual": False},
 )  # fmt: skip
 def mamba2(c: Config) -> Spec:
     """Mamba 2: heads with a selective state each, in groups, and an RMSNorm behind the gate."""
@@ -53,6 +54,8 @@ def mamba2(c: Config) -> Spec:
             "vocab": fresh(c["vocab_size"]),
         },
         acts=("heads", "entries"),
+        fixed={"depth": c["num_hidden_layers"]} if c["rescale_prenorm_residual"] else {},
+        still={"depth": RESCALED},
         rows={**_rows(), "lm_head": linear("final -> vocab", tied=tied, optional=True)},
     )
 

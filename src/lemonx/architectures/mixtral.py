@@ -79,7 +79,7 @@ def mixtral(c: Config) -> Spec:
 def qwen3_moe(c: Config) -> Spec:
     """Qwen3-MoE: Qwen3 with several MLPs, of which a router chooses."""
     if c["mlp_only_layers"] or c["decoder_sparse_step"] != 1:
-        raise Refused("some layers of this Qwen3-MoE have no experts, and its spec knows only layers that do")
+        raise Refused("decoder_sparse_step or mlp_only_layers leaves layers without experts: no spec covers that yet")
     size, renormalised = c["num_local_experts"], bool(c.maybe("norm_topk_prob"))
     spaces = {"experts": experts(size, c["num_experts_per_tok"], renormalised=renormalised),
               "hidden": circ(c["moe_intermediate_size"], within="experts")}  # fmt: skip

@@ -19,8 +19,10 @@ def rotary(c: Config, head_dim: int, part: float = 1.0, adjacent: bool = False) 
     kinds = [rule.get("rope_type") or rule.get("type") or "default" for rule in rules]
     odd = [kind for kind, rule in zip(kinds, rules, strict=True)
            if kind not in SCALABLE and not (kind == "yarn" and rule.get("truncate") is False)]  # fmt: skip
-    still = f"the speeds of {odd[0]} rotary embeddings depend on the size of a head" if odd else ""
-    return {"rotary": int(head_dim * min(shares)), "adjacent": adjacent, "still": still}
+    turning = int(head_dim * min(shares))
+    still = f"{turning} of its entries turn, which make no whole pairs" if turning % 2 else ""
+    still = f"the speeds of {odd[0]} rotary embeddings depend on the size of a head" if odd else still
+    return {"rotary": turning, "adjacent": adjacent, "still": still}
 
 
 def head(

@@ -296,6 +296,7 @@ def _run(
 
     from lemonx.verification.float64 import Float64
 
+    is_source = given is None
     with Float64():
         loaded, plain = load(checkpoint, torch.float64), None
         if plan and plan.chains:
@@ -305,9 +306,13 @@ def _run(
             used, found = observe(loaded, given, seed)
             tokens = None
             if loaded.model.can_generate() and "input_ids" in used[0].inputs:
-                with running(loaded):
-                    tokens, cached = _generated(loaded.model, used[0])
-                found |= cached
+                try:
+                    with running(loaded):
+                        tokens, cached = _generated(loaded.model, used[0])
+                    found |= cached
+                except BadCheckpoint:
+                    if not is_source:  # a source that cannot write has nothing to be compared with
+                        raise
             noise = None if rounding is None else _moved(loaded.model, used[0], found, rounding, dtype, seed)
     result = Outputs.of(loaded, found, used, tokens=tokens, noise=noise, plain=plain, moved=moved.most)
     del loaded

@@ -151,14 +151,13 @@ def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> d
     if quarter:
         mask[1, -quarter:] = 0
         mask[2, :quarter] = 0
-    if config.pad_token_id is None:
-        config.pad_token_id = 0  # classifiers of decoders ask for one to find the last token
     batch = {"input_ids": ids, "attention_mask": mask}
     if config.is_encoder_decoder and type(model).__name__.endswith("ForSequenceClassification"):
         # They repeat the text to their decoder, and read the end of it: one end each.
         ids[mask == 0] = config.pad_token_id
-        ids[ids == config.eos_token_id] = config.eos_token_id - 1
-        ids[:, shape[1] // 2] = config.eos_token_id
+        ends = _listed(config.eos_token_id)
+        ids[torch.isin(ids, torch.tensor(ends))] = next(t for t in range(config.vocab_size) if t not in ends)
+        ids[:, shape[1] // 2] = ends[0]
         return batch
     special = sorted(_special_tokens(config))[: shape[1] // 2]
     ids[3, : len(special)] = torch.tensor(special, dtype=ids.dtype)
@@ -188,8 +187,14 @@ def _rope(config: Any) -> Any:
 
 def _special_tokens(config: Any) -> set[int]:
     """The ids of the tokens that a config names and that are not the end of a text."""
-    named = {getattr(config, name) for name in dir(type(config)) + list(vars(config)) if name.endswith("_token_id")}
+    names = {name for name in (*dir(type(config)), *vars(config)) if name.endswith("_token_id")}
+    # A field may list several: a text can end in more than one way.
+    named = [t for name in names for t in _listed(getattr(config, name))]
     return {t for t in named if isinstance(t, int) and not isinstance(t, bool) and 0 <= t < config.vocab_size}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _last_positions(model: PreTrainedModel, config: Any, generator: torch.Generator) -> list[View]:

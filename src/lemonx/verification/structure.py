@@ -179,6 +179,8 @@ class _Compared:
             yield f"{here} has no {lost[0]}, which it has in the source"
         for path, module in after.items():
             like = _like(path, before)
+            if _only_trains(module) or _only_trains(before.get(like or "")):
+                continue
             if like is None or type(module) is not type(before[like]):
                 yield f"{here}.{path} is a {type(module).__name__}, in the source {_class_of(before.get(like or ''))}"
                 continue
@@ -237,6 +239,7 @@ def _like(path: str, before: Mapping[str, Any]) -> str | None:
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
     first = (".".join([*parts[:i], "0", *parts[i + 1 :]]) for i in numbered)
     return next((name for name in first if name in before), None)
+
 
 
 def _class_of(module: Any) -> str:

@@ -1,0 +1,10 @@
+"""Blocks that read another model's stream besides their own."""
+
+from lemonx.errors import Refused
+from lemonx.spec import Config
+
+
+def refuse_memory(c: Config) -> None:
+    """Refused where config.json says so: how wide that stream becomes is not for this model to say."""
+    if c.maybe("add_cross_attention"):
+        raise Refused("add_cross_attention makes every block read another model's stream: no spec covers that yet")

@@ -1,0 +1,247 @@
+"""Runs a random case (random_configs.py) through `lemonx.expand`, and says what came of it.
+
+A case ends well if the target is the source's function by a measurement of our own (random_outputs.py), or if lemonx
+refuses it in one line before anything ran, with advice that holds. Anything else is a fault: a target that differs or
+that lemonx itself calls different, an error of another kind, advice that is refused when it is followed.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import transformers as hf
+
+import random_outputs as outputs
+from lemonx import api, architectures
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, UnknownArchitecture
+from lemonx.planning import Plan
+from random_configs import OPTIONS, Case, Unusable, classes, draw, usable, with_growth, write
+from random_fields import fields_of
+
+EXACT = 1e-10
+# Weights are rounded once per copy and once with what scales them; dense maps add up more roundings than copies do.
+ROUNDINGS, DENSE = 8.0, 10.0
+EPS = 20.0
+BEFORE = (BadTarget, BadCheckpoint, Refused, UnknownArchitecture)
+GOOD = ("exact", "rounded", "up to eps", "refused")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`kind`: one of GOOD, "unusable", or "fault". `said`: the message or the reason; `why`: its kind in few words."""
+
+    case: Case
+    kind: str
+    said: str = ""
+    difference: float = 0.0
+    views: int = 0
+
+    @property
+    def good(self) -> bool:
+        return self.kind != "fault"
+
+
+def run_case(seed: int, model_type: str | None = None) -> Outcome:
+    """What comes of the case of this number."""
+    case = draw(seed, model_type)
+    with tempfile.TemporaryDirectory(prefix="lemonx-case-") as parent:
+        folder = Path(parent)
+        try:
+            write(case, folder / "source")
+            case = with_growth(case, folder / "source")
+            return _run(case, folder)
+        except Unusable as error:
+            return Outcome(case, "unusable", str(error))
+
+
+def _run(case: Case, folder: Path) -> Outcome:
+    model_class = classes()[case.model_type][case.class_name]
+    with outputs.in_float64():
+        with usable("load"):
+            model = outputs.load(model_class, folder / "source")
+        ways = outputs.views(model, case.seed)
+        before = outputs.run(model, ways)
+    first = next(iter(before.values()))
+    with usable("run"):
+        if isinstance(first, Exception):
+            raise first
+        if not all(value.isfinite().all() for value in first.values()):
+            raise ValueError("outputs are not finite")
+    plans: list[Plan] = []
+    try:
+        api.expand(folder / "source", folder / "target", planned=plans.append, threads=1, **dict(case.growth or {}))
+    except BEFORE as error:
+        return _refused(case, folder, error, late=bool(plans))
+    except LemonxError as error:
+        return Outcome(case, "fault", f"{type(error).__name__}: {error}")
+    except Exception:
+        return Outcome(case, "fault", traceback.format_exc())
+    return _compared(case, folder, model, ways, before, plans[0])
+
+
+def _compared(case: Case, folder: Path, model: Any, ways: Any, before: Any, plan: Plan) -> Outcome:
+    worst, where, count = 0.0, "", 0
+    with outputs.in_float64():
+        try:
+            target = outputs.load(type(model), folder / "target")
+        except Exception as error:
+            return Outcome(case, "fault", f"the target does not load: {type(error).__name__}: {error}")
+        after = outputs.run(target, ways)
+        for name, found in before.items():
+            if isinstance(found, Exception) or not all(v.isfinite().all() for v in found.values()):
+                continue
+            again = after[name]
+            if isinstance(again, Exception):
+                return Outcome(case, "fault", f"the target does not run on {name}: {type(again).__name__}: {again}")
+            off, output = outputs.difference(found, again)
+            count += 1
+            if not off <= worst:
+                worst, where = off, f"{output} of {name}"
+        kind, allowed = "exact", EXACT
+        if plan.chains:
+            kind, allowed = "up to eps", allowed + EPS * plan.expected_loss
+        if plan.is_rounded and case.stored["dtype"] != "float64":
+            times = ROUNDINGS * (DENSE if plan.frames else 1.0)
+            kind = "rounded" if kind == "exact" else kind
+            allowed += times * outputs.noise(model, ways, before, case.stored["dtype"], case.seed)
+    if not worst <= allowed:
+        return Outcome(case, "fault", f"{where} is off by {worst:.2e}, more than {allowed:.1e}", worst, count)
+    return Outcome(case, kind, "", worst, count)
+
+
+# ----------------------------------------------------------------- refusals and their advice
+
+
+def _refused(case: Case, folder: Path, error: LemonxError, late: bool) -> Outcome:
+    said = str(error).replace(f"{folder}/", "")
+    if late:
+        return Outcome(case, "fault", f"told too late: {type(error).__name__}: {said}")
+    if "\n" in said or ": " not in said:
+        return Outcome(case, "fault", f"not one line with a remedy: {said!r}")
+    try:
+        advice = Advice(case, folder)
+        for growth, source in advice.of(said):
+            if (more := advice.refusal(source, growth)) is not None and not advice.leads_on(said, more):
+                return Outcome(case, "fault", f"advice of {said!r} is refused too: {growth}: {more}")
+    except Exception:
+        return Outcome(case, "fault", f"advice of {said!r}: {traceback.format_exc()}")
+    return Outcome(case, "refused", f"{type(error).__name__}: {said}")
+
+
+class Advice:
+    """What a refusal advises, as growths that can be tried."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case, self.folder, self.source = case, folder, folder / "source"
+        self.growth = dict(case.growth or {})
+        self.fields = dict(self.growth.get("fields", {}))
+        self.options = [name for name in (*OPTIONS, "width_factor") if name in self.growth]
+        self.sizes = architectures.families()[case.model_type].sizes
+
+    @property
+    def single(self) -> bool:
+        return len(self.options) + len(self.fields) == 1
+
+    def refusal(self, source: Path, growth: dict[str, Any]) -> str | None:
+        try:
+            api.plan(source, **growth)
+        except LemonxError as error:
+            return str(error).replace(f"{self.folder}/", "")
+        return None
+
+    def leads_on(self, said: str, more: str) -> bool:
+        """Advice about the file, or about one of several sizes, may lead to what is wrong with another size."""
+        return (not self.single or "save " in said) and _shape(said) != _shape(more)
+
+    def of(self, said: str) -> Iterator[tuple[dict[str, Any], Path]]:
+        for pattern, follow in FOLLOWED.items():
+            if found := re.search(pattern, said):
+                for growth in follow(self, found):
+                    yield growth, self.source
+                return
+        if "save it again, which writes every field" in said or "save the base model first" in said:
+            yield self.growth, self._saved_again(hf.AutoModel if "base model" in said else None)
+
+    def _saved_again(self, auto: Any) -> Path:
+        folder = self.folder / "again"
+        loader = auto or classes()[self.case.model_type][self.case.class_name]
+        loader.from_pretrained(self.source).save_pretrained(folder)
+        return folder
+
+    def with_fields(self, **fields: Any) -> dict[str, Any]:
+        return self.growth | {"fields": {**self.fields, **fields}}
+
+    def without(self, *names: str) -> dict[str, Any]:
+        return {name: value for name, value in self.growth.items() if name not in names}
+
+    def resized(self, old: int, asked: int, new: int) -> Iterator[dict[str, Any]]:
+        """The growth with `new` where it leads from `old` to `asked`."""
+        if "width_factor" in self.growth and Fraction(asked, old) == Fraction(self.growth["width_factor"]):
+            yield self.growth | {"width_factor": str(Fraction(new, old))}
+        else:
+            yield from (self.growth | {name: new} for name in self.options if self.growth[name] == asked)
+            yield from (self.with_fields(**{name: new}) for name, size in self.fields.items() if size == asked)
+
+    def of_option(self, option: str, size: int) -> Iterator[dict[str, Any]]:
+        """The growth with a size for an option, by its name where config.json has one."""
+        if len(names := self.sizes.get(option, ())) == 1:
+            yield self.without(option) | {"fields": {**self.fields, names[0]: size}}
+
+
+def _tried(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
+    for new in re.findall(r"(\d+) \(x", found["tried"]):
+        yield from advice.resized(int(found["old"]), int(found["asked"]), int(new))
+
+
+def _widths(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
+    for width in filter(None, found.groups()):
+        yield advice.without("width_factor") | {"width": int(width)}
+
+
+def _set(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
+    value = {"false": False}.get(found[2], found[2])
+    yield advice.with_fields(**{found[1]: int(value) if isinstance(value, str) else value})
+
+
+def _query_heads(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
+    """So many heads, and the width that leaves them as wide as they were, where no field of their own says it."""
+    config, heads = hf.AutoConfig.from_pretrained(advice.source), int(found[1])
+    for growth in advice.of_option("heads", heads):
+        (width,), (name,) = advice.sizes["width"], advice.sizes["heads"]
+        entries = getattr(config, width) // getattr(config, name)
+        own = "head_dim" in fields_of(type(config))
+        yield growth | ({} if own else {"width": max(heads * entries, growth.get("width", 0))})
+
+
+def _experts(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
+    count, chosen = advice.sizes["experts"]
+    yield advice.with_fields(**{count: int(found[2]), chosen: int(found[1])})
+
+
+FOLLOWED: dict[str, Callable[[Advice, re.Match[str]], Iterator[dict[str, Any]]]] = {
+    r"(?P<old>\d+) -> (?P<asked>\d+).*: try (?P<tried>\d+ \(x.*)": _tried,
+    r"widths that do are (\d+)(?: and (\d+))?": _widths,
+    r"give --ffn (\d+) or more": lambda advice, found: advice.of_option("ffn", int(found[1])),
+    r"try (\d+) query heads.*as wide as they were": _query_heads,
+    r"try (\d+) of (\d+)$": _experts,
+    r"--set (tie_word_embeddings|num_hidden_groups)=(\w+)": _set,
+    r"leave (--small-gains|it) out": lambda advice, found: iter([advice.without("small_gains")]),
+}
+
+
+def _shape(said: str) -> str:
+    return re.sub(r"\d+", "0", said)
+
+
+def told(outcome: Outcome) -> str:
+    """An outcome with all that it takes to repeat it."""
+    case = outcome.case
+    head = f"CASE={case.seed} {case.class_name}: {outcome.kind}: {outcome.said}"
+    return f"{head}\n    config {dict(case.fields)}\n    stored {dict(case.stored)}\n    growth {case.growth}"
