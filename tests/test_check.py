@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from lemonx.norms import LayerNorm, Norm, batch_norm, layer_norm, rms_norm
 from lemonx.operators import KEEP, Matrix, expand_matrix
 from lemonx.rows import Row, Typed, Vector
 from lemonx.signature import side
-from lemonx.spaces import Space
+from lemonx.spaces import Space, circ
 from lemonx.spec import Spec, Stack
 from lemonx.vectors import AVG, DENSE, ZERO, expansion
 
@@ -214,6 +215,25 @@ def test_fixed_sizes_stay() -> None:
     assert_refused(rows, sizes, "head_dim", "from 2 to 3", "keep it at 2", fixed={"head_dim": (2, 3)})
     why = {"still": {"head_dim": "it is shared"}, "fixed": {"head_dim": (2, 3)}}
     assert_refused(rows, sizes, "to 3, and it is shared: choose", **why)
+
+
+def test_a_space_that_is_still_and_a_stack_that_is() -> None:
+    """Whatever kind a space is of, and however a stack would be added to: the reason is told, and what to keep."""
+    rows: Rows = {"in": linear("wide -> hidden"), "out": linear("hidden -> wide")}
+    kinds = {"wide": circ(4), "hidden": circ(8)}
+
+    def grown(hidden: int, depth: int) -> Types:
+        def spec(hidden: int, depth: int) -> Spec:
+            spaces = {**kinds, "hidden": replace(circ(hidden), still="its units have places")}
+            return Spec(rows, spaces, {"layers": Stack(depth, "wide", still="a block ends in gelu")})
+
+        return check(spec(8, 2), spec(hidden, depth), list(rows), {})
+
+    assert grown(8, 2).spaces["hidden"].is_identity
+    with pytest.raises(Refused, match="hidden: its units have places: keep it at 8"):
+        grown(16, 2)
+    with pytest.raises(Refused, match=r"layers cannot have more .* a block ends in gelu: keep its depth at 2"):
+        grown(8, 3)
 
 
 def test_nothing_shrinks() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lemonx
@@ -111,6 +111,20 @@ UPCYCLED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("qwen3", "qwen3_moe", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "qwen3-tied": ("qwen3-tied", "qwen3_moe", {"num_local_experts": 6, "num_experts_per_tok": 4}),
 }
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "mixtral"])
+def test_copies_of_experts_are_verified_in_one_tensor_or_in_many(name: str, tmp_path: Path) -> None:
+    """Those of one expert add up to it, and to no other; a changed entry of a copy is seen."""
+    source = pico.save(pico.PICO[name](), tmp_path / "source")
+    target = lemonx.expand(source, tmp_path / "target", fields=TWICE)  # verified
+    assert lemonx.verify(source, target).passed
+    tensors = load_file(target / "model.safetensors")
+    last = max(tensor for tensor in tensors if "experts" in tensor and "bias" not in tensor)
+    tensors[last].view(-1)[-1] += 1e-3
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    found = lemonx.verify(source, target)
+    assert found.algebra is not None and not found.algebra.passed
 
 
 @pytest.mark.parametrize("more", [{}, {"width": 72, "depth": 3, "depth_type": 1}], ids=["alone", "larger"])

@@ -192,7 +192,7 @@ EXPERTS = (
     exact("ffn-30", ffn=30),
     refused("chosen-3", Refused, "2 of 4 experts are chosen.*try 4 of 8", fields={"num_experts_per_tok": 3}),
 )
-NOT_A_DIVISOR = refused("heads-10", BadTarget, "hidden_size 48 must be a multiple of its 10 heads", heads=10)
+NOT_A_DIVISOR = refused("heads-10", BadTarget, "hidden_size 48 is not a multiple of 10 heads", heads=10)
 ODD_WIDTH = exact("width-50-alone", width=50, heads=4, kv_heads=2, ffn=100)
 VARIANT = (
     exact("width-72", width=72),

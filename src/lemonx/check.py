@@ -86,6 +86,7 @@ def check(
     Copies, means and zeros first; frames where these cannot follow. What is lost to eps must be little.
     """
     _check_sizes(source, target)
+    depth.check_added(source, target)
     types = _found(source, target, rows, config)
     chains = depth.chains(source, target, config, small_gains)
     if small_gains:
@@ -308,6 +309,8 @@ def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = No
     for name, space in sorted(source.spaces.items(), key=lambda item: item[1].under is not None):
         size, kind = target.spaces[name].size, kinds.get(space.kind, space.kind)
         try:
+            if space.still and size != space.size:
+                raise Refused(f"{space.still}: keep it at {space.size}")
             if space.under:
                 grown = grouped_expansion(space.size, size, result[space.under], kind)
             elif space.padded:

@@ -12,7 +12,7 @@ from lemonx.checkpoints import TensorInfo
 from lemonx.errors import BadCheckpoint, raise_first
 from lemonx.modules import Dropped, Embedding, Linear
 from lemonx.norms import Norm
-from lemonx.spec import LAST, Spec
+from lemonx.spec import LAST, Spec, is_bare
 
 NO_ROW = (
     "what it does in the model is not known, so it cannot grow; to grow the model without its head, save the base "
@@ -244,6 +244,17 @@ def tensor_problems(spec: Spec, hit: Matched, info: TensorInfo, floats: Iterable
             f"{info.file.name}: {hit.name} is stored as {info.dtype}, which is not a float that can be expanded: "
             "dequantise it first"
         )
+
+
+def lost_head(spec: Spec, rows: Iterable[str], config: Mapping[str, Any]) -> str | None:
+    """What is amiss if config.json names a class with a head, and of all that one could be made of, no row is there."""
+    outside = [name for name, row in spec.rows.items()
+               if not name.startswith(spec.prefix) and not isinstance(row, Dropped)]  # fmt: skip
+    classes = config.get("architectures")
+    named = next((name for name in classes if not is_bare(name)), None) if isinstance(classes, list) else None
+    if not (spec.prefix and outside and named) or set(outside) & set(rows):
+        return None
+    return f"names a {named}, but no file has a tensor of its head ({', '.join(outside)}), which transformers makes up"
 
 
 def list_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[BadCheckpoint]:

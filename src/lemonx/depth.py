@@ -78,6 +78,13 @@ def on_top(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     return tuple(Block(source, added, closes=True) for source, added in order)
 
 
+def check_added(source: Spec, target: Spec) -> None:
+    """Refused if a stack is to have more blocks and a silent one would not be the identity."""
+    for name, stack in source.stacks.items():
+        if stack.still and target.stacks[name].size != stack.size:
+            raise Refused(f"{name} cannot have more blocks, since {stack.still}: keep its depth at {stack.size}")
+
+
 def placed(
     name: str, source: Stack, target: Stack, arrange: Callable[[str, Stack, int], tuple[Block, ...]] = arrange
 ) -> tuple[Block, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lemonx import architectures
+from lemonx.check import with_tied
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.destination import leftovers
 from lemonx.checkpoints.folder import (
@@ -36,7 +37,16 @@ from lemonx.checkpoints.plain import parse_flat
 from lemonx.checkpoints.reader import index_problems, repeated_tensors
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
 from lemonx.checkpoints.values import all_finite, blocks
-from lemonx.coverage import gaps, list_problems, matched, settled, tensor_problems, tied_copies, without_row
+from lemonx.coverage import (
+    gaps,
+    list_problems,
+    lost_head,
+    matched,
+    settled,
+    tensor_problems,
+    tied_copies,
+    without_row,
+)
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
 from lemonx.modules import Dropped
 from lemonx.spec import Spec
@@ -239,6 +249,9 @@ class _Check:
             self._say(ERROR, tensors[name].file.name, what, without_row(spec, name))
         for problem in gaps(spec, found):
             self._add(problem, CONFIG)
+        rows = with_tied(settled(spec, found), {hit.row for hit in found})
+        if lost := lost_head(spec, rows, self.config):
+            self._say(WARNING, CONFIG, lost, "save the whole model, or name the class that was saved")
         for hit in found:
             for problem in tensor_problems(spec, hit, tensors[hit.name], FLOATS):
                 self._add(problem, tensors[hit.name].file.name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from lemonx.carriers import Solved
 from lemonx.check import Types, is_tied
+from lemonx.coverage import lost_head
 from lemonx.modules import Router
 from lemonx.planning import Plan
 from lemonx.spec import Spec
@@ -21,6 +22,7 @@ def notes(plan: Plan) -> list[str]:
         *conditions(plan.source_spec, plan.target_spec, plan.types),
         *_new_routers(plan),
         *_untied(plan),
+        *_lost_head(plan),
     ]
 
 
@@ -93,6 +95,11 @@ def _new_routers(plan: Plan) -> Iterator[str]:
                 f"{name} is new and random: all experts are one, so any choice among them is right; they come to "
                 "differ by the tokens they are sent"
             )
+
+
+def _lost_head(plan: Plan) -> Iterator[str]:
+    if lost := lost_head(plan.source_spec, plan.rows, plan.source_config):
+        yield f"config.json {lost} anew whenever it loads the model"
 
 
 def _untied(plan: Plan) -> Iterator[str]:

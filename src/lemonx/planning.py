@@ -117,9 +117,8 @@ def make_plan(
     family, config = origin.family, origin.config
     if abs(seed) >= 2**63:
         raise BadTarget(f"--seed {str(seed)[:40]}: want a whole number of at most 18 digits")
-    _check_config(checkpoint.config)
     chosen = _chosen(free, depth_type, small_gains)
-    source = family.spec(config)
+    source = _source_spec(family, config)
     found = match(source, origin.tensors)
     source = settled(source, found)
     anew = upcycling.routers(source, found)
@@ -168,8 +167,8 @@ def make_plan(
     )
 
 
-def _check_config(config: Mapping[str, Any]) -> None:
-    """An error if config.json says what no spec knows of."""
+def _source_spec(family: Architecture, config: Mapping[str, Any]) -> Spec:
+    """The spec of the source; an error if config.json says what no spec knows of, or does not name its class."""
     for name, remedy in _ELSEWHERE.items():
         if config.get(name):
             raise BadCheckpoint(f"config.json has a {name}: {remedy}")
@@ -179,6 +178,13 @@ def _check_config(config: Mapping[str, Any]) -> None:
             "config.json has a per_layer_config, which gives single layers sizes or windows of their own, and no spec "
             "knows such layers: it cannot grow"
         )
+    spec = family.spec(config)
+    if not config.get("architectures") and family.asks_class(config):
+        raise BadCheckpoint(
+            "config.json does not name the class of the model, which decides what it is made of: add the one that was "
+            'saved, as "architectures": ["..."]'
+        )
+    return spec
 
 
 def _chosen(free: str | Free | None, depth_type: int | None, small_gains: bool) -> Free:

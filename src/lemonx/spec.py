@@ -36,7 +36,7 @@ class Stack:
     transformers derives those that config.json leaves out from a block's index. `counts`: config fields that say how
     many first blocks are of one kind. `sets`: the blocks have so many sets of weights, each for a run of
     blocks (0: one a block); `sets_in` is the config field of it. `numbered`: config fields that point at blocks by
-    number, counted from 1: `[3, 6]`, or `["stage3", "stage6"]`.
+    number, counted from 1: `[3, 6]`, or `["stage3", "stage6"]`. `still`: why no block can be added, if none can.
     """
 
     size: int
@@ -49,6 +49,7 @@ class Stack:
     sets: int = 0
     sets_in: str = ""
     numbered: tuple[str, ...] = ()
+    still: str = ""
 
     @property
     def stored(self) -> int:
@@ -131,6 +132,11 @@ class Spec:
         return total
 
 
+def is_bare(name: Any) -> bool:
+    """The name of a class without a head: LlamaModel, or a backbone."""
+    return str(name).endswith(("Model", "Backbone")) and "Head" not in str(name)
+
+
 class Config(Mapping[str, Any]):
     """config.json with the defaults of its class; it remembers which fields were asked for.
 
@@ -142,6 +148,7 @@ class Config(Mapping[str, Any]):
         self, values: Mapping[str, Any], defaults: Mapping[str, Any], seconds: Mapping[str, str] | None = None
     ) -> None:
         self.values_on_disk, self.defaults, self.asked = values, defaults, set[str]()
+        self.asked_class = False
         self.seconds = seconds or {}
 
     def __getitem__(self, name: str) -> Any:
@@ -188,8 +195,7 @@ class Config(Mapping[str, Any]):
     @property
     def headless(self) -> bool:
         """The class that config.json names is a bare model (LlamaModel), so its last stream is its output."""
-        names = self.values_on_disk.get("architectures") or [""]
-        return all(name.endswith("Model") and "Head" not in name for name in names)
+        return all(is_bare(name) for name in self._classes or [""])
 
     def tied(self, embedding: str) -> str | None:
         """The embedding that the head of this model shares its weight with, if it has a head and shares one."""
@@ -197,7 +203,12 @@ class Config(Mapping[str, Any]):
 
     def is_a(self, *ends: str) -> bool:
         """The class that config.json names ends in one of these: `ForImageClassification`."""
-        return any(name.endswith(ends) for name in self.values_on_disk.get("architectures") or [])
+        return any(name.endswith(ends) for name in self._classes)
+
+    @property
+    def _classes(self) -> list[str]:
+        self.asked_class = True
+        return self.values_on_disk.get("architectures") or []
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self.defaults, **self.values_on_disk})
@@ -287,6 +298,11 @@ class Architecture:
     def config(self, values: Mapping[str, Any]) -> Config:
         whole = self.completed(values) if self.completed else None
         return Config(whole or values, self.defaults, self.aliases)
+
+    def asks_class(self, values: Mapping[str, Any]) -> bool:
+        """Whether the spec of a config depends on the class that it names."""
+        self.build(config := self.config(values))
+        return config.asked_class
 
     def as_named(self, values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         """These fields under every name that a config.json has for them, so that no old value is left to win."""

@@ -48,15 +48,18 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
     if ratio is not None:
         options = ["width", *FOLLOWERS] if wanted.width_factor is not None else FOLLOWERS
         new |= _followers(family, config, wanted, ratio, options)
+    given = set(wanted.fields)
     for option in ("width", "depth", *FOLLOWERS):
         if (value := wanted.given(option)) is not None:
-            new[_single(family, config, option)] = value
+            name = _single(family, config, option)
+            new[name] = value
+            given.add(name)
     for name, value in wanted.fields.items():
         if name == TIED and value is False and not spec.ties:
             raise BadTarget(f"--set {TIED}=false: no decoder is the embedding here: leave it out")
         # The one field besides sizes that may be changed, from true to false: a decoder becomes a weight of its own.
         new[name] = value if name == TIED and spec.ties and value is False else _checked(family, config, name, value)
-    new |= {name: new.get(leader, config[leader]) for name, leader in spec.follows.items() if name not in wanted.fields}
+    new |= {name: new.get(leader, config[leader]) for name, leader in spec.follows.items() if name not in given}
     try:
         target = family.spec(with_fields(values, family.as_named(values, new)))
     except BadCheckpoint as error:

@@ -259,8 +259,6 @@ def attention_expansion(source: Space, target: Space) -> Expansion:
 
     Pair i of r turns at theta^(-2i/r), so it is pair m i of m r; entries that do not turn stay in order.
     """
-    if source.still and source.size != target.size:
-        raise Refused(f"{source.still}: keep it at {source.size}")
     if source.rotary and target.rotary % source.rotary:
         raise Refused(
             f"{source.rotary} entries of a head turn in pairs, each at its own speed, and {target.rotary} would turn "

@@ -1,5 +1,7 @@
 """Falcon."""
 
+from dataclasses import replace
+
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import dropped, embedding, linear
@@ -9,6 +11,7 @@ from lemonx.spaces import Space, alibi, avg, circ, fresh, grouped, zero
 from lemonx.spec import Config, Spec, Stack, architecture
 
 LAYER = "transformer.h.*"
+BOUND = "a head's ALiBi slope and its key-value head both follow from its place among all heads"
 DEFAULTS = {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "alibi": False, "multi_query": True,
             "new_decoder_architecture": False, "parallel_attn": True, "num_ln_in_parallel_attn": None,
             "num_kv_heads": None, "ffn_hidden_size": None}  # fmt: skip
@@ -30,12 +33,13 @@ def falcon(c: Config) -> Spec:
     width, head_dim = c["hidden_size"], c["hidden_size"] // c["num_attention_heads"]
     # ALiBi is added before the scores are scaled.
     turns = {"still": "ALiBi is divided by the root of a head's width"} if c["alibi"] else rotary(c, head_dim)
-    layout, heads = _heads(c)
+    layout, heads, follows = _heads(c)
     tied = c.tied("transformer.word_embeddings")
     return Spec(
         stacks={"transformer.h": Stack(c["num_hidden_layers"], "residual")},
         eps="layer_norm_epsilon",
         prefix="transformer.",
+        follows=follows,
         spaces={
             "residual": avg(width),
             "normed": zero(width),
@@ -59,16 +63,21 @@ def falcon(c: Config) -> Spec:
     )
 
 
-def _heads(c: Config) -> tuple[str, dict[str, Space]]:
-    """How queries, keys and values lie in one weight, and the spaces of heads."""
-    count = c["num_attention_heads"]
-    if c["new_decoder_architecture"]:
-        spaces = {"kv_heads": circ(c["num_kv_heads"] or count), "heads": grouped(count, under="kv_heads")}
-        return "(heads query) + (kv_heads key) + (kv_heads value) by kv_heads", spaces
+def _heads(c: Config) -> tuple[str, dict[str, Space], dict[str, str]]:
+    """How queries, keys and values lie in one weight, the spaces of heads, and the field that equals their number."""
+    count, alone = c["num_attention_heads"], not c["new_decoder_architecture"]
+    groups = count if alone else c["num_kv_heads"] or count
     heads = {"heads": alibi(count) if c["alibi"] else circ(count)}
-    if c["multi_query"]:
-        return "(heads query) + key + value", heads
-    return "(heads query) + (heads key) + (heads value) by heads", heads
+    if alone and c["multi_query"]:
+        return "(heads query) + key + value", heads, {}
+    if alone or (c["alibi"] and groups == count):
+        # Every head has keys and values of its own, and transformers reads the number of these where a file says it.
+        same = {"num_kv_heads": "num_attention_heads"} if c.maybe("num_kv_heads") else {}
+        return "(heads query) + (heads key) + (heads value) by heads", heads, same
+    spaces = {"kv_heads": circ(groups), "heads": grouped(count, under="kv_heads")}
+    if c["alibi"]:
+        spaces = {name: replace(space, still=BOUND) for name, space in spaces.items()}
+    return "(heads query) + (kv_heads key) + (kv_heads value) by kv_heads", spaces, {}
 
 
 def _norms(c: Config) -> dict[str, Row]:

@@ -1,7 +1,7 @@
 """Gemma, Gemma 2, Gemma 3 (text)."""
 
 from lemonx.architectures.heads import language_model
-from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
+from lemonx.architectures.llama import LAYER, MLP, SIZES, attention, check_divisible
 from lemonx.architectures.rotary import head, rotary
 from lemonx.modules import embedding, linear
 from lemonx.norms import rms_norm
@@ -24,12 +24,14 @@ def gemma(c: Config) -> Spec:
 @architecture("gemma2", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 4})
 def gemma2(c: Config) -> Spec:
     """Gemma 2: Gemma with norms before and after every branch, soft caps, alternating windows."""
+    check_divisible(c)
     return _gemma(c, branch="branch", norms=_sandwich())
 
 
 @architecture("gemma3_text", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 4})
 def gemma3(c: Config) -> Spec:
     """Gemma 3 (text): Gemma 2 with an RMSNorm on every query and key instead of soft caps."""
+    check_divisible(c)
     return _gemma(c, branch="branch", raw="raw_", norms=_sandwich() | {
         f"{LAYER}.self_attn.q_norm": rms_norm("raw_query -> query", offset=1.0),
         f"{LAYER}.self_attn.k_norm": rms_norm("raw_key -> key", offset=1.0),

@@ -39,6 +39,16 @@ QK_NORMS: Mapping[str, Row] = {
 }
 
 
+def check_divisible(c: Config) -> None:
+    """BadTarget if heads do not divide the width: some config classes ask it, though a head is head_dim wide."""
+    width, heads = c["hidden_size"], c["num_attention_heads"]
+    if width % heads:
+        raise BadTarget(
+            f"hidden_size {width} is not a multiple of {heads} heads, and transformers refuses a {c['model_type']} "
+            "without that: choose another --width or --heads"
+        )
+
+
 def attention(raw: str = "", *, writes: str = "residual", out: str = "o_proj") -> dict[str, Row]:
     """Grouped-query attention; `raw`: queries and keys are normed before they meet; `out`: the last map's name."""
     here = f"{LAYER}.self_attn"
@@ -55,11 +65,8 @@ def attention(raw: str = "", *, writes: str = "residual", out: str = "o_proj") -
 @architecture("qwen2", **SIZES, kind="language", defaults=DEFAULTS | {"num_key_value_heads": 32})
 def llama(c: Config) -> Spec:
     """Llama, Mistral, Qwen2: RMSNorm, grouped-query attention, gated MLP."""
-    width, heads = c["hidden_size"], c["num_attention_heads"]
-    if c["model_type"] == "llama" and width % heads:
-        raise BadTarget(
-            f"a Llama's hidden_size {width} must be a multiple of its {heads} heads: transformers refuses it"
-        )
+    if c["model_type"] == "llama":
+        check_divisible(c)
     return decoder(c, WINDOWS if c["model_type"] == "qwen2" else LAYERS)
 
 

@@ -24,6 +24,16 @@ def count(c: Config, part: str = "", *, square: bool = False) -> int:
     return high * wide
 
 
+def merged(c: Config, times: int) -> int:
+    """Patches in all when two by two of them became one so many times; what is odd is padded, each time.
+
+    >>> [merged(Config({"image_size": [34, 32], "patch_size": 4}, {}), times) for times in range(3)]
+    [72, 20, 6]
+    """
+    (high, wide), (high_patch, wide_patch) = _sides(c["image_size"]), _sides(c["patch_size"])
+    return -(-high // (high_patch << times)) * -(-wide // (wide_patch << times))
+
+
 def _sides(size: Any) -> tuple[int, int]:
     if isinstance(size, int):
         return size, size

@@ -2,7 +2,7 @@
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, attention
-from lemonx.architectures.rotary import head, rotary
+from lemonx.architectures.rotary import PARTIAL, head, rotary
 from lemonx.errors import BadTarget
 from lemonx.modules import embedding, linear
 from lemonx.norms import layer_norm
@@ -37,7 +37,7 @@ def phi(c: Config) -> Spec:
             "final": zero(width),
             "kv_heads": circ(c["num_key_value_heads"] or heads),
             "heads": grouped(heads, under="kv_heads"),
-            **head(head_dim, rotary(c, head_dim, 0.5), normed=normed),
+            **head(head_dim, rotary(c, head_dim, c.maybe(PARTIAL) or 0.5), normed=normed),
             "hidden": circ(c["intermediate_size"]),
             "vocab": fresh(c["vocab_size"]),
         },

@@ -2,11 +2,24 @@
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
-from lemonx.architectures.rotary import head, rotary
+from lemonx.architectures.rotary import PARTIAL, head, rotary
+from lemonx.errors import BadTarget
 from lemonx.modules import embedding, linear
 from lemonx.norms import rms_norm
 from lemonx.spaces import circ, fresh, grouped, zero
 from lemonx.spec import Config, Spec, Stack, architecture
+
+
+def _check_factors(c: Config, head_dim: int) -> None:
+    """BadTarget if there are not as many factors of longrope as its config class asks for, which knows no head_dim."""
+    rope = c.maybe("rope_scaling") or c.maybe("rope_parameters") or {}
+    turning = int(head_dim * (rope.get(PARTIAL) or c.maybe(PARTIAL) or 1.0)) // 2
+    for name in ("short_factor", "long_factor"):
+        if (factors := rope.get(name)) is not None and len(factors) != turning:
+            raise BadTarget(
+                f"rope_scaling has {len(factors)} numbers in {name}, and transformers asks for {turning} where "
+                f"hidden_size / heads is {head_dim}: let --width and --heads grow by the same factor"
+            )
 
 
 @architecture("phi3", **SIZES, kind="language", defaults=DEFAULTS | {"rms_norm_eps": 1e-5})
@@ -15,6 +28,7 @@ def phi3(c: Config) -> Spec:
     width, heads = c["hidden_size"], c["num_attention_heads"]
     head_dim = c["head_dim"] or width // heads
     tied = c.tied("model.embed_tokens")
+    _check_factors(c, width // heads)
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},
         eps="rms_norm_eps",
@@ -24,7 +38,7 @@ def phi3(c: Config) -> Spec:
             **{name: zero(width) for name in ("residual", "normed", "final")},
             "kv_heads": circ(c["num_key_value_heads"] or heads),
             "heads": grouped(heads, under="kv_heads"),
-            **head(head_dim, rotary(c, head_dim)),
+            **head(head_dim, rotary(c, head_dim, c.maybe(PARTIAL) or 1.0)),
             "hidden": circ(c["intermediate_size"]),
             "vocab": fresh(c["vocab_size"]),
         },

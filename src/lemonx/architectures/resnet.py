@@ -10,6 +10,8 @@ from lemonx.rows import Row
 from lemonx.spaces import Space, circ
 from lemonx.spec import Config, Spec, Stack, architecture
 
+# Activations with act(act(x)) = act(x): a block ends in one, so only with these is a silent block the identity.
+IDEMPOTENT = ("relu", "relu6", "linear")
 # FLOPs are counted for images of this side: a ResNet's config does not say.
 IMAGE = 224
 
@@ -19,13 +21,14 @@ IMAGE = 224
     width=("embedding_size", "hidden_sizes"),
     depth="depths",
     kind="vision",
-    defaults={"num_channels": 3, "layer_type": "bottleneck", "downsample_in_first_stage": False},
+    defaults={"num_channels": 3, "layer_type": "bottleneck", "downsample_in_first_stage": False, "hidden_act": "relu"},
 )
 def resnet(c: Config) -> Spec:
     """ResNet: BatchNorm, basic or bottleneck blocks."""
     widths, last = [c["embedding_size"], *c["hidden_sizes"]], len(c["hidden_sizes"])
     three, strided = c["layer_type"] == "bottleneck", c["downsample_in_first_stage"]
-    side = IMAGE // 4
+    side, act = IMAGE // 4, c["hidden_act"]
+    still = "" if act in IDEMPOTENT else f"a block ends in {act}, which changes what a silent one passes on"
     # Without a shortcut of its own the first stage goes on with the stem's stream.
     entry = "stage0" if strided or widths[0] != widths[1] else "stage1"
     spaces: dict[str, Space] = {"stem": circ(widths[0], (2 * side) ** 2), entry: circ(widths[0], side**2)}
@@ -39,7 +42,7 @@ def resnet(c: Config) -> Spec:
         name = f"resnet.encoder.stages.{i - 1}.layers"
         changes = i > 1 or entry == "stage0"
         side //= 2 if i > 1 or strided else 1
-        stacks[name] = Stack(c["depths"][i - 1], f"stage{i}", pinned=int(changes))
+        stacks[name] = Stack(c["depths"][i - 1], f"stage{i}", pinned=int(changes), still=still)
         spaces |= _stage(i, width, width // 4 if three else width, side**2)
         for block, n, reads, writes, out in _convolutions(i, three, changes):
             rows[f"{name}.{block}.layer.{n}.convolution"] = conv(f"{reads} -> {writes}")

@@ -3,20 +3,31 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lemonx.errors import BadCheckpoint
 from lemonx.spaces import Space, fresh, key, query
 from lemonx.spec import Config
 
+PARTIAL = "partial_rotary_factor"
 # Rules under which pair i of r turns as fast as pair m i of m r.
 SCALABLE = ("default", "linear", "llama3")
 
 
-def rotary(c: Config, head_dim: int, part: float = 1.0, adjacent: bool = False) -> dict[str, Any]:
-    """The fields of a query's or key's space; `part`: the share of a head that turns where the config says nothing."""
-    rope = c.maybe("rope_parameters") or c.maybe("rope_scaling") or {}
+def rotary(c: Config, head_dim: int, part: float | None = None, adjacent: bool = False) -> dict[str, Any]:
+    """The fields of a query's or key's space; `part`: the share of a head that turns where its rule says no other.
+
+    Without a `part`, the family's code turns whole heads, whatever config.json says.
+    """
+    rope = c.maybe("rope_scaling") or c.maybe("rope_parameters") or {}
     # Gemma 3 and others have one rule for each type of layer.
     rules = [rule for rule in rope.values() if isinstance(rule, dict)] or [rope]
-    shares = [rule.get("partial_rotary_factor") or c.maybe("partial_rotary_factor") or part for rule in rules]
+    shares = [1.0 if part is None else rule.get(PARTIAL) or part for rule in rules]
     kinds = [rule.get("rope_type") or rule.get("type") or "default" for rule in rules]
+    for kind, rule in zip(kinds, rules, strict=True):
+        if part is None and kind != "default" and (rule.get(PARTIAL) or c.maybe(PARTIAL) or 1.0) != 1.0:
+            raise BadCheckpoint(
+                f"config.json has a {PARTIAL} beside {kind} rotary embeddings, and transformers cannot run this family "
+                "with both: remove the one that is wrong"
+            )
     odd = [kind for kind, rule in zip(kinds, rules, strict=True)
            if kind not in SCALABLE and not (kind == "yarn" and rule.get("truncate") is False)]  # fmt: skip
     turning = int(head_dim * min(shares))

@@ -2,7 +2,7 @@
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, attention
-from lemonx.architectures.rotary import head, rotary
+from lemonx.architectures.rotary import PARTIAL, head, rotary
 from lemonx.modules import dropped, embedding
 from lemonx.norms import layer_norm
 from lemonx.spaces import avg, circ, fresh, grouped, zero
@@ -42,7 +42,7 @@ def stablelm(c: Config) -> Spec:
             "final": zero(width),
             "kv_heads": circ(c["num_key_value_heads"]),
             "heads": grouped(heads, under="kv_heads"),
-            **head(width // heads, rotary(c, width // heads, 0.25), normed=normed),
+            **head(width // heads, rotary(c, width // heads, c.maybe(PARTIAL) or 0.25), normed=normed),
             "hidden": circ(c["intermediate_size"]),
             "vocab": fresh(c["vocab_size"]),
         },

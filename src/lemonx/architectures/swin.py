@@ -1,7 +1,7 @@
 """Swin Transformer (the first)."""
 
 from lemonx.architectures.heads import backbone, images
-from lemonx.architectures.patches import grid
+from lemonx.architectures.patches import merged
 from lemonx.architectures.rotary import head
 from lemonx.modules import conv, dropped, linear, parameter
 from lemonx.norms import layer_norm
@@ -36,16 +36,16 @@ def swin(c: Config) -> Spec:
     }
     stacks = {}
     for i, depth in enumerate(c["depths"]):
-        width, heads, (high, wide) = c["embed_dim"] << i, c["num_heads"][i], (side >> i for side in grid(c))
-        name, at = f"swin.encoder.layers.{i}", high * wide
-        # Every second block shifts its windows: also where there is but one, as an image may be larger than usual.
+        width, heads, at = c["embed_dim"] << i, c["num_heads"][i], merged(c, i)
+        name = f"swin.encoder.layers.{i}"
+        # Every second block shifts its windows, if the image has more than one: its size is not config.json's to say.
         stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2)
         spaces |= {f"stage{i}": avg(width, at), f"normed{i}": zero(width, at), f"heads{i}": circ(heads, at),
                    f"hidden{i}": circ(int(c["mlp_ratio"] * width), at)}  # fmt: skip
         spaces |= {f"{entry}{i}": space for entry, space in head(width // heads, {}, positions=at).items()}
         rows |= _block(f"{name}.blocks.*", i)
         if i < last:
-            spaces[f"merged{i}"] = zero(width, at // 4)
+            spaces[f"merged{i}"] = zero(width, merged(c, i + 1))
             rows[f"{name}.downsample.norm"] = layer_norm(f"(4 stage{i}) -> (4 merged{i})", eps=EPS)
             rows[f"{name}.downsample.reduction"] = linear(f"(4 merged{i}) -> stage{i + 1}")
     given = backbone([c["embed_dim"] << i for i in range(last + 1)], EPS) if shows else ({}, {})

@@ -1,7 +1,7 @@
 """Swin Transformer V2."""
 
 from lemonx.architectures.heads import images
-from lemonx.architectures.patches import grid
+from lemonx.architectures.patches import merged
 from lemonx.modules import conv, dropped, linear, parameter
 from lemonx.norms import layer_norm
 from lemonx.rows import Row
@@ -33,10 +33,9 @@ def swinv2(c: Config) -> Spec:
     }
     stacks, fixed = {}, {"channels": c["num_channels"]}
     for i, depth in enumerate(c["depths"]):
-        width, (high, wide) = c["embed_dim"] << i, (side >> i for side in grid(c))
-        name, at = f"swinv2.encoder.layers.{i}", high * wide
-        # Every second block shifts its windows, if there is more than one window.
-        stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2 if max(high, wide) > c["window_size"] else 1)
+        width, at = c["embed_dim"] << i, merged(c, i)
+        name = f"swinv2.encoder.layers.{i}"
+        stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2)  # every second block may shift its windows
         head = width // c["num_heads"][i]
         spaces |= {
             # Queries and keys are divided by their length, so what is new in them is zero in both.

@@ -7,6 +7,7 @@ from typing import Any
 
 from lemonx.architectures.resnet import torchvision_resnet
 from lemonx.architectures.rotary import head
+from lemonx.errors import Refused
 from lemonx.modules import conv, linear, parameter
 from lemonx.norms import layer_norm, scale
 from lemonx.rows import Row
@@ -34,6 +35,9 @@ RESNETS = {
 }
 EPS = 1e-6  # of every LayerNorm, in timm's code
 STEM = 64  # channels, in timm's code
+# What else model_args may say: it bears on training alone.
+TRAINING = {"drop_rate", "drop_path_rate", "drop_block_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate",
+            "attn_drop_rate", "weight_init", "fix_init", "zero_init_last"}  # fmt: skip
 
 
 def _vit_args(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -56,6 +60,14 @@ def _resnet_args(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return {"model_type": "timm_resnet", **values, "block": block, "model_args": args}
 
 
+def _check_args(c: Config, *known: str) -> None:
+    """Refused where model_args ask timm for a model that the table does not know."""
+    if unknown := sorted((c.maybe("model_args") or {}).keys() - set(known) - TRAINING):
+        raise Refused(
+            f"model_args has {unknown[0]}, which may change what timm builds, and no spec knows how: it cannot grow"
+        )
+
+
 @architecture(
     "timm_vit",
     width="model_args.embed_dim",
@@ -68,6 +80,7 @@ def _resnet_args(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def timm_vit(c: Config) -> Spec:
     """ViT, DeiT and DeiT III in timm's names: Pre-LN with a fixed eps, fused query, key and value."""
     args = {name: c[f"model_args.{name}"] for name in ("embed_dim", "depth", "num_heads", "mlp_ratio")}
+    _check_args(c, *args, "img_size", "patch_size", "init_values")
     width, depth, heads, ratio = args.values()
     scaled = c["model_args.init_values"] is not None
     tokens = (c["model_args.img_size"] // c["model_args.patch_size"]) ** 2 + 1
@@ -123,6 +136,7 @@ def _blocks(scaled: bool) -> dict[str, Row]:
 )
 def timm_resnet(c: Config) -> Spec:
     """ResNet and WideResNet in timm's names: its stem stays as wide as it is."""
+    _check_args(c, "layers", "channels", "base_width")
     three, channels, base = c["block"] == "bottleneck", c["model_args.channels"], c["model_args.base_width"]
     sizes = {
         "block": c["block"],

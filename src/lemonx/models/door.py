@@ -148,11 +148,17 @@ def model_class(config: Any) -> Any:
         if known is None:
             raise BadCheckpoint(
                 f"config.json calls the model's class {str(named)[:80]}, and transformers has no such model: correct "
-                "architectures, or take it out"
+                "architectures"
             )
         return known
+    config.architectures = []  # Auto classes look through it
     if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         return transformers.AutoModelForImageClassification
+    if type(config) not in transformers.MODEL_MAPPING:
+        raise BadCheckpoint(
+            "config.json does not name the class of the model, and transformers has none that goes without saying: add "
+            'the class that was saved, as "architectures": ["..."]'
+        )
     return transformers.AutoModel
 
 
