@@ -143,7 +143,7 @@ def sums_fault(of: Sums, base: torch.Tensor, columns: Expansion, stored: torch.d
     steps = 0 if stored in HALF else most - 1 + (2 * times if times > 1 else 0)
     rounded = unit(stored) * (steps + (not columns.is_plain)) + unit(of.values.dtype) * (most + 1) * times
     wanted = base.to(of.values.dtype) * times
-    far = (of.values - wanted).abs_() > of.sizes * rounded
+    far = ~((of.values - wanted).abs_() <= of.sizes * rounded)
     far |= ~torch.isfinite(of.values)
     if (known := _held(columns)) is not None:
         far &= known

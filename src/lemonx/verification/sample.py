@@ -188,7 +188,7 @@ def _rope(config: Any) -> Any:
 
 def _special_tokens(config: Any) -> set[int]:
     """The ids of the tokens that a config names and that are not the end of a text."""
-    named = {getattr(config, name) for name in dir(type(config)) + list(vars(config)) if name.endswith("_token_id")}
+    named = [getattr(config, name) for name in dir(type(config)) + list(vars(config)) if name.endswith("_token_id")]
     return {t for t in named if isinstance(t, int) and not isinstance(t, bool) and 0 <= t < config.vocab_size}
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.models.foreign import foreign
 from lemonx.planning import Plan
 from lemonx.verification.blocks import modules_of, tensors_by_block
 from lemonx.verification.building import config_fields, skeleton
@@ -47,11 +48,12 @@ class Structure:
 
 def check_structure(plan: Plan, target: Checkpoint) -> Structure:
     """Compare the model of the source's config.json with the target's, as it lies on disk."""
-    wrong = [*_config_faults(plan, target), *_list_faults(plan, target)]
-    before, after = skeleton(plan.read_as), skeleton(target.config)
-    compared = _Compared(plan, before, after)
-    wrong += compared.faults()
-    return Structure(compared.blocks, compared.attributes, tuple(wrong[:KEPT]))
+    with foreign(f"build the model of {str(target.origin)!r}", "mend its config.json"):
+        wrong = [*_config_faults(plan, target), *_list_faults(plan, target)]
+        before, after = skeleton(plan.read_as), skeleton(target.config)
+        compared = _Compared(plan, before, after)
+        wrong += compared.faults()
+        return Structure(compared.blocks, compared.attributes, tuple(wrong[:KEPT]))
 
 
 def _config_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
@@ -135,8 +137,8 @@ class _Compared:
         """Whether a block may have this value: the origin's, its own index, or a size that changed alike everywhere."""
         if (old, new) == index and not isinstance(old, bool):
             return True
-        # A number that is 0 in one of them alone is a switch, no size.
-        if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0):
+        # A number that is 0 in one of them alone is a switch, no size; NaN is what it was, if it still is NaN.
+        if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0) or old != old:
             return _same(old, new)
         return self._became.setdefault(where, {}).setdefault(old, new) == new
 
