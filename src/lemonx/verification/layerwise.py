@@ -105,7 +105,11 @@ def compare_layerwise(
         tolerance = whole.tolerance_of(rounding, before.noise, stored)
         judge = _Judge(streams, folder / "source", noisy, rounding, stored) if streams else None
         # The same inputs: the target's vocabulary may be larger.
-        after = _observe(target, seed, judge or (lambda *_: None), before.views)
+
+        def run(used: list[View] | None) -> whole.Outputs:
+            return _observe(target, seed, judge if judge and used else (lambda *_: None), used)
+
+        after = whole.given_the_same(source, target, run, before.views)
     back = plan.frames.ways_back if plan and plan.frames else None
     comparison = whole.compared(source, target, before, after, tolerance=tolerance, back=back)
     sizes = [_block_bytes(c) for c in (source, target)]
@@ -151,6 +155,8 @@ class _Judge:
 def _difference(before: np.ndarray, after: np.ndarray, expansion: Expansion | None) -> float:
     """The largest difference of `after` from E `before`, relative to the largest entry of the latter."""
     wanted = before
+    if not np.isfinite(after).all():
+        return float("inf")
     if expansion is not None and not expansion.is_identity:
         axes = [i for i, (a, b) in enumerate(zip(before.shape, after.shape, strict=False)) if a != b]
         # A stream that only changes its scale (a gain) keeps its shape: it is then on the last axis.
@@ -209,7 +215,7 @@ def _observe(
 
     from lemonx.verification.float64 import Float64
 
-    with Float64(), Temporary() as offloaded:
+    with Float64(), Temporary() as offloaded, _weights_in_files(checkpoint), whole.running(checkpoint.origin):
         options = {"device_map": {"": "disk"}, "offload_folder": str(offloaded)}
         # It would warn that parameters are on the disk, which is the point.
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
@@ -221,7 +227,6 @@ def _observe(
         whole.check_inputs(loaded, given)
         used = given or views(model, seed)[:1]  # every one more is another reading of all weights
         with (
-            _weights_in_files(checkpoint),
             _watched(model, blocks_of(checkpoint), used[0].inputs.get("attention_mask"), seen),
             _metered(model) as meter,
             deepened(model, plan) as moved,

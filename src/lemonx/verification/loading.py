@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode. `odd`: keys that its class did not expect, or expected in another shape; `missing`: tensors
-    that the file lacks, which are zero here, not random; `shortened`: windows that were cut, as `sample.shorten` does.
+    """A model in eval mode, from the folder `origin`.
+
+    `odd`: keys that its class did not expect, or expected in another shape; `missing`: tensors that the file lacks,
+    which are zero here, not random; `shortened`: windows that were cut, as `sample.shorten` does.
     """
 
-    path: Path
     model: PreTrainedModel
     odd: frozenset[str]
     missing: frozenset[str]
     shortened: tuple[str, ...]
+    origin: Path
 
 
 def load(checkpoint: Checkpoint, dtype: torch.dtype, **options: Any) -> Loaded:
@@ -45,7 +47,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, **options: Any) -> Loaded:
         odd = (*info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
         missing = frozenset(info["missing_keys"])
         _fill(model, missing, checkpoint.origin)
-        return Loaded(checkpoint.path, model.eval(), frozenset(odd), missing, tuple(shortened))
+        return Loaded(model.eval(), frozenset(odd), missing, tuple(shortened), checkpoint.origin)
 
 
 def _fill(model: PreTrainedModel, missing: frozenset[str], path: Path) -> None:

@@ -21,6 +21,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, CannotVerify, NotVerified, Refused
 from lemonx.models.foreign import foreign, is_out_of_memory
 from lemonx.planning import Plan
+from lemonx.verification.finite import larger, not_finite
 from lemonx.verification.loading import Loaded, floating_outputs, load, new_cache
 from lemonx.verification.reference import deepened
 from lemonx.verification.sample import UNPADDED, View, views
@@ -74,6 +75,8 @@ class Comparison:
     missing: tuple[str, ...]
     shortened: tuple[str, ...]
     inputs: str
+    # Outputs that hold NaN or Inf, in words.
+    not_finite: tuple[str, ...] = ()
     # Where added Post-LN blocks norm the stream again: how far that moves the stream, and the outputs. The difference
     # is then from what this makes of the source.
     stream_loss: float = 0.0
@@ -83,7 +86,8 @@ class Comparison:
     def passed(self) -> bool:
         # A rounding may turn a near tie between two tokens: other tokens are a fault only where all is exact.
         same_tokens = self.tokens_equal is not False or self.tolerance > EXACT
-        return self.difference <= self.tolerance and same_tokens and not self.odd_keys and self.stream_loss <= LIMIT
+        near = self.difference <= self.tolerance and self.stream_loss <= LIMIT
+        return near and same_tokens and not self.odd_keys and not self.not_finite
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "passed": self.passed}
@@ -92,8 +96,8 @@ class Comparison:
         """Why it did not pass, in one line."""
         if self.odd_keys:
             return f"the target's class does not take its tensors as they are: {', '.join(self.odd_keys[:3])}"
-        if self.difference != self.difference:
-            return "outputs are not finite numbers"
+        if self.not_finite:
+            return f"outputs are not finite numbers: {', '.join(self.not_finite)}"
         if not self.difference <= self.tolerance:
             return f"outputs differ by {self.difference:.2e} of the largest, more than {self.tolerance:.1e}"
         if not self.stream_loss <= LIMIT:
@@ -133,9 +137,23 @@ def compare(
     with within_memory("verify with --layerwise, or on a larger machine"):
         before = _run(source, seed, rounding=None if stored == "float64" else rounding, dtype=stored, plan=plan)
         # The same inputs: the target's vocabulary and its longest text may be larger.
-        after = _run(target, seed, before.views)
+        after = given_the_same(source, target, lambda used: _run(target, seed, used), before.views)
     tolerance = tolerance_of(rounding, before.noise, stored)
     return compared(source, target, before, after, tolerance=tolerance, back=back)
+
+
+def given_the_same(
+    source: Checkpoint, target: Checkpoint, run: Callable[[list[View] | None], Outputs], used: list[View]
+) -> Outputs:
+    """What a target makes of the source's inputs; where it runs, but not on these, the two are different models."""
+    try:
+        return run(used)
+    except BadCheckpoint as error:
+        run(None)  # if it runs on nothing at all, then that is what is wrong
+        raise NotVerified(
+            f"{str(target.origin)!r} does not take the inputs of {str(source.origin)!r}, so they are different models: "
+            f"{error}"
+        ) from error
 
 
 def coarser(source: Checkpoint, target: Checkpoint) -> str:
@@ -181,10 +199,11 @@ def compared(
             raise NotVerified(f"{name[0]} has shape {shapes}: they are different models")
         scale = float(reference.abs().max()) if reference.numel() else 0.0
         found = float((reference - other).abs().max()) / (scale or 1.0) if reference.numel() else 0.0
-        worst, largest = _larger(worst, found), max(largest, scale)
+        worst, largest = larger(worst, found), larger(largest, scale)
     # A new token may be the most likely one: then greedy texts differ, and old logits still agree.
     wider = any(after.found[name].shape != before.found[name].shape for name in shared if name[0].endswith("logits"))
-    tokens = None if before.tokens is None or wider else before.tokens.equal(after.tokens)
+    unknown = wider or before.tokens is None or after.tokens is None
+    tokens = None if unknown else before.tokens.equal(after.tokens)
     return Comparison(
         difference=worst,
         tolerance=tolerance[0],
@@ -198,14 +217,14 @@ def compared(
         missing=tuple(sorted(before.missing)),
         shortened=before.shortened,
         inputs=before.inputs,
+        not_finite=tuple(
+            f"{name} of the {which}"
+            for which, run in (("source", before), ("target", after))
+            for name in not_finite(run.found)
+        ),
         stream_loss=before.moved,
         output_loss=largest_difference(before.found, before.as_it_is),
     )
-
-
-def _larger(one: float, other: float) -> float:
-    """The larger of two numbers, or NaN if either is: a comparison with it fails."""
-    return one if other <= one else other
 
 
 def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
@@ -246,7 +265,7 @@ def _divergence(before: Mapping[Name, torch.Tensor], after: Mapping[Name, torch.
     if name is None or before[name].shape != after[name].shape:
         return None
     p, q = (torch.log_softmax(logits[name], -1) for logits in (before, after))
-    return max(0.0, float((p.exp() * (p - q)).sum(-1).mean()))
+    return larger(0.0, float((p.exp() * (p - q)).sum(-1).mean()))
 
 
 @dataclass(frozen=True)
@@ -297,7 +316,7 @@ def _run(
     from lemonx.verification.float64 import Float64
 
     is_source = given is None
-    with Float64():
+    with Float64(), running(checkpoint.origin):
         loaded, plain = load(checkpoint, torch.float64), None
         if plan and plan.chains:
             given, plain = observe(loaded, given, seed)
@@ -307,7 +326,7 @@ def _run(
             tokens = None
             if loaded.model.can_generate() and "input_ids" in used[0].inputs:
                 try:
-                    with running(loaded):
+                    with running(loaded.origin):
                         tokens, cached = _generated(loaded.model, used[0])
                     found |= cached
                 except BadCheckpoint:
@@ -324,11 +343,10 @@ def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[V
     """What a model gives out for these views, or for its own; of the latter those that it takes."""
     found: dict[Name, torch.Tensor] = {}
     used = []
-    with running(loaded):
-        tried = views(loaded.model, seed) if given is None else given
+    tried = views(loaded.model, seed) if given is None else given
     for number, view in enumerate(tried):
         try:
-            with running(loaded):
+            with running(loaded.origin, view):
                 found |= _all_outputs(loaded, view)
         except BadCheckpoint:
             if given is None and number:
@@ -342,12 +360,12 @@ def check_inputs(loaded: Loaded, given: list[View] | None) -> None:
     """NotVerified if a model does not read what the other was given: texts are not images."""
     if given and loaded.model.main_input_name not in given[0].inputs:
         reads, other = loaded.model.main_input_name, next(iter(given[0].inputs))
-        raise NotVerified(f"{str(loaded.path)!r} reads {reads}, the source {other}: they are different models")
+        raise NotVerified(f"{str(loaded.origin)!r} reads {reads}, the source {other}: they are different models")
 
 
-def running(loaded: Loaded) -> AbstractContextManager[None]:
+def running(origin: Path, view: View | str = "the sample") -> AbstractContextManager[None]:
     """A context in which a model that does not run is an error in one line."""
-    return foreign(f"run {str(loaded.path)!r}", "mend its config.json, or expand with --no-verify")
+    return foreign(f"run {str(origin)!r} on {view}", "mend its config.json, or expand with --no-verify")
 
 
 def _all_outputs(loaded: Loaded, view: View) -> dict[Name, torch.Tensor]:
@@ -437,7 +455,7 @@ def largest_difference(reference: Mapping[Any, torch.Tensor], others: Mapping[An
     worst = 0.0
     for name, value in others.items():
         size = reference[name].abs().max().clamp(min=1e-300)
-        worst = _larger(worst, float((reference[name] - value).abs().max() / size))
+        worst = larger(worst, float((reference[name] - value).abs().max() / size))
     return worst
 
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from lemonx.chains import Chain
 from lemonx.depth import stream_norms
-from lemonx.errors import NotVerified
+from lemonx.errors import CannotVerify
 from lemonx.norms import Norm
 from lemonx.planning import Plan
 from lemonx.spec import Spec
 from lemonx.verification.blocks import names_in_model
+from lemonx.verification.finite import larger
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ class Moved:
         self.places: dict[tuple[str, int, int], float] = {}
 
     def see(self, place: tuple[str, int, int], ratio: torch.Tensor) -> None:
-        self.places[place] = max(self.places.get(place, 0.0), float((ratio - 1).abs().max()))
+        self.places[place] = larger(self.places.get(place, 0.0), float((ratio - 1).abs().max()))
 
     @property
     def most(self) -> float:
@@ -82,7 +83,7 @@ def _norm(model: PreTrainedModel, spec: Spec, stack: str, index: int) -> tuple[A
     renamed = names_in_model(model)(f"{name}.weight").removesuffix(".weight")
     found = known.get(renamed, known.get(renamed.removeprefix(spec.prefix)))  # a base model's lacks the prefix
     if found is None:
-        raise NotVerified(
+        raise CannotVerify(
             f"{type(model).__name__} has no module {name}, so it cannot be compared with a deeper one: verify with "
             "the release of transformers that lemonx was tested with"
         )

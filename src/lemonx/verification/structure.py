@@ -18,6 +18,7 @@ from typing import Any
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.models import door
+from lemonx.models.foreign import foreign
 from lemonx.planning import Plan
 from lemonx.spec import flat_fields, with_fields
 from lemonx.verification.beside import beside_faults
@@ -55,11 +56,12 @@ class Structure:
 
 def check_structure(plan: Plan, source: Checkpoint, target: Checkpoint) -> Structure:
     """Compare the model of the source's config.json with the target's, as it lies on disk, and the files beside."""
-    wrong = [*_config_faults(plan, target), *_list_faults(plan, target)]
-    compared = _Compared(plan)
-    wrong += compared.faults(target.config)
-    wrong += beside_faults(plan, source, target)
-    return Structure(compared.blocks, compared.attributes, tuple(wrong[:KEPT]))
+    with foreign(f"build the model of {str(target.origin)!r}", "mend its config.json"):
+        wrong = [*_config_faults(plan, target), *_list_faults(plan, target)]
+        compared = _Compared(plan)
+        wrong += compared.faults(target.config)
+        wrong += beside_faults(plan, source, target)
+        return Structure(compared.blocks, compared.attributes, tuple(wrong[:KEPT]))
 
 
 # ----------------------------------------------------------------- config.json
@@ -192,8 +194,8 @@ class _Compared:
 
     def _follows(self, where: tuple[str, str], old: Any, new: Any) -> bool:
         """Whether a block may have this value: the source's, or a size that changed alike everywhere."""
-        # A number that is 0 in one of them alone is a switch, no size.
-        if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0):
+        # A number that is 0 in one of them alone is a switch, no size; NaN is what it was, if it still is NaN.
+        if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0) or old != old:
             return _same(old, new)
         return self._became.setdefault(where, {}).setdefault(old, new) == new
 
@@ -239,7 +241,6 @@ def _like(path: str, before: Mapping[str, Any]) -> str | None:
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
     first = (".".join([*parts[:i], "0", *parts[i + 1 :]]) for i in numbered)
     return next((name for name in first if name in before), None)
-
 
 
 def _class_of(module: Any) -> str:

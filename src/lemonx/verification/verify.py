@@ -10,13 +10,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import LemonxError
+from lemonx.checkpoints.reader import names_its_folder
+from lemonx.coverage import gaps, matched, tensor_problems
+from lemonx.errors import LemonxError, UnknownArchitecture, raise_first
 from lemonx.exactness import MADE, ROUNDED
 from lemonx.planning import Plan
+from lemonx.steps import FLOATS
 from lemonx.verification import layerwise
 from lemonx.verification import outputs as whole
 from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.finite import check_numbers
 from lemonx.verification.layerwise import Layers, compare_layerwise
 from lemonx.verification.outputs import Comparison, Rounding, compare
 from lemonx.verification.structure import Structure, check_structure
@@ -79,6 +84,7 @@ def measure(
     if plan.reading.lossless:
         algebra, structure = check_algebra(plan, source, target), check_structure(plan, source, target)
     else:
+        check_numbers(target)
         why = f"{plan.reading.method} is not lossless at these sizes, so there are no rules to check tensors by"
     wrong = not all(part is None or part.passed for part in (algebra, structure))
     # What a method makes anew has no copies of units to look at, and wrong tensors may have other shapes.
@@ -104,11 +110,32 @@ def compare_outputs(
     source: Checkpoint, target: Checkpoint, plan: Plan | None, *, by_layer: bool
 ) -> tuple[Comparison, Layers | None]:
     """Compare what two checkpoints compute; without a plan every weight may have been rounded."""
+    if plan is None:
+        for checkpoint in (source, target):
+            check_covered(checkpoint)
+            check_numbers(checkpoint)
     rounding = _rounding(plan) if plan is not None else Rounding()
     if by_layer:
         return compare_layerwise(source, target, plan, rounding=rounding)
     back = plan.frames.ways_back if plan is not None and plan.frames else None
     return compare(source, target, rounding=rounding, back=back, plan=plan), None
+
+
+@names_its_folder
+def check_covered(checkpoint: Checkpoint) -> None:
+    """BadCheckpoint where a spec knows that config.json and the tensors do not belong together: no model is built.
+
+    A class of which transformers makes up what is missing, or leaves out what is too much, has no outputs of its own.
+    """
+    try:
+        family = architectures.find(checkpoint.config)
+    except UnknownArchitecture:
+        return  # outputs can be compared all the same
+    spec = family.spec(checkpoint.config)
+    found, _ = matched(spec, checkpoint.tensors)
+    raise_first(gaps(spec, found))
+    infos = ((hit, checkpoint.tensors[hit.name]) for hit in found)
+    raise_first(problem for hit, info in infos for problem in tensor_problems(spec, hit, info, FLOATS))
 
 
 def _rounding(plan: Plan) -> Rounding | None:
