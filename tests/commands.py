@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +51,18 @@ def runner(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], f
 def state(folder: Path) -> dict[str, str]:
     """Every file below a folder, hidden ones too, with the digest of its content."""
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        str(path.relative_to(folder)): f"link to {os.readlink(path)}"
+        if path.is_symlink()
+        else (hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder")
         for path in sorted(folder.rglob("*"))
     }
+
+
+def assert_shown(*texts: str) -> None:
+    """No character that a terminal obeys, and none that is not seen; only line ends."""
+    for text in texts:
+        hidden = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")} - {"\n"}
+        assert not hidden, (sorted(map(ascii, hidden)), text[:2000])
 
 
 def assert_refused(result: Result, code: int, says: str) -> None:

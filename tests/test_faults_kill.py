@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from commands import state
-from forkserver import Server
+from forkserver import Server, alive
 from lemonx.checkpoints.destination import leftovers
 
 KILLS = 52  # half of them with an OUTPUT that is to be replaced
@@ -42,11 +42,6 @@ def phase(output: Path) -> str:
             return "finishing"
         return "verifying" if (folder / "config.json").exists() else "writing"
     return "planning"
-
-
-def alive(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def durations(server: Server, source: Path, output: Path) -> dict[str, float]:

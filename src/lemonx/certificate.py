@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx import methods
@@ -18,6 +19,7 @@ from lemonx.errors import BadCheckpoint
 from lemonx.free import Free
 from lemonx.notes import notes
 from lemonx.planning import Plan
+from lemonx.shown import as_code, as_yaml, shown
 from lemonx.summary import changed_fields, lost_to_eps, parameters, size_table
 
 if TYPE_CHECKING:
@@ -102,21 +104,23 @@ def certificate_text(content: dict[str, Any]) -> str:
 def model_card(plan: Plan, content: dict[str, Any]) -> str:
     """README.md of the output: what it is, from what, and how it was checked."""
     sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in size_table(plan))
-    checked = " ".join(_checked(content["verified"]))
+    checked = shown(" ".join(_checked(content["verified"])))
+    base = hub_name(plan.source)
     if plan.reading.lossless:
-        claim = f"This checkpoint computes the same function as `{plan.source.name}` and has more capacity to train on."
+        claim = f"This checkpoint computes the same function as {as_code(base)} and has more capacity to train on."
         if (lost := content["expected_loss"]) is not None:
             claim += (
                 f"\nIt does so up to the eps of its norms, {lost['eps']:g}: added blocks norm the stream again at "
                 f"{lost['places']} places,\nwhich changes it by at most {lost['of_stream']:.1e} of itself in all."
             )
     else:
-        claim = f"This checkpoint was grown from `{plan.source.name}` by a method that is not lossless."
+        claim = f"This checkpoint was grown from {as_code(base)} by a method that is not lossless."
     return f"""---
 library_name: transformers
+base_model: {as_yaml(base)}
 tags: [lemonx, model-expansion]
 ---
-# {plan.source.name}, expanded
+# {as_code(base)}, expanded
 
 {claim}
 It was written by lemonx {content["versions"]["lemonx"]}: method {plan.reading.method}, free parameters
@@ -132,6 +136,16 @@ It was written by lemonx {content["versions"]["lemonx"]}: method {plan.reading.m
 
 Train on with the maximum learning rate of training from scratch and a faster decay.
 """
+
+
+def hub_name(folder: Path) -> str:
+    """What a model is called on the hub, if the folder is in the hub's cache; else what the folder is called.
+
+    >>> hub_name(Path("/cache/models--org--small/snapshots/0123")), hub_name(Path("models/small"))
+    ('org/small', 'small')
+    """
+    kind, *parts = folder.parent.parent.name.split("--")
+    return "/".join(parts) if kind == "models" and parts and folder.parent.name == "snapshots" else folder.name
 
 
 def _checked(verified: dict[str, Any]) -> Iterator[str]:

@@ -180,7 +180,7 @@ class CheckpointWriter:
         self._close()
         for root, _, names in os.walk(self.folder):
             for name in names:
-                fd = os.open(os.path.join(root, name), os.O_RDONLY)
+                fd = os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
                     os.fsync(fd)
                 finally:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lemonx.checkpoints import CheckpointWriter
 from lemonx.checkpoints.folder import parse_object
-from lemonx.checkpoints.opening import file_inside
+from lemonx.checkpoints.opening import file_inside, real_file
 from lemonx.checkpoints.replaceable import OPTIMIZER_FOLDER
 from lemonx.checkpoints.safetensors_file import TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.values import read_into
@@ -180,7 +180,8 @@ def _joined(parts: list[_Part]) -> torch.Tensor:
 
 
 def has_named_state(source: Path) -> bool:
-    return any(_safetensors(source))
+    """Whether there is such a folder; BadCheckpoint if a file in it is a pipe, or a link that leads out."""
+    return bool([real_file(source.resolve(), f"{FOLDER}/{path.name}") for path in _safetensors(source.resolve())])
 
 
 def _safetensors(source: Path) -> Iterator[Path]:

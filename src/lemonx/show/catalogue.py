@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures, matrix, methods
 from lemonx.show.console import Out, styled, table
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 def methods_json(check: bool) -> list[dict[str, Any]]:

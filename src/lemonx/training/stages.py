@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lemonx import api
-from lemonx.checkpoints.creating import remove, write_new
+from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.checkpoints.opening import file_inside
 from lemonx.training.folder import Saved
 from lemonx.training.recipe import Expand, Recipe
@@ -47,7 +47,7 @@ def grow(saved: Saved, leg: Leg, output: Path) -> Saved:
     api.expand(saved.path, partial, **options)
     for path in (path for pattern in _CARRIED for path in saved.path.glob(pattern)):
         with file_inside(saved.path.resolve(), path.name) as file:
-            write_new(partial / path.name, file)
+            write_whole(partial / path.name, file)
     os.rename(partial, finished)
     remove(saved.path)
     return Saved(finished, leg.start, leg.stage)

@@ -1,0 +1,54 @@
+"""Attacks: one line, the exit code, no control character on the terminal, and nothing else touched.
+
+Where a pipe would hang it, or a device would fill it, a command runs in a process with limits of memory and of time.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attacks import ATTACKS, FILES, Attack
+from commands import Result, Run, assert_refused, assert_shown, runner, state
+from forkserver import Server
+
+SECONDS, MEMORY = 20, 1 << 30
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    ready = runner(monkeypatch, capfd, tmp_path)
+    monkeypatch.setenv("COLUMNS", "9999")
+    return ready
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_an_attack(
+    attack: Attack, run: Run, server: Callable[[], Server], good: Callable[..., Path], tmp_path: Path
+) -> None:
+    shutil.copytree(good(), tmp_path / "source")
+    command = attack.prepare(tmp_path)
+    before = state(tmp_path)
+    if attack.kind == FILES:
+        done = server().run(*command, seconds=SECONDS, limits={"RLIMIT_AS": MEMORY}, environment={"COLUMNS": "9999"})
+    else:
+        done = run(*command)
+    assert_shown(done.out, done.err)
+    assert len(done.out) + len(done.err) < 20_000
+    if attack.writes is None:
+        assert_refused(Result(done.code, done.out, done.err), attack.code, attack.says)
+    else:
+        assert done.code == 0, done.err
+        assert re.search(attack.says, done.out), done.out
+        assert (tmp_path / attack.writes).exists()
+    after = state(tmp_path)
+    written = set() if attack.writes is None else {name for name in after if name.startswith(attack.writes)}
+    assert {name: digest for name, digest in after.items() if name not in written} == before
+
+
+def test_names_differ() -> None:
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
