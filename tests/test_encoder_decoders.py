@@ -36,7 +36,8 @@ def edit(folder: Path, output: Path, change: Callable[[dict[str, torch.Tensor]],
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
-    (output / "config.json").write_text((folder / "config.json").read_text())
+    for name in {"config.json", "lemonx.json"} & {path.name for path in folder.iterdir()}:
+        (output / name).write_text((folder / name).read_text())
     return output
 
 

@@ -34,7 +34,8 @@ def skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
 
 def config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every field of a config.json as transformers reads it, defaults and all."""
-    return flat_fields(door.config_object(config).to_dict())
+    with foreign("read config.json", "save the model again"):
+        return flat_fields(door.config_object(config).to_dict())
 
 
 def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
