@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter, names_its_folder
-from lemonx.checkpoints.folder import parse_object
+from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.temporary import Temporary
@@ -81,7 +81,7 @@ def _like(value: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | N
     path = Path(value)
     try:
         raw, path = read_given(path, "config.json", MAX_JSON)
-        return parse_object(raw, path)
+        return parse_config(raw, path)
     except (OSError, RuntimeError, BadCheckpoint) as error:
         raise BadTarget(f"--like {value}: cannot read a config from {path} ({error})") from None
 
@@ -177,11 +177,14 @@ def _expand_folder(
     **options: Any,
 ) -> Path:
     from lemonx.verification.building import check_builds
+    from lemonx.verification.fitting import require_fitting
 
     with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
         made = _plan(checkpoint, **options)
         beside = companions(checkpoint, made)
         check_builds(made, checkpoint, verified=verify)
+        if verify:
+            require_fitting(checkpoint)
         if planned:
             planned(made)
         method = methods.find(made.reading.method)
@@ -239,6 +242,7 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
     be. `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit.
     """
     from lemonx.certificate import read_certificate
+    from lemonx.verification.fitting import require_fitting
     from lemonx.verification.verify import Verified, compare_outputs, measure
 
     with (
@@ -246,6 +250,8 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
         Checkpoint.open(target, allow_pickle=allow_pickle) as large,
     ):
         said = read_certificate(large)
+        require_fitting(small)
+        require_fitting(large)
         if said is None:
             for checkpoint in (small, large):
                 _check_whole(checkpoint)

@@ -16,6 +16,7 @@ from typing import Any
 from lemonx import architectures
 from lemonx.check import with_tied
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.destination import leftovers
 from lemonx.checkpoints.folder import (
     CONFIG,
@@ -26,7 +27,6 @@ from lemonx.checkpoints.folder import (
     has,
     has_weights,
     no_weights,
-    parse_object,
     pickles,
     stray_weights,
     weight_map,
@@ -48,6 +48,7 @@ from lemonx.coverage import (
     without_row,
 )
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
+from lemonx.limits import MOST_FINDINGS
 from lemonx.modules import Dropped
 from lemonx.spec import Spec
 from lemonx.steps import FLOATS
@@ -69,7 +70,8 @@ class Finding:
 class Report:
     """Everything that was found in a folder, and what was looked at.
 
-    `spec`: the family whose rows the tensors were compared with, if there is one; `scanned`: bytes of numbers read.
+    `spec`: the family whose rows the tensors were compared with, if there is one; `scanned`: bytes of numbers read;
+    `more`: how many findings came after the first thousand, which are not listed.
     """
 
     path: Path
@@ -78,10 +80,18 @@ class Report:
     tensors: int = 0
     scanned: int = 0
     findings: list[Finding] = field(default_factory=list)
+    more: int = 0
+
+    def add(self, finding: Finding) -> None:
+        """List a finding, or count it where there are too many for anyone to read."""
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(finding)
+        else:
+            self.more += 1
 
     @property
     def clean(self) -> bool:
-        return not any(finding.level == ERROR for finding in self.findings)
+        return not self.more and not any(finding.level == ERROR for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path), "clean": self.clean}
@@ -150,7 +160,7 @@ class _Check:
     def _say(self, level: str, name: str, found: str, remedy: str) -> None:
         if self.folder != self.report.path and name.endswith(".safetensors"):
             name = PICKLE  # what was read is a converted copy
-        self.report.findings.append(Finding(level, str(self.report.path / name), found, remedy))
+        self.report.add(Finding(level, str(self.report.path / name), found, remedy))
 
     def _look_at_names(self) -> None:
         """Links that lead out, text that is not JSON, pickles, code, and what a killed run left beside the folder."""
@@ -173,7 +183,7 @@ class _Check:
         for name in pickles(self.folder) if has_weights(self.folder) else ():
             self._say(WARNING, name, "is a pickle, which can run code in tools that read it", "remove it if unused")
         for path in leftovers(self.report.path):
-            self.report.findings.append(
+            self.report.add(
                 Finding(
                     WARNING,
                     str(path),
@@ -192,7 +202,7 @@ class _Check:
 
     def _read_config(self) -> None:
         try:
-            self.config = parse_object(read_inside(self.folder, CONFIG), self.folder / CONFIG)
+            self.config = parse_config(read_inside(self.folder, CONFIG), self.folder / CONFIG)
             if self.config.get("quantization_config"):
                 self._say(WARNING, CONFIG, "says that the model is quantised", "dequantise it before it is expanded")
             if self.config.pop("auto_map", None):

@@ -24,6 +24,7 @@ from lemonx.depth import Block
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
 from lemonx.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
 from lemonx.free import DEFAULT, Free, preset
+from lemonx.limits import LARGEST_SEED
 from lemonx.modules import Dropped
 from lemonx.reading import Change, Reading, lemon
 from lemonx.spec import Architecture, Spec, with_fields
@@ -115,7 +116,7 @@ def make_plan(
     """
     origin, wanted = upcycling.origin(checkpoint, wanted)
     family, config = origin.family, origin.config
-    if abs(seed) >= 2**63:
+    if abs(seed) > LARGEST_SEED:
         raise BadTarget(f"--seed {str(seed)[:40]}: want a whole number of at most 18 digits")
     chosen = _chosen(free, depth_type, small_gains)
     source = _source_spec(family, config)

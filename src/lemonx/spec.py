@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, raise_first
+from lemonx.limits import LARGEST, LARGEST_PRODUCT, MOST_BLOCKS
 from lemonx.rows import Row
 from lemonx.signature import Side
 from lemonx.spaces import Space
@@ -23,8 +24,6 @@ LAST = "-1"
 TIED = "tie_word_embeddings"
 # The ends of the names of classes whose head makes no tokens.
 SILENT = ("Classification", "ForQuestionAnswering", "ForMultipleChoice")
-# Larger than any axis, any product of axes and any stack of any model: what would take all memory is told before.
-LARGEST, LARGEST_PRODUCT, MOST_BLOCKS = 2**20, 2**21, 2**12
 
 
 @dataclass(frozen=True)

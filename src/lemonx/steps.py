@@ -19,6 +19,7 @@ from lemonx.depth import Block
 from lemonx.errors import BadTarget, Refused, raise_first
 from lemonx.exactness import BIT_EXACT, BITS, MADE, ROUNDED, UP_TO_EPS, exactness
 from lemonx.experts import part
+from lemonx.limits import MOST_TARGET_TENSORS
 from lemonx.modules import Linear
 from lemonx.norms import Scale
 from lemonx.operators import KEEP, Copied, Matrix
@@ -28,8 +29,6 @@ from lemonx.spec import LAST, Spec
 from lemonx.vectors import AVG, WEIGHED, Expansion
 
 FLOATS = frozenset(BITS)
-# More than any model has: 94 blocks with 128 experts each have 37,000.
-MOST_TENSORS = 100_000
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,10 @@ class Builder:
             len(self._units(hit)) * (len(self.copies[hit.stack].get(hit.index, ())) if hit.stack is not None else 1)
             for hit in found
         )
-        if count > MOST_TENSORS:
-            raise BadTarget(f"the target would have {count} tensors, more than {MOST_TENSORS}: choose smaller sizes")
+        if count > MOST_TARGET_TENSORS:
+            raise BadTarget(
+                f"the target would have {count} tensors, more than {MOST_TARGET_TENSORS}: choose smaller sizes"
+            )
 
     def steps(self, hit: Matched) -> list[Step]:
         """The target tensors that come from this one: one a block of the target."""

@@ -9,7 +9,8 @@ from fractions import Fraction
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, BadTarget
-from lemonx.spec import LARGEST, TIED, Architecture, Config, Spec, with_fields
+from lemonx.limits import LARGEST
+from lemonx.spec import TIED, Architecture, Config, Spec, with_fields
 
 # The options whose sizes grow with the width.
 FOLLOWERS = ("heads", "kv_heads", "ffn")

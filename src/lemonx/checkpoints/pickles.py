@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.folder import (
     CONFIG,
     PICKLE,
@@ -21,7 +22,6 @@ from lemonx.checkpoints.folder import (
     has,
     open_companion,
     other_files,
-    parse_object,
     weight_map,
 )
 from lemonx.checkpoints.opening import name_of, open_inside, read_inside
@@ -44,7 +44,7 @@ def has_pickles(folder: Path) -> bool:
 def convert(folder: Path, parent: Path) -> Path:
     """A folder in `parent`, named like `folder`, with the same config, companions and tensors."""
     config = read_inside(folder, CONFIG)
-    parse_object(config, folder / CONFIG)
+    parse_config(config, folder / CONFIG)
     mapping = weight_map(folder, PICKLE_INDEX, "bin") if has(folder, PICKLE_INDEX) else None
     shards = sorted(set(mapping.values())) if mapping else [PICKLE]
     entries: dict[str, tuple[str, str, tuple[int, ...]]] = {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar, final
 
+from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.folder import (
     CONFIG,
@@ -26,7 +27,6 @@ from lemonx.checkpoints.folder import (
     no_weights,
     open_companion,
     other_files,
-    parse_object,
     stray_weights,
     weight_map,
 )
@@ -36,6 +36,7 @@ from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, rea
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.values import blocks, read_into
 from lemonx.errors import BadCheckpoint, UnknownArchitecture, raise_first
+from lemonx.limits import MOST_TENSORS
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +70,7 @@ class Checkpoint:
         self._states: dict[Path, tuple[int, ...]] = {}
         self._closed = False
         self._config_bytes = read_inside(path, CONFIG)
-        self.config = parse_object(self._config_bytes, path / CONFIG)
+        self.config = parse_config(self._config_bytes, path / CONFIG)
         try:
             self._files = self._open_shards()
             used = {CONFIG, INDEX, *(file.path.name for file in self._files)}
@@ -119,8 +120,11 @@ class Checkpoint:
             self._states[self.path / shard] = identity(self._descriptors[self.path / shard])
         raise_first(stray_weights(self.path, set(shards)))
         files = [read_header_from(fd, path) for path, fd in self._descriptors.items()]
-        if not any(file.tensors for file in files):
+        count = sum(len(file.tensors) for file in files)
+        if not count:
             raise BadCheckpoint(f"{str(self.path)!r} holds no tensors: save the model again")
+        if count > MOST_TENSORS:
+            raise BadCheckpoint(f"{str(self.path)!r} holds more than {MOST_TENSORS} tensors: save the model again")
         raise_first(repeated_tensors(files))
         if mapping is not None:
             raise_first(index_problems(mapping, files, self.path / INDEX))

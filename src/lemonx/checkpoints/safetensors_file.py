@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lemonx.checkpoints.opening import open_file
 from lemonx.checkpoints.plain import parse_flat
 from lemonx.errors import BadCheckpoint
+from lemonx.limits import MOST_TENSORS
 
 if TYPE_CHECKING:
     import torch
@@ -178,6 +179,8 @@ def _broken(path: Path, found: str, advice: str = "download or save it again") -
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     if not raw.startswith(b"{"):
         _broken(path, "does not hold a safetensors header")
+    if raw.count(b'"data_offsets"') > MOST_TENSORS:
+        _broken(path, f"holds more than {MOST_TENSORS} tensors")
     try:
         return parse_flat(raw)
     except ValueError as error:

@@ -29,9 +29,11 @@ def print_report(report: Report) -> None:
     for finding in report.findings:
         level = styled(_STYLE[finding.level], finding.level)
         out.line(level, f": {finding.file!r} {finding.found}: {finding.remedy}", wrapped=False)
+    if report.more:
+        out.line(f"and {report.more} more")
     scope = f"against {report.spec}" if report.spec else "without a spec: files only"
     numbers = f", {size_text(report.scanned)} of numbers" if report.scanned else ", no numbers read"
-    errors = sum(finding.level == ERROR for finding in report.findings)
+    errors = sum(finding.level == ERROR for finding in report.findings) + report.more
     verdict = styled("green", "clean") if report.clean else styled("red", f"{errors} error{'s' * (errors > 1)}")
     looked = f"{report.files} files, {report.tensors} tensors{numbers}, {scope}"
     out.line(f"{report.path}: ", verdict, f" ({looked})", wrapped=False)
