@@ -28,6 +28,7 @@ class Loaded:
     that the file lacks, which are zero here, not random; `shortened`: windows that were cut, as `sample.shorten` does.
     """
 
+    origin: Path
     model: PreTrainedModel
     odd: frozenset[str]
     missing: frozenset[str]
@@ -44,7 +45,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, **options: Any) -> Loaded:
         odd = (*info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
         missing = frozenset(info["missing_keys"])
         _fill(model, missing, checkpoint.origin)
-        return Loaded(model.eval(), frozenset(odd), missing, tuple(shortened))
+        return Loaded(checkpoint.origin, model.eval(), frozenset(odd), missing, tuple(shortened))
 
 
 def _fill(model: PreTrainedModel, missing: frozenset[str], path: Path) -> None:

@@ -304,7 +304,7 @@ def _run(
             used, found = observe(loaded, given, seed)
             tokens = None
             if loaded.model.can_generate() and "input_ids" in used[0].inputs:
-                with running(loaded.model):
+                with running(loaded):
                     tokens, cached = _generated(loaded.model, used[0])
                 found |= cached
             noise = None if rounding is None else _moved(loaded.model, used[0], found, rounding, dtype, seed)
@@ -318,11 +318,11 @@ def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[V
     """What a model gives out for these views, or for its own; of the latter those that it takes."""
     found: dict[Name, torch.Tensor] = {}
     used = []
-    with running(loaded.model):
+    with running(loaded):
         tried = views(loaded.model, seed) if given is None else given
     for number, view in enumerate(tried):
         try:
-            with running(loaded.model, view):
+            with running(loaded, view):
                 found |= _all_outputs(loaded, view)
         except BadCheckpoint:
             if given is None and number:
@@ -332,9 +332,9 @@ def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[V
     return used, found
 
 
-def running(model: PreTrainedModel, view: View | str = "the sample") -> AbstractContextManager[None]:
+def running(loaded: Loaded, view: View | str = "the sample") -> AbstractContextManager[None]:
     """A context in which a model that does not run is an error in one line."""
-    return foreign(f"run {type(model).__name__} on {view}", "mend its config.json, or expand with --no-verify")
+    return foreign(f"run {str(loaded.origin)!r} on {view}", "mend its config.json, or expand with --no-verify")
 
 
 def _all_outputs(loaded: Loaded, view: View) -> dict[Name, torch.Tensor]:
