@@ -91,7 +91,7 @@ SIZES = [
     Bad("factor-small", ("--width-factor", "0.5"), BAD_TARGET, "at least 1"),
     Bad("factor-zero", ("--width-factor", "1/0"), BAD_TARGET, "want a ratio"),
     Bad("twice", ("--width", 96, "--width-factor", 2), BAD_TARGET, "give one"),
-    Bad("like-missing", ("--like", "nowhere"), BAD_TARGET, "--like nowhere: .*cannot be read"),
+    Bad("like-missing", ("--like", "nowhere"), BAD_TARGET, "--like nowhere: cannot read a config from nowhere"),
     Bad("no-kv-heads", ("--kv-heads", 4), BAD_TARGET, "has no size for --kv-heads", "gpt2-lm"),
     Bad("post-ln", ("--width", 72), REFUSED, "transform passes a nonlinearity.*: try 96", "bert-mlm"),
     Bad("stages-width", ("--width", 32), BAD_TARGET, "use --width-factor, or --set", "resnet-basic"),

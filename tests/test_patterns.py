@@ -120,16 +120,16 @@ def test_verification_names_the_list_that_is_wrong(name: str, tmp_path: Path) ->
     target = lemonx.expand(folder, tmp_path / "target", depth=8, verify=False)
     with Checkpoint.open(folder) as small:
         plan = make_plan(small, Target(depth=8), as_read=config_fields)
-    assert check(plan, target).passed
+    assert check(plan, folder, target).passed
     good = read(target)
     for bad in ({}, {field: good[field][::-1] for field in LISTS if field in good}):
         write(target, {field: value for field, value in good.items() if field not in LISTS} | bad)
-        assert any(field in fault for field in LISTS for fault in check(plan, target).wrong)
+        assert any(field in fault for field in LISTS for fault in check(plan, folder, target).wrong)
 
 
-def check(plan: Plan, target: Path) -> Structure:
-    with Checkpoint.open(target) as large:
-        return check_structure(plan, large)
+def check(plan: Plan, source: Path, target: Path) -> Structure:
+    with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
+        return check_structure(plan, small, large)
 
 
 def test_a_wrong_list_in_the_plan_itself_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,7 +325,7 @@ def test_half_precision_encoders_are_exact_as_stored(dtype: str, minilm: Path, i
     options: dict[str, Any] = {"width": 768, "depth": 7}
     plan = lemonx.plan(source, **options)
     assert plan.exactness == UP_TO_EPS  # of 1e-12, at the norms of the block that is added
-    assert {step.exactness for step in plan.steps} == {BIT_EXACT, EXACT_SUM}
+    assert {step.exactness for step in plan.steps} == {BIT_EXACT, EXACT_SUM, UP_TO_EPS}
     output = lemonx.expand(source, tmp_path / "large", verify=False, **options)
     assert len(list(checked(plan, output))) == len(plan.steps)
 

@@ -100,8 +100,12 @@ def make_and_hold(new_name: Callable[[], Path], make: Callable[[Path], int]) -> 
 
 def make_folder(path: Path, mode: int = 0o777) -> int:
     """A descriptor of a new folder."""
-    os.mkdir(path, mode)
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    while True:
+        os.mkdir(path, mode)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # another start took it for a leftover before it could be locked
 
 
 def hold(path: Path) -> int | None:

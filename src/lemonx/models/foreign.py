@@ -5,6 +5,7 @@ A config.json decides what their code does, so whatever that code raises is the 
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ _LONGEST = 240
 _READ = 10_000
 # These say in words what is wrong; the message of another type (a KeyError, say) is a fragment without its type.
 _WORDED = (ValueError, OSError, RuntimeError, ImportError)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # Whoever stops the program is heard.
 _PASS = (LemonxError, MemoryError, KeyboardInterrupt, GeneratorExit)
 
@@ -35,6 +37,8 @@ def foreign(
     except _PASS:
         raise
     except BaseException as raised:
+        if isinstance(raised, OSError) and raised.errno in _NO_ROOM:
+            raise  # the machine's trouble, not the checkpoint's
         if is_out_of_memory(raised):
             raise MemoryError from raised
         raise error(f"{who} cannot {doing} ({reason(raised)}): {remedy}") from raised

@@ -164,11 +164,11 @@ class _Compared:
             found += self._grown(".".join(map(str, place)), old[place], between[place])
         for (stack, index), module in new.items():
             block = plan.blocks[stack][index]
-            if (stack, block.source) not in between:
+            # Where blocks take turns (shifted windows), an added one has its turn, not its origin's: it is silent.
+            if (stack, block.source) not in between or (block.added and plan.source_spec.stacks[stack].period > 1):
                 continue
             self.blocks += 1
-            # An added block is silent, and may be like any of its stack: where they take turns (shifted windows) it has
-            # its turn, and what only the first block has (T5's table of distances) it has not.
+            # An added block may be like any of its stack: what only the first has (T5's table of distances) it has not.
             others = [b for (s, _), b in between.items() if s == stack and block.added]
             places, names = (block.source, index), (f"{stack}.{index}", f"{stack}.{block.source}")
             found += self._placed(*names, [between[stack, block.source], *others], module, places)
