@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -255,6 +256,15 @@ def lost_head(spec: Spec, rows: Iterable[str], config: Mapping[str, Any]) -> str
     if not (spec.prefix and outside and named) or set(outside) & set(rows):
         return None
     return f"names a {named}, but no file has a tensor of its head ({', '.join(outside)}), which transformers makes up"
+
+
+def eps_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[BadCheckpoint]:
+    """A complaint for every eps of a norm that is no number to add to a variance: NaN, infinite, negative."""
+    named = {spec.eps if row.eps is None else row.eps for row in spec.rows.values() if isinstance(row, Norm)}
+    for field in sorted(name for name in named if isinstance(name, str)):
+        value = config.get(field)
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            yield BadCheckpoint(f"config.json has {field} = {value!r}: want a small positive number, such as 1e-5")
 
 
 def list_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[BadCheckpoint]:

@@ -38,6 +38,7 @@ from lemonx.checkpoints.reader import index_problems, repeated_tensors
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
 from lemonx.checkpoints.values import all_finite, blocks
 from lemonx.coverage import (
+    eps_problems,
     gaps,
     list_problems,
     lost_head,
@@ -211,6 +212,8 @@ class _Check:
             family = architectures.find(self.config)
             self.spec, self.report.spec = family.spec(self.config), family.title
             for problem in list_problems(self.spec, self.config):
+                self._add(problem, CONFIG)
+            for problem in eps_problems(self.spec, family.config(self.config)):
                 self._add(problem, CONFIG)
         except UnknownArchitecture as error:
             self._add(error, CONFIG, NOTE)

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from lemonx import carriers, depth, upcycling
+from lemonx import architectures, carriers, depth, upcycling
 from lemonx.block_fields import AsRead, implied_lists, with_block_fields
 from lemonx.carriers import Frames
 from lemonx.chains import Chain, expected_loss
 from lemonx.check import Rewired, Types, check, is_tied, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
-from lemonx.coverage import Matched, match, settled, tied_copies
+from lemonx.coverage import Matched, eps_problems, match, settled, tied_copies
 from lemonx.depth import Block
-from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, raise_first
 from lemonx.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
 from lemonx.free import DEFAULT, Free, preset
 from lemonx.limits import LARGEST_SEED
@@ -31,11 +31,6 @@ from lemonx.spec import Architecture, Spec, with_fields
 from lemonx.steps import Builder, Step
 from lemonx.target import NotWhole, Target, target_config
 
-# Fields by which a model is not what the other fields of config.json say it is.
-_ELSEWHERE = {
-    "quantization_config": "dequantise the model and save it again first",
-    "configuration_files": "another file stands in for it; load the model with transformers and save it again",
-}
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -170,9 +165,7 @@ def make_plan(
 
 def _source_spec(family: Architecture, config: Mapping[str, Any]) -> Spec:
     """The spec of the source; an error if config.json says what no spec knows of, or does not name its class."""
-    for name, remedy in _ELSEWHERE.items():
-        if config.get(name):
-            raise BadCheckpoint(f"config.json has a {name}: {remedy}")
+    architectures.refuse_elsewhere(config)
     parts = (config, *(value for value in config.values() if isinstance(value, Mapping)))
     if any(part.get("per_layer_config") for part in parts):
         raise Refused(
@@ -180,6 +173,7 @@ def _source_spec(family: Architecture, config: Mapping[str, Any]) -> Spec:
             "knows such layers: it cannot grow"
         )
     spec = family.spec(config)
+    raise_first(eps_problems(spec, family.config(config)))
     if not config.get("architectures") and family.asks_class(config):
         raise BadCheckpoint(
             "config.json does not name the class of the model, which decides what it is made of: add the one that was "

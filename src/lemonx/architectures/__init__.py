@@ -11,6 +11,15 @@ from typing import Any
 from lemonx.errors import BadCheckpoint, UnknownArchitecture
 from lemonx.spec import REGISTRY, Architecture
 
+# Fields by which a model is not what the other fields of config.json, and the files beside it, say it is.
+_ELSEWHERE = {
+    "quantization_config": "dequantise the model and save it again first",
+    "configuration_files": "another file stands in for it; load the model with transformers and save it again",
+    "transformers_weights": "another file stands in for its weights; load the model with transformers, save it again",
+    "fusion_config": "other modules stand in for the model's own; take it out",
+    "distributed_config": "the model would be spread over processes; take it out",
+}
+
 
 def families() -> Mapping[str, Architecture]:
     """Every registered family by model type."""
@@ -40,6 +49,13 @@ def find(config: Mapping[str, Any]) -> Architecture:
         raise UnknownArchitecture(f"no spec for model_type {model_type!r}: {hint}")
     refuse_code(config)
     return known[model_type]
+
+
+def refuse_elsewhere(config: Mapping[str, Any]) -> None:
+    """BadCheckpoint if config.json sends whoever reads it elsewhere."""
+    for name, remedy in _ELSEWHERE.items():
+        if config.get(name):
+            raise BadCheckpoint(f"config.json has a {name}: {remedy}")
 
 
 def refuse_code(config: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> None:

@@ -57,6 +57,9 @@ def steps_to(mark: float, points: Sequence[tuple[float, float]], better: str) ->
     before: tuple[float, float] | None = None
     for steps, value in ordered:
         gap = sign * (value - mark)
+        if math.isnan(gap):
+            before = None  # it has not passed the mark, and nothing can be interpolated from it
+            continue
         if gap <= 0:
             if before is None:
                 return steps, AT_MOST
@@ -74,7 +77,8 @@ def reach(marks: Mapping[int, float], runs: Sequence[dict[str, Any]], better: st
     found = [steps for steps, _ in answers if steps is not None]
     if len(found) < len(points):
         sign, best = (1.0, min) if better == "lower" else (-1.0, max)
-        short = [sign * (best(value for _, value in points[seed]) - marks[seed]) for seed in points]
+        figures = {seed: [value for _, value in points[seed] if not math.isnan(value)] for seed in points}
+        short = [sign * (best(figures[seed] or [math.nan]) - marks[seed]) for seed in points]
         return Reach(None, NOT_REACHED, len(found), len(points), fmean(short))
     bound = AT_MOST if any(word == AT_MOST for _, word in answers) else EXACT
     return Reach(figure(found), bound, len(found), len(points), None)

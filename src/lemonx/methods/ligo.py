@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import Refused
+from lemonx.errors import BadData, Refused
 from lemonx.free import EVEN, Free
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
@@ -38,6 +38,7 @@ def learn(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, 
     """The target's tensors after the operators were trained on the task's own loss."""
     import torch
 
+    from lemonx.models.foreign import foreign
     from lemonx.verification.building import disk_names, new_model
 
     model = new_model(plan.target_config, plan.seed).train()
@@ -51,7 +52,10 @@ def learn(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, 
     try:
         for step, batch in enumerate(_batches(plan, lessons)):
             weights = {named[name]: tensor for name, tensor in operators.tensors()}
-            loss = torch.func.functional_call(model, weights, kwargs=batch).loss
+            with foreign("run the target on this data", "give other --data", BadData):
+                loss = torch.func.functional_call(model, weights, kwargs=batch).loss
+            if not bool(loss.isfinite()):
+                raise Refused(f"ligo's loss is not finite after {step} steps: give other --data, or fewer --lessons")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

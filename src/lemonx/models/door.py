@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures, models
-from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.folder import CONFIG, GENERATION, has, parse_object, tokenizer_files
 from lemonx.checkpoints.opening import read_inside, read_small
@@ -34,8 +34,6 @@ _NOT_READ = frozenset(
     for begin in ("", "_")
     for end in ("", "_internal", "_autoset")
 )
-# Fields that make transformers load, or build, something else than the files and the class that were checked.
-_INSTEAD = ("transformers_weights", "configuration_files", "fusion_config", "distributed_config")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
@@ -48,6 +46,7 @@ def config_object(values: Mapping[str, Any], **changes: Any) -> Any:
         return _config_in(folder, values, changes)
 
 
+@names_its_folder
 def read_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     """The config of a checkpoint as transformers' own object."""
     return _config_in(checkpoint.bare, checkpoint.config, changes)
@@ -80,17 +79,13 @@ def _without(values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]
 
 
 def _check_fields(values: Mapping[str, Any]) -> None:
-    """BadCheckpoint if a field is no setting of a model, but says what else to load, or replaces code.
+    """BadCheckpoint if a field is no setting of a model, but says what else to load, or stands for code.
 
     transformers makes attributes of all fields, and gives up its own methods for them without a word.
     """
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-    if values.get("quantization_config"):
-        raise BadCheckpoint("config.json has a quantization_config: dequantise the model and save it again first")
-    for name in _INSTEAD:
-        if values.get(name):
-            raise BadCheckpoint(f"config.json has {name}, which would have other files or modules loaded: take it out")
+    architectures.refuse_elsewhere(values)
     kind = values.get("model_type")
     known: Any = CONFIG_MAPPING[kind] if isinstance(kind, str) and kind in CONFIG_MAPPING else PreTrainedConfig
     settings = {field.name for field in fields(known)} | {"model_type"} | _NOT_READ

@@ -27,14 +27,27 @@ _PASS = (LemonxError, MemoryError, KeyboardInterrupt, GeneratorExit)
 def foreign(
     doing: str, remedy: str, error: type[LemonxError] = BadCheckpoint, *, who: str = "transformers"
 ) -> Iterator[None]:
-    """A context in which whatever transformers raises while `doing` ("load './small'") is an `error` in one line.
+    """A context in which transformers is silent and offline, and whatever it raises is an `error` in one line."""
+    with in_one_line(doing, remedy, error, who=who), quiet(), _alone():
+        yield
 
-    Not only an Exception: tokenizers panic with a BaseException, and code may ask to exit.
+
+@contextmanager
+def in_one_line(
+    doing: str,
+    remedy: str,
+    error: type[LemonxError] = BadCheckpoint,
+    *,
+    who: str = "transformers",
+    but: tuple[type[BaseException], ...] = (),
+) -> Iterator[None]:
+    """A context in which whatever is raised while `doing` ("load './small'") is an `error` in one line.
+
+    Not only an Exception: tokenizers panic with a BaseException, and code may ask to exit. `but`: these are not.
     """
     try:
-        with quiet(), _alone():
-            yield
-    except _PASS:
+        yield
+    except (*_PASS, *but):
         raise
     except BaseException as raised:
         if isinstance(raised, OSError) and raised.errno in _NO_ROOM:

@@ -67,6 +67,11 @@ def _check_adam(reading: Moments, entry: State) -> None:
             raise Refused(
                 f"{key} of {name} is quantised or no plain tensor, and only floats can be grown: keep them so"
             )
+        if not bool(value.isfinite().all()):
+            raise BadCheckpoint(
+                f"{key} of {name} holds NaN or Inf, and the run went wrong before it was saved: go back to an earlier "
+                "checkpoint, or expand without --with-optimizer"
+            )
         if tuple(value.shape) != reading.source_shape:
             raise BadCheckpoint(
                 f"{key} of {name} has shape {list(value.shape)}, its weight {list(reading.source_shape)}: "

@@ -182,7 +182,7 @@ class LemonTrainer(Trainer):
         self.store_flos()
         logs["flops"] = self.state.total_flos
         logs["seconds"] = round(self.seconds, 3)
-        if not math.isfinite(logs.get("loss", logs.get("eval_loss", 0.0))):
+        if not all(math.isfinite(logs.get(name, 0.0)) for name in ("loss", "eval_loss")):
             raise BadRecipe(
                 f"the loss is not finite at step {self.state.global_step}: lower learning_rate, lengthen the warm-up, "
                 "or set clip"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.errors import BadCheckpoint
 from lemonx.models import door
 from lemonx.models.foreign import foreign
@@ -42,12 +42,18 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype, **options: Any) -> Loaded:
     with foreign(f"load {str(checkpoint.origin)!r}", "save the model again"):
         config = with_plain_outputs(door.read_config(checkpoint))
         shortened = shorten(config)
-        kind = door.model_class(config)
-        model, info = door.load(checkpoint, kind, config, dtype=dtype, ignore_mismatched_sizes=True, **options)
+        model, info = door.load(
+            checkpoint, _kind(checkpoint, config), config, dtype=dtype, ignore_mismatched_sizes=True, **options
+        )
         odd = (*info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"]))
         missing = frozenset(info["missing_keys"])
         _fill(model, missing, checkpoint.origin)
         return Loaded(model.eval(), frozenset(odd), missing, tuple(shortened), checkpoint.origin)
+
+
+@names_its_folder
+def _kind(checkpoint: Checkpoint, config: Any) -> Any:
+    return door.model_class(config)
 
 
 def _fill(model: PreTrainedModel, missing: frozenset[str], path: Path) -> None:

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lemonx import architectures
-from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.reader import names_its_folder
-from lemonx.coverage import gaps, matched, tensor_problems
+from lemonx.checkpoints import Checkpoint, names_its_folder
+from lemonx.coverage import eps_problems, gaps, matched, tensor_problems
 from lemonx.errors import LemonxError, UnknownArchitecture, raise_first
 from lemonx.exactness import MADE, ROUNDED
 from lemonx.planning import Plan
@@ -132,6 +131,7 @@ def check_covered(checkpoint: Checkpoint) -> None:
     except UnknownArchitecture:
         return  # outputs can be compared all the same
     spec = family.spec(checkpoint.config)
+    raise_first(eps_problems(spec, family.config(checkpoint.config)))
     found, _ = matched(spec, checkpoint.tensors)
     raise_first(gaps(spec, found))
     infos = ((hit, checkpoint.tensors[hit.name]) for hit in found)
