@@ -26,9 +26,9 @@ import pico
 from lemonx import architectures, matrix
 from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.planning import Plan
+from lemonx.verification.alignment import GIVEN_OUT
 from lemonx.verification.float64 import Float64
 from lemonx.verification.loading import new_cache
-from lemonx.verification.outputs import GIVEN_OUT
 
 EXACT = 1e-10
 NEW_TOKENS = 10
@@ -880,7 +880,8 @@ def assert_same(before: Behaviour, after: Behaviour, tolerance: float = EXACT, p
         # A base model's last hidden state is wider: its first entries are the source's.
         ways = [after.outputs[name][tuple(slice(size) for size in reference.shape)]]
         if plan and plan.frames and name.startswith(GIVEN_OUT):
-            ways += map(torch.from_numpy, plan.frames.ways_back(after.outputs[name].numpy()))
+            states = after.outputs[name]
+            ways += [states @ torch.from_numpy(way).T for way in plan.frames.ways_back(states.shape[-1])]
         if name.startswith(("text_embeds", "image_embeds")):  # some are divided by their length
             ways = [way * (reference.norm() / way.norm()) for way in ways]
         other = min(ways, key=lambda way: float((reference - way).abs().max()))

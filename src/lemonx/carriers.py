@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lemonx.frames import Feeder, Frame, Normed, any_frame, feeder, level, normed
+from lemonx.frames import Feeder, Frame, Normed, any_frame, damped, even, feeder, normed
 from lemonx.framing import Framed, norm_above
 from lemonx.operators import Spare
 from lemonx.rows import Vector
@@ -68,12 +68,12 @@ class Solved:
         if norm == self.framed.first:
             gain, bias = (np.ones(self.framed.size), None) if at.added else self.affine(norm, at.index)
             behind = self.feeders[at.index].gains if at.closes else np.ones(self.framed.target)
-            return normed(self._before(at), gain, bias, level(gain, behind) * np.ones(self.framed.target))
+            return normed(self._before(at), gain, bias, damped(gain, behind))
         index = at.index if self.framed.spec.stack_of(norm) == self.framed.stack else self.framed.sets
         times, _ = self.framed.spec.rows[norm].reads.repeats or (1, "")
         gain, bias = self.affine(norm, at.index)
         stream = self.stream_before(index).stream.repeated(times)
-        return normed(stream, gain, bias, level(gain) * np.ones(stream.forth.target_size))
+        return normed(stream, gain, bias, even(gain, stream.forth.target_size))
 
     def _place(self, row: str) -> int:
         return list(self.framed.spec.rows).index(row)
@@ -86,10 +86,6 @@ class Solved:
     def _before(self, at: Place) -> Frame:
         """The stream in front of a block of the target."""
         return self._unit if self.framed.last and at.added else self.stream_before(at.index).stream
-
-    def _between(self, at: Place) -> Frame:
-        """The stream between the first norm of a Post-LN block and its MLP."""
-        return self._after(self.framed.first or "", at).read
 
     def _behind(self, at: Place) -> Frame:
         """The stream between the MLP of a Post-LN block and its last norm."""
@@ -111,7 +107,7 @@ class Solved:
         if framed.spec.stack_of(row) != framed.stack:
             return self.stream_before(framed.sets).stream
         if framed.first and self._place(row) > self._place(framed.first):
-            return self._between(at)
+            return self._after(framed.first, at).read
         return self._before(at)
 
     def written(self, row: str, at: Place) -> Expansion | None:
@@ -133,13 +129,13 @@ class Solved:
         return _typed(self.stream_before(index + 1).stream)
 
     @property
-    def outputs(self) -> list[Expansion]:
+    def outputs(self) -> list[Frame]:
         """What a model without a head may give out of it: the stream as it ends, or what a norm behind it writes."""
         framed = self.framed
         if not framed.ends:
             return []
         norms = [name for name in framed.readers if framed.spec.stack_of(name) is None]
-        return [self.stream_after(framed.sets - 1), *(_typed(self._after(name, Place()).read) for name in norms)]
+        return [self.stream_before(framed.sets).stream, *(self._after(name, Place()).read for name in norms)]
 
     def norm(self, row: str, at: Place, suffix: str) -> Vector | None:
         """The parameters of a norm that feeds or reads the stream."""
@@ -200,10 +196,10 @@ class Frames:
         """The frames of the stream that these blocks add to."""
         return next((stream for stream in self.streams if stream.framed.stack == stack), None)
 
-    def ways_back(self, states: np.ndarray) -> list[np.ndarray]:
-        """What hidden states of the target are in the source, one for every frame that they may be in."""
+    def ways_back(self, width: int) -> list[np.ndarray]:
+        """What makes the source's hidden states of the target's, as matrices: one for every frame they may be in."""
         outputs = [output for stream in self.streams for output in stream.outputs]
-        return [output.back(states) for output in outputs if output.target_size == states.shape[-1]]
+        return [back.rows(0, back.size) for frame in outputs if (back := frame.back) and back.target_size == width]
 
 
 def solve(framed: tuple[Framed, ...], affine: Affine) -> Frames:

@@ -24,13 +24,13 @@ Array = NDArray[np.float64]
 # A group's equations are solved if no residual is larger: all numbers are of order one.
 SOLVED = 1e-12
 STARTS = 8
-# A group tries again while its norm would have a gain so many times the largest of the source's in it.
+# A group tries again while its norm would have a gain so many times the usual one, and the largest of its own.
 EVEN = 2.0
 # So many steps are pulled towards small gains by so much.
 PULL, PULLED = 0.3, 15
-# A gain that is smaller than this beside the largest has a row of its own.
+# A gain that is so many times smaller than the largest has a row of its own.
 SMALL = 1e-2
-# What stands for a gain that is smaller still.
+# What stands for a gain that is smaller still, beside the usual one.
 FLOOR = 2.0**-60
 
 
@@ -44,27 +44,22 @@ class Solution:
     residual: float
 
 
-def solve(mu: Array, wide: int, share: float, usual: float, largest: float) -> Solution:
-    """The frames of groups with gains mu (g, p), for a norm whose largest gain is `largest`."""
-    small = np.abs(mu) < SMALL * largest
-    whole = np.where(np.abs(mu) < FLOOR * largest, np.where(mu < 0, -FLOOR, FLOOR) * largest, mu)
+def solve(mu: Array, wide: int, share: float, usual: float, small: NDArray[np.bool_]) -> Solution:
+    """The frames of groups with gains mu (g, p), of which these are small, in a norm with this usual gain."""
+    near = np.where(mu < 0, -FLOOR, FLOOR) * usual
+    whole = np.where(np.abs(mu) < FLOOR * usual, near, mu)
     count, p = mu.shape
-    a, w, left = np.zeros((count, wide, p)), np.ones((count, wide)), np.zeros(count)
+    a, w, left = np.ones((count, wide, p)), np.ones((count, wide)), np.full(count, np.inf)
     for own in np.unique(small.sum(1)):  # groups with as many rows of their own
         at = np.flatnonzero(small.sum(1) == own)
-        a[at], w[at], left[at] = _solve(whole[at], wide, share, usual, small[at])
-    u = w[:, :, None] * a * whole[:, None]
+        if own <= wide - p:
+            a[at], w[at], left[at] = _solve(whole[at], wide, share, usual, small[at])
     gains = 1.0 / w
     group, place = np.nonzero(small)
-    row = np.cumsum(small, 1)[group, place] - 1
-    gains[group, row] *= mu[group, place] / whole[group, place]
-    written = np.abs(gains[:, :, None] * u - a * mu[:, None]).max(initial=0.0) / largest
+    gains[group, np.cumsum(small, 1)[group, place] - 1] *= mu[group, place] / whole[group, place]
+    u = w[:, :, None] * a * whole[:, None]
+    written = np.abs(gains[:, :, None] * u - a * mu[:, None]).max() / usual
     return Solution(a, u, gains, max(float(left.max()), float(written)))
-
-
-def room(p: int, wide: int) -> int:
-    """How many rows of their own a group has room for."""
-    return wide - p
 
 
 def _solve(mu: Array, wide: int, share: float, usual: float, small: NDArray[np.bool_]) -> tuple[Array, Array, Array]:
@@ -76,7 +71,7 @@ def _solve(mu: Array, wide: int, share: float, usual: float, small: NDArray[np.b
         return a, w, np.abs(_Equations.whole(mu, wide, share).left(a, w)).max(1)
     blocks, weights = np.zeros((count, wide, p)), np.ones((count, wide))
     left, uneven = np.full(count, np.inf), np.full(count, np.inf)
-    usual = np.maximum(usual, np.abs(mu).max(1))
+    size = np.maximum(usual, np.abs(mu).max(1))
     for start in range(STARTS):
         # Groups without a solution, or with one that scales coordinates very unevenly, try again.
         todo = np.flatnonzero((left > SOLVED) | (uneven > EVEN))
@@ -84,7 +79,7 @@ def _solve(mu: Array, wide: int, share: float, usual: float, small: NDArray[np.b
             break
         rng = np.random.default_rng([p, wide, start])
         a, w, residual = _solve_from(mu[todo], wide, share, small[todo], rng)
-        ratio = 1.0 / (np.abs(w[:, own:]).min(1) * usual[todo])
+        ratio = 1.0 / (np.abs(w[:, own:]).min(1) * size[todo])
         solved, before = residual <= SOLVED, left[todo] <= SOLVED
         better = np.where(before, solved & (ratio < uneven[todo]), residual < left[todo])
         at = todo[better]

@@ -44,7 +44,11 @@ Array = NDArray[np.float64]
 
 # Unknowns of a group beyond which solving takes minutes.
 UNKNOWNS = 420
+# What is beside a frame shrinks on its way through a Post-LN block to so much of what the source's stream does.
 DAMPING = 0.5
+# How many times the source's the gains of a frame may be, and so the float32 noise and the gradient of a framed model.
+LIMIT = 10.0
+TINY = 1e-300
 # 1^T U / rho: with 1 the equations are singular.
 SHARES = (0.6, 0.5, 0.75, 0.4)
 
@@ -190,8 +194,8 @@ class Feeder:
     @property
     def spread(self) -> float:
         """The largest gain over the smallest that is not near 0: how unevenly coordinates are scaled."""
-        size = np.abs(self.gains)
-        return float(size.max() / size[size >= SMALL * size.max()].min())
+        size = np.abs(self.gains[~_small(self.gains)])
+        return float(size.max() / size.min()) if len(size) else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,51 +270,52 @@ def _near(size: int, target: int) -> Iterator[int]:
 @lru_cache(maxsize=64)
 def _feed(gain: bytes, target: int, fed: bool = True) -> Feeder:
     mu = np.frombuffer(gain)
-    largest = float(np.abs(mu).max()) or 1.0
-    shapes, rho = group_sizes(len(mu), target, fed=fed), target / len(mu)
-    found = list[tuple[float, list[Stack], list[Stack], Array]]()
-    for share in _shares(mu, rho):  # one for all groups
-        stacks, written, gains, worst, at, dealt = (
-            list[Stack](),
-            list[Stack](),
-            np.empty(target),
-            0.0,
-            0,
-            _dealt(mu, shapes),
-        )
-        for shape in sorted(set(shapes), key=shapes.index):
-            wide, count = shape[1], shapes.count(shape)
-            index = dealt[shape]
-            start = at + wide * np.arange(count)
-            solution = solve(mu[index], wide, share, _usual(mu), largest)
-            stacks.append(Stack(index, start, solution.a.transpose(0, 2, 1)))
-            written.append(Stack(index, start, solution.u.transpose(0, 2, 1)))
-            gains[start[:, None] + np.arange(wide)] = solution.gains
-            worst, at = max(worst, solution.residual), at + wide * count
-        found.append((worst, stacks, written, gains))
-        if worst <= SOLVED:
+    shapes = group_sizes(len(mu), target, fed=fed)
+    if not np.ptp(mu):  # any frame is written by equal gains
+        found = _built(np.ones(len(mu)), shapes, target, 1.0)
+        return replace(found, gains=np.full(target, mu[0]))
+    # One share for all groups. That of small gains is also the gentlest to others.
+    own = math.sqrt(len(mu) / target)
+    found = list[Feeder]()
+    for share in (own,) if _small(mu).any() else (own, *SHARES):
+        found.append(_built(mu, shapes, target, share))
+        if found[-1].residual <= SOLVED:
             break
-    worst, stacks, written, gains = min(found, key=lambda solution: solution[0])
-    forth = Blocks(len(mu), target, tuple(stacks))
+    return min(found, key=lambda feeder: feeder.residual)
+
+
+def _built(mu: Array, shapes: list[tuple[int, int]], target: int, share: float) -> Feeder:
+    """The frame of groups of these shapes, with one share 1^T U / rho."""
+    forth, written, gains, worst, at = list[Stack](), list[Stack](), np.empty(target), 0.0, 0
+    for (_, wide), index in _dealt(mu, shapes).items():
+        start = at + wide * np.arange(len(index))
+        solution = solve(mu[index], wide, share, _usual(mu), _small(mu)[index])
+        forth.append(Stack(index, start, solution.a.transpose(0, 2, 1)))
+        written.append(Stack(index, start, solution.u.transpose(0, 2, 1)))
+        gains[start[:, None] + np.arange(wide)] = solution.gains
+        worst, at = max(worst, solution.residual), at + wide * len(index)
     sums = np.zeros(target)
     for stack in written:
         sums += np.bincount(_targets(stack).ravel(), stack.values.sum(1).ravel(), target)
+    a, rho = Blocks(len(mu), target, tuple(forth)), target / len(mu)
     inputs = Blocks(len(mu), target, tuple(written), 1.0 - sums)
-    return Feeder(Frame(forth, forth.scaled(np.full(len(mu), 1 / rho), np.ones(target))), gains, Frame(inputs), worst)
+    return Feeder(Frame(a, a.scaled(np.full(len(mu), 1 / rho), np.ones(target))), gains, Frame(inputs), worst)
 
 
-def _shares(mu: Array, rho: float) -> tuple[float, ...]:
-    """1^T U / rho: with equal gains that of any frame, with small ones that of a row of their own."""
-    if not np.ptp(mu):
-        return (1.0,)
-    small = np.abs(mu) < SMALL * np.abs(mu).max()
-    return (rho**-0.5,) if small.any() else (rho**-0.5, *SHARES)
+def _small(gain: Array) -> NDArray[np.bool_]:
+    """The gains that are 0, or near it beside the others."""
+    return np.abs(gain) < SMALL * np.abs(gain).max()
+
+
+def _usual(gain: Array) -> float:
+    """The root of the mean square of gains; 1 if all are 0."""
+    return float(np.sqrt(np.mean(np.square(gain)))) or 1.0
 
 
 def _dealt(mu: Array, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], NDArray[np.int64]]:
     """Which coordinates each group has: small and large gains in all, since like gains make the equations singular."""
     order = np.argsort(np.abs(mu), kind="stable")
-    result, (last, _) = {}, shapes[-1]
+    result, (last, _) = dict[tuple[int, int], NDArray[np.int64]](), shapes[-1]
     if shapes[0] != shapes[-1]:
         taken = np.linspace(0, len(mu) - 1, last).round().astype(np.int64)
         result[shapes[-1]] = order[taken][None]
@@ -321,13 +326,18 @@ def _dealt(mu: Array, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], ND
 
 def feeder(gain: Array, target: int, name: str = "a LayerNorm") -> Feeder:
     """The frame that a LayerNorm with these gains can write, at `target` coordinates."""
-    found = _feed(np.asarray(gain, np.float64).tobytes(), target)
+    found, small = _feed(np.asarray(gain, np.float64).tobytes(), target), int(_small(gain).sum())
+    which = f"its gains, {small} of which are near 0," if small else "its gains"
+    remedy = "try another width, or a multiple of it"
     if found.residual > SOLVED:
-        small = int((np.abs(gain) < SMALL * np.abs(gain).max()).sum())
-        why = f", {small} of which are near 0," if small else ""
         raise Refused(
-            f"{name}: no frame was found that carries its gains{why} into {target} coordinates (what is left of the "
-            f"equations is {found.residual:.0e}): try another width, or a multiple of it"
+            f"{name}: no frame was found that carries {which} into {target} coordinates (what is left of the "
+            f"equations is {found.residual:.0e}): {remedy}"
+        )
+    if (growth := _usual(found.gains) / _usual(gain)) > LIMIT:
+        raise Refused(
+            f"{name}: the frame that carries {which} into {target} coordinates has gains {growth:.0f} times as large, "
+            f"and would amplify rounding and gradients by that: {remedy}"
         )
     return found
 
@@ -340,25 +350,26 @@ def any_frame(size: int, target: int) -> Feeder:
 def normed(stream: Frame, gain: Array, bias: Array | None, gains: Array) -> Normed:
     """What a LayerNorm with this gain and bias writes when it reads a frame, and has these gains instead."""
     assert stream.back is not None
-    size, wide, ones = stream.forth.size, stream.forth.target_size, np.ones(stream.forth.size)
-    back = stream.back.scaled(ones, 1.0 / gains)
-    offset = np.zeros(size) if bias is None else bias - gain
-    forth, mean = stream.forth.scaled(ones, gains), 1.0 / (gains * wide)
-    read = stream.back.scaled(gain, 1.0 / gains)
-    if bias is not None:
-        read = replace(read, mean=mean, weights=offset)
-    level = np.zeros(wide) if bias is None else gains
-    return Normed(Frame(forth, back), Frame(forth, read), gain, offset, gains, level)
+    size, wide = stream.forth.size, stream.forth.target_size
+    ones, reads = np.ones(size), 1.0 / gains
+    carried = Frame(stream.forth.scaled(ones, gains), stream.back.scaled(ones, reads))
+    back = stream.back.scaled(gain, reads)
+    if bias is None:
+        return Normed(carried, Frame(carried.forth, back), gain, np.zeros(size), gains, np.zeros(wide))
+    back = replace(back, mean=reads / wide, weights=bias - gain)
+    return Normed(carried, Frame(carried.forth, back), gain, bias - gain, gains, gains)
 
 
-def _usual(gain: Array) -> float:
-    return float(np.sqrt(np.mean(np.square(gain)))) or 1.0
+def damped(gain: Array, behind: Array) -> Array:
+    """The gains of a norm that reads a frame and leaves it in the stream, to be normed again with the gains `behind`.
+
+    Readers do not see what is not in the frame: it goes on with the stream, times these gains and those behind. In the
+    source the stream itself goes that way, times its own two. So on this way nothing beside the frame gets more than
+    DAMPING of the product of the usual ones, also where a gain behind is large.
+    """
+    return DAMPING * _usual(gain) * np.minimum(1.0, _usual(behind) / np.maximum(np.abs(behind), TINY))
 
 
-def level(gain: Array, behind: Array | None = None) -> Array | float:
-    """How large the gains of a norm that reads a frame are to be."""
-    size = _usual(gain)
-    if behind is None:
-        return size
-    usual = np.sqrt(np.mean(np.square(behind)))
-    return DAMPING * size * np.minimum(1.0, usual / np.maximum(np.abs(behind), 1e-300))
+def even(gain: Array, target: int) -> Array:
+    """The gains of a norm that reads a frame for linear maps alone: the usual one, so that weights keep their size."""
+    return np.full(target, _usual(gain))

@@ -33,6 +33,7 @@ from lemonx.verification.blocks import blocks_of, modules_of
 from lemonx.verification.loading import load
 from lemonx.verification.reference import deepened
 from lemonx.verification.sample import View, views
+from lemonx.verification.stability import Stability
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +113,9 @@ def compare_layerwise(
         after = whole.given_the_same(source, target, run, before.views)
     back = plan.frames.ways_back if plan and plan.frames else None
     comparison = whole.compared(source, target, before, after, tolerance=tolerance, back=back)
+    if plan and plan.frames:
+        skipped = "not measured: the models ran block by block, and a gradient needs all blocks"
+        comparison = replace(comparison, stability=Stability(skipped=skipped))
     sizes = [_block_bytes(c) for c in (source, target)]
     layers = Layers(
         places=tuple(judge.places) if judge else (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lemonx.verification.sample import View
+
+
+# An output of a model, and the view that it was given.
+Name = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,28 @@ def new_cache(model: PreTrainedModel) -> dict[str, Any]:
     return {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
 
-def floating_outputs(model: PreTrainedModel, view: View) -> dict[str, torch.Tensor]:
+def running(origin: Path, view: View | str = "the sample") -> AbstractContextManager[None]:
+    """A context in which a model that does not run is an error in one line."""
+    return foreign(f"run {str(origin)!r} on {view}", "mend its config.json, or expand with --no-verify")
+
+
+def all_outputs(loaded: Loaded, view: View, *, grad: bool = False) -> dict[Name, torch.Tensor]:
+    """Every output, and where the file lacks the head, also what lies below it: a head of zeros shows nothing."""
+    found = {(name, view.name): value for name, value in floating_outputs(loaded.model, view, grad=grad).items()}
+    base = loaded.model.base_model
+    if loaded.missing and base is not loaded.model:
+        below = floating_outputs(base, view, grad=grad)  # pyright: ignore[reportArgumentType]
+        found |= {(name, f"of the base model {view.name}".strip()): value for name, value in below.items()}
+    return found
+
+
+def floating_outputs(model: PreTrainedModel, view: View, *, grad: bool = False) -> dict[str, torch.Tensor]:
     """Every floating-point output by name, in float64, without what was computed at padding."""
     import torch
 
     mask = view.inputs.get("attention_mask")
     inputs = {k: v.to(model.dtype) if v.is_floating_point() else v for k, v in view.inputs.items()}
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         result = model(**inputs, **view.options)
     found = {}
     for name, value in _tensors(result):

@@ -10,25 +10,26 @@ its outputs, but never more than a cap.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.chains import LIMIT
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, CannotVerify, NotVerified, Refused
-from lemonx.models.foreign import foreign, is_out_of_memory
+from lemonx.models.foreign import is_out_of_memory
 from lemonx.planning import Plan
+from lemonx.verification.alignment import Back, aligned
 from lemonx.verification.finite import larger, not_finite
-from lemonx.verification.loading import Loaded, floating_outputs, load, new_cache
+from lemonx.verification.loading import Loaded, Name, all_outputs, floating_outputs, load, new_cache, running
 from lemonx.verification.reference import deepened
 from lemonx.verification.sample import UNPADDED, View, views
 from lemonx.verification.settings import generation_settings
+from lemonx.verification.stability import Stability, measure_stability
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from transformers import PreTrainedModel
 
@@ -43,13 +44,8 @@ FRAMED = 10.0
 CAP, WIRING = 2**-5, 2**-3
 # Bytes of weights in float64 up to which a model runs whole: a block at a time needs less memory, and more reading.
 WHOLE = 1 << 30
-# What a model without a head gives out.
-GIVEN_OUT = ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds")
-Back = Callable[["np.ndarray"], Sequence["np.ndarray"]]
 # From coarse to fine.
 PRECISION = ("bfloat16", "float16", "float32", "float64")
-# An output of a model, and the view that it was given.
-Name = tuple[str, str]
 CACHED = "with a cache"
 
 
@@ -81,16 +77,20 @@ class Comparison:
     # is then from what this makes of the source.
     stream_loss: float = 0.0
     output_loss: float = 0.0
+    # Where frames carry a stream: whether what rounding adds to it, and the gradient, stay as small as the source's.
+    stability: Stability | None = None
 
     @property
     def passed(self) -> bool:
         # A rounding may turn a near tie between two tokens: other tokens are a fault only where all is exact.
         same_tokens = self.tokens_equal is not False or self.tolerance > EXACT
         near = self.difference <= self.tolerance and self.stream_loss <= LIMIT
-        return near and same_tokens and not self.odd_keys and not self.not_finite
+        steady = self.stability is None or self.stability.passed
+        return near and steady and same_tokens and not self.odd_keys and not self.not_finite
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "passed": self.passed}
+        found = self.stability.as_dict() if self.stability else None
+        return {**asdict(self), "stability": found, "passed": self.passed}
 
     def reason(self) -> str:
         """Why it did not pass, in one line."""
@@ -105,6 +105,8 @@ class Comparison:
                 f"norms applied again move the stream by {self.stream_loss:.1e} of itself, more than {LIMIT:.1e}, "
                 "because eps is not small beside its variance: give --small-gains, or keep the depth"
             )
+        if self.stability is not None and not self.stability.passed:
+            return self.stability.reason()
         return "greedy generation gives other tokens"
 
 
@@ -129,7 +131,8 @@ def compare(
     """Run both on the same sample. `rounding`: None if no tensor was rounded; `plan`: how the target was
     made, if that is known.
 
-    `back`: all ways from the target's hidden states to the source's, where these are not its first entries.
+    `back`: all ways from the target's hidden states to the source's, where these are not its first entries. Frames are
+    also asked how steadily they compute.
     """
     if (short := memory_short(source, target)) is not None:
         raise CannotVerify(f"{short}: verify with --layerwise, or on a larger machine")
@@ -138,8 +141,13 @@ def compare(
         before = _run(source, seed, rounding=None if stored == "float64" else rounding, dtype=stored, plan=plan)
         # The same inputs: the target's vocabulary and its longest text may be larger.
         after = given_the_same(source, target, lambda used: _run(target, seed, used), before.views)
-    tolerance = tolerance_of(rounding, before.noise, stored)
-    return compared(source, target, before, after, tolerance=tolerance, back=back)
+        tolerance = tolerance_of(rounding, before.noise, stored)
+        found = compared(source, target, before, after, tolerance=tolerance, back=back)
+        if plan is None or not plan.frames:
+            return found
+        plain, view = before.as_it_is, before.views[0]
+        stability = measure_stability(source, target, view, plain, after.found, back)
+    return replace(found, stability=stability)
 
 
 def given_the_same(
@@ -190,10 +198,7 @@ def compared(
     worst, largest = 0.0, 0.0
     for name in shared:
         reference = before.found[name]
-        # A base model's output is wider: the inverse of an expansion that copies reads the first entries.
-        other = _first_entries(reference, after.found[name])
-        if back and name[0] in GIVEN_OUT and other.shape == reference.shape:
-            other = _nearest(reference, [other, *_through(back, reference, after.found[name])])
+        other = aligned(name[0], reference, after.found[name], back)
         if other.shape != reference.shape:
             shapes = f"{list(reference.shape)} in the source and {list(other.shape)} in the target"
             raise NotVerified(f"{name[0]} has shape {shapes}: they are different models")
@@ -225,37 +230,6 @@ def compared(
         stream_loss=before.moved,
         output_loss=largest_difference(before.found, before.as_it_is),
     )
-
-
-def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
-    """As many entries as the source has; of a wider vector of length one, the direction of these entries."""
-    # Features of images have their channels on another axis than the last.
-    first = wide[tuple(slice(size) for size in reference.shape)] if wide.ndim == reference.ndim else wide
-    if wide.shape[-1] == reference.shape[-1] or first.shape != reference.shape:
-        return first
-    return _of_length_one(first) if _are_of_length_one(reference, wide) else first
-
-
-def _are_of_length_one(*vectors: torch.Tensor) -> bool:
-    return all(bool(((x.norm(dim=-1) - 1).abs() < 1e-9).all()) for x in vectors)
-
-
-def _of_length_one(vectors: torch.Tensor) -> torch.Tensor:
-    return vectors / vectors.norm(dim=-1, keepdim=True)
-
-
-def _nearest(reference: torch.Tensor, ways: list[torch.Tensor]) -> torch.Tensor:
-    """Each is a left inverse of an expansion that the output may have; which of them it has, a spec does not say."""
-    return min(ways, key=lambda other: float((reference - other).abs().max()))
-
-
-def _through(back: Back, reference: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
-    """The states as the source would have them; what has length one there keeps it."""
-    import torch
-
-    ways = [torch.from_numpy(way) for way in back(states.numpy())]
-    fitting = [way for way in ways if way.shape == reference.shape]
-    return [_of_length_one(way) if _are_of_length_one(reference, states) else way for way in fitting]
 
 
 def _divergence(before: Mapping[Name, torch.Tensor], after: Mapping[Name, torch.Tensor]) -> float | None:
@@ -347,7 +321,7 @@ def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[V
     for number, view in enumerate(tried):
         try:
             with running(loaded.origin, view):
-                found |= _all_outputs(loaded, view)
+                found |= all_outputs(loaded, view)
         except BadCheckpoint:
             if given is None and number:
                 continue  # pictures of another size, say: not every model takes them
@@ -361,21 +335,6 @@ def check_inputs(loaded: Loaded, given: list[View] | None) -> None:
     if given and loaded.model.main_input_name not in given[0].inputs:
         reads, other = loaded.model.main_input_name, next(iter(given[0].inputs))
         raise NotVerified(f"{str(loaded.origin)!r} reads {reads}, the source {other}: they are different models")
-
-
-def running(origin: Path, view: View | str = "the sample") -> AbstractContextManager[None]:
-    """A context in which a model that does not run is an error in one line."""
-    return foreign(f"run {str(origin)!r} on {view}", "mend its config.json, or expand with --no-verify")
-
-
-def _all_outputs(loaded: Loaded, view: View) -> dict[Name, torch.Tensor]:
-    """Every output, and where the file lacks the head, also what lies below it: a head of zeros shows nothing."""
-    found = {(name, view.name): value for name, value in floating_outputs(loaded.model, view).items()}
-    base = loaded.model.base_model
-    if loaded.missing and base is not loaded.model:
-        below = floating_outputs(base, view)  # pyright: ignore[reportArgumentType]
-        found |= {(name, f"of the base model {view.name}".strip()): value for name, value in below.items()}
-    return found
 
 
 def _generated(model: PreTrainedModel, view: View) -> tuple[torch.Tensor, dict[Name, torch.Tensor]]:

@@ -1,0 +1,56 @@
+"""What an output of a wider model is in the source: its first entries, or what a frame's left inverse reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+# What a model without a head gives out.
+GIVEN_OUT = ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds")
+# All ways from hidden states of a width to the source's, as matrices with a row for every entry of the source's.
+Back = Callable[[int], Sequence["np.ndarray"]]
+
+
+def aligned(name: str, reference: torch.Tensor, wide: torch.Tensor, back: Back | None) -> torch.Tensor:
+    """An output of the target as the source would give it out; of another shape if there is no such way."""
+    # A base model's output is wider: the inverse of an expansion that copies reads the first entries.
+    first = _first_entries(reference, wide)
+    if back is None or name not in GIVEN_OUT or first.shape != reference.shape:
+        return first
+    return _nearest(reference, [first, *_through(back, reference, wide)])
+
+
+def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    """As many entries as the source has; of a wider vector of length one, the direction of these entries."""
+    # Features of images have their channels on another axis than the last.
+    first = wide[tuple(slice(size) for size in reference.shape)] if wide.ndim == reference.ndim else wide
+    if wide.shape[-1] == reference.shape[-1] or first.shape != reference.shape:
+        return first
+    return _of_length_one(first) if _are_of_length_one(reference, wide) else first
+
+
+def _are_of_length_one(reference: torch.Tensor, wide: torch.Tensor) -> bool:
+    """Whether they are so in the source; the target then was, but for the precision that it ran in."""
+    return all(bool(((x.norm(dim=-1) - 1).abs() < near).all()) for x, near in ((reference, 1e-9), (wide, 1e-4)))
+
+
+def _of_length_one(vectors: torch.Tensor) -> torch.Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True)
+
+
+def _nearest(reference: torch.Tensor, ways: list[torch.Tensor]) -> torch.Tensor:
+    """Each is a left inverse of an expansion that the output may have; which of them it has, a spec does not say."""
+    return min(ways, key=lambda other: float((reference - other).detach().abs().max()))
+
+
+def _through(back: Back, reference: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
+    """The states as the source would have them; what has length one there keeps it."""
+    import torch
+
+    ways = [states @ torch.from_numpy(way).T for way in back(states.shape[-1])]
+    fitting = [way for way in ways if way.shape == reference.shape]
+    return [_of_length_one(way) if _are_of_length_one(reference, states) else way for way in fitting]

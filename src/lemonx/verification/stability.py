@@ -1,0 +1,122 @@
+"""Does the target compute as steadily as the source? Asked of frames, which are dense: to be exact is not enough there.
+
+In exact arithmetic the stream stays where a frame carries it. Rounding leaves it there, and what lies beside must not
+grow from block to block, nor may the gradient. So both models run once more, in float32, and two figures of each are
+compared. Noise: how far its outputs are from its own in float64. Gradient: the norm of that of all parameters, for a
+random linear function of the outputs, the same one in both models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.frames import LIMIT
+from lemonx.verification.alignment import Back, aligned
+from lemonx.verification.loading import Name, all_outputs, load, running
+from lemonx.verification.sample import View
+
+if TYPE_CHECKING:
+    import torch
+
+# One rounding in float32: a source that is more exact than that is so by chance.
+LEAST = 2.0**-24
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one model: its noise relative to its outputs, and the norm of its gradient."""
+
+    noise: float
+    gradient: float
+
+
+@dataclass(frozen=True)
+class Stability:
+    """The figures of both models, or why they were not measured."""
+
+    source: Figures | None = None
+    target: Figures | None = None
+    skipped: str | None = None
+
+    @property
+    def noise(self) -> float:
+        """How many times the source's the target's noise is."""
+        assert self.source and self.target
+        return self.target.noise / max(self.source.noise, LEAST)
+
+    @property
+    def gradient(self) -> float:
+        """How many times the source's the norm of the target's gradient is."""
+        assert self.source and self.target
+        return self.target.gradient / self.source.gradient if self.source.gradient else 1.0
+
+    @property
+    def passed(self) -> bool:
+        return self.skipped is not None or (self.noise <= LIMIT and self.gradient <= LIMIT)
+
+    def as_dict(self) -> dict[str, Any]:
+        ratios = {} if self.skipped else {"noise_ratio": self.noise, "gradient_ratio": self.gradient, "limit": LIMIT}
+        return {**asdict(self), **ratios}
+
+    def reason(self) -> str:
+        """Why it did not pass, in one line."""
+        assert self.source and self.target
+        what, now, before = (
+            ("float32 noise", self.target.noise, self.source.noise)
+            if not self.noise <= LIMIT
+            else ("gradient norm", self.target.gradient, self.source.gradient)
+        )
+        return (
+            f"the target's {what} is {now:.1e} where the source's is {before:.1e}, more than {LIMIT:g} times as much: "
+            "choose a multiple of the width"
+        )
+
+
+def measure_stability(
+    source: Checkpoint,
+    target: Checkpoint,
+    view: View,
+    before: Mapping[Name, torch.Tensor],
+    after: Mapping[Name, torch.Tensor],
+    back: Back | None,
+) -> Stability:
+    """Run both models in float32, forth and back, and compare with their outputs in float64, `before` and `after`."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(value.shape, generator=generator, dtype=value.dtype) for name, value in before.items()}
+
+    def weighed(found: Mapping[Name, torch.Tensor]) -> torch.Tensor:
+        ways = {n: aligned(n[0], before[n], value, back) for n, value in found.items() if n in before}
+        return torch.stack([(way * weights[n]).sum() for n, way in ways.items()]).sum()
+
+    def figures(checkpoint: Checkpoint, exact: Mapping[Name, torch.Tensor]) -> Figures:
+        loaded = load(checkpoint, torch.float32)
+        squares = list[float]()
+        for parameter in loaded.model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda p: squares.append(_taken(p)))
+        with running(loaded.origin, view):
+            found = all_outputs(loaded, view, grad=True)
+            weighed(found).backward()
+        noise = max((_distance(exact[name], value) for name, value in found.items() if name in exact), default=0.0)
+        return Figures(noise, sum(squares) ** 0.5)
+
+    return Stability(figures(source, before), figures(target, after))
+
+
+def _taken(parameter: torch.Tensor) -> float:
+    """The square of a gradient's norm; the gradient itself is let go, so that no two are in memory."""
+    assert parameter.grad is not None
+    square = float(parameter.grad.double().square().sum())
+    parameter.grad = None
+    return square
+
+
+def _distance(exact: torch.Tensor, other: torch.Tensor) -> float:
+    """Relative to the size of the output; 0 where there is nothing."""
+    size = float(exact.norm())
+    return float((exact - other.detach()).norm()) / size if size else 0.0
