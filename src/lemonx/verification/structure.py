@@ -127,7 +127,8 @@ def as_deep_as_the_source(plan: Plan) -> dict[str, Any]:
     """The target's config.json with as many blocks as the source has, and its lists with an entry a block."""
     source, target = config_fields(plan.read_as), flat_fields(plan.target_config)
     stacks = plan.source_spec.stacks.values()
-    fields = [*plan.family.sizes.get("depth", ()), *(name for s in stacks for name in (*s.lists, *s.numbered))]
+    fields = [*plan.family.sizes.get("depth", ())]
+    fields += [name for stack in stacks for name in (*stack.lists, *stack.counts, *stack.numbered)]
     fields += [stack.sets_in for stack in stacks if stack.sets_in]
     fields += [name for name, value in source.items() if _grew(value, target.get(name))]
     names = {plan.family.aliases.get(name, name) for name in fields}
