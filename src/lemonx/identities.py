@@ -6,7 +6,7 @@ column, what must be zero is compared with zero, and what nothing reads, or what
 
 Tolerances follow from the arithmetic of the dtype that T is stored in, with u its unit of rounding and k copies:
 
-    a copy is stored rounded where it is scaled                u |T|
+    a copy is stored rounded where it is scaled                u |T|, and half the spacing of the least numbers
     float32, float64: k - 1 subtractions make the first copy   (k - 1) u (sum of |T| over the copies)
     bf16, fp16: the split is exact (split.py)                  0
     the sums of this check, at the precision v it works in     k v (sum of |T| over the copies)
@@ -60,6 +60,11 @@ class Sums:
 def unit(dtype: torch.dtype) -> float:
     """The largest relative error of one rounding to a dtype."""
     return torch.finfo(dtype).eps / 2
+
+
+def spacing(dtype: torch.dtype) -> float:
+    """The largest error of one rounding where numbers are so small that it is no longer relative: fp16 below 6e-5."""
+    return torch.finfo(dtype).smallest_normal * unit(dtype)
 
 
 def is_free(run: Run, how: Matrix, appended: bool) -> bool:
@@ -143,7 +148,10 @@ def sums_fault(of: Sums, base: torch.Tensor, columns: Expansion, stored: torch.d
     steps = 0 if stored in HALF else most - 1 + (2 * times if times > 1 else 0)
     rounded = unit(stored) * (steps + (not columns.is_plain)) + unit(of.values.dtype) * (most + 1) * times
     wanted = base.to(of.values.dtype) * times
-    far = (of.values - wanted).abs_() > of.sizes * rounded
+    allowed = of.sizes * rounded
+    if not columns.is_plain:
+        allowed += spacing(stored) * most * times * float(np.abs(columns.amp).max() * abs(columns.gain))
+    far = (of.values - wanted).abs_() > allowed
     far |= ~torch.isfinite(of.values)
     if (known := _held(columns)) is not None:
         far &= known
@@ -224,6 +232,7 @@ def _near_fault(found: torch.Tensor, wanted: torch.Tensor, column: int, rule: st
     work = found.double()
     size = wanted.abs().amax(1, keepdim=True) if wanted.numel() else wanted
     allowed = wanted.abs() * unit(found.dtype) * (1 + 2**-8) + size * (wanted.shape[1] * unit(torch.float64) * 4)
+    allowed += spacing(found.dtype) * (1 + 2**-8)
     return _first_fault(~((work - wanted).abs() <= allowed), work, wanted, column, rule)
 
 
@@ -305,6 +314,7 @@ def vector_fault(found: torch.Tensor, source: torch.Tensor, how: Vector) -> Faul
     # One rounding, and that of this sum, which its largest term decides.
     largest = np.abs(gains * how.factor) + abs(how.offset) * (1 + np.abs(how.factor)) + np.abs(how.rest)
     allowed = np.abs(wanted) * unit(found.dtype) * (1 + 2**-8) + largest * (8 * unit(torch.float64))
+    allowed += spacing(found.dtype) * (1 + 2**-8)
     far = ~(np.abs(here - wanted) <= allowed)
     if how.fill and not how.expansion.frame:  # what is multiplied by them is zero
         far &= ~((index < 0) & np.isfinite(here))

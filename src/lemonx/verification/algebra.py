@@ -181,7 +181,8 @@ class _Task:
         readers = [(other, self._after(other, its).reader(further=True), at * size) for other, its, at in group]
         whole = range(first * size, (first + 1) * size)
         for _, run in blocks_within(step, whole):
-            run, total = _cut(run, whole), identities.Sums.zero(run.length, how.columns.size)
+            run = _cut(run, whole)
+            total = identities.Sums.zero(run.length, how.columns.size)
             for other, reader, start in readers:
                 low = start + run.target - whole.start
                 rows = reader.rows(low, low + run.length)
@@ -246,8 +247,8 @@ def _groups(steps: Sequence[Step]) -> dict[str, list[Group]]:
         size = how.rows.target_size // len(how.copied.number)
         for at, copies in enumerate(how.copied.copies):
             if copies > 1:
-                own = how.rows.source[at * size : (at + 1) * size]
-                key = step.source, step.suffix, step.block, int(own[own >= 0].min(initial=0))
+                # Whose copy it is: several may lie in one tensor, and every one has rows of its origin's.
+                key = step.source, step.suffix, step.block, int(how.rows.source[at * size : (at + 1) * size].max())
                 found.setdefault(key, []).append((step, how, at))
     result: dict[str, list[Group]] = {}
     for group in found.values():
