@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from lemonx.verification.float64 import Float64
 
-ROWS, LENGTH = 6, 33
+LENGTH = 33
 Outputs = dict[str, Tensor]
 View = Callable[[Any], Outputs]
 # Streams that a model gives out: a wider model's may hold the same in another basis.
-STREAMS = ("last_hidden_state", "encoder_last_hidden_state")
+STREAMS = ("last_hidden_state", "encoder_last_hidden_state", "pooler_output")
 
 
 def load(model_class: Any, folder: Path) -> Any:
@@ -33,22 +34,25 @@ def load(model_class: Any, folder: Path) -> Any:
     return model.eval()
 
 
-def views(model: Any, seed: int) -> dict[str, View]:
-    """Ways to call a model, by name; what a model does not take is found out by calling the source."""
+def views(model: Any, seed: int, rows: int = 3) -> dict[str, View]:
+    """Ways to call a model, by name; what a model does not take is found out by calling the source.
+
+    `rows`: the number of pictures or sounds, and half of that of texts.
+    """
     r, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     config = model.config
     if hasattr(config, "text_config") and hasattr(config, "vision_config"):
-        pixels = dict(_pictures(model, config.vision_config, generator))
-        texts = _texts(model, config.text_config, r, generator) if model.main_input_name == "input_ids" else {}
+        pixels = dict(_pictures(model, config.vision_config, rows, generator))
+        texts = _texts(model, config.text_config, 2 * rows, generator) if model.main_input_name == "input_ids" else {}
         return {name: _call({**texts, **batch}, **options) for name, (batch, options) in pixels.items()}
     if model.main_input_name == "pixel_values":
-        return {name: _call(batch, **options) for name, (batch, options) in _pictures(model, config, generator)}
+        return {name: _call(batch, **options) for name, (batch, options) in _pictures(model, config, rows, generator)}
     if model.main_input_name == "input_features":
-        shape = (3, config.num_mel_bins, 2 * config.max_source_positions)
+        shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
         sound = {"input_features": torch.randn(shape, generator=generator, dtype=torch.float64)}
-        begun = _begun(model, config, 3, generator)
+        begun = _begun(model, config, rows, generator)
         return {"sounds": _call(sound | begun), **({"sounds, cached": _cached(sound | begun)} if begun else {})}
-    texts = _texts(model, config, r, generator)
+    texts = _texts(model, config, 2 * rows, generator)
     one = {name: value[:1, : r.randint(5, 20)] for name, value in texts.items() if name == "input_ids"}
     found = {"texts": _call(texts)}
     if not type(model).__name__.endswith("ForMultipleChoice"):
@@ -66,10 +70,10 @@ def _longest(config: Any) -> int | None:
     return next((longest for name in names if (longest := getattr(config, name, None))), None)
 
 
-def _texts(model: Any, config: Any, r: random.Random, generator: torch.Generator) -> dict[str, Tensor]:
+def _texts(model: Any, config: Any, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
     # RoBERTa's positions begin behind its padding token.
     length = min(LENGTH, (_longest(config) or 64) - 7)
-    ids = torch.randint(0, config.vocab_size, (ROWS, length), generator=generator)
+    ids = torch.randint(0, config.vocab_size, (rows, length), generator=generator)
     special = [t for name in ("bos_token_id", "pad_token_id", "eos_token_id") for t in _ids(config, name)]
     ids[0, : len(special)] = torch.tensor(special, dtype=ids.dtype)
     padding = (_ids(config, "pad_token_id") or [0])[0]
@@ -108,7 +112,7 @@ def _begun(model: Any, config: Any, rows: int, generator: torch.Generator) -> di
 
 
 def _pictures(
-    model: Any, config: Any, generator: torch.Generator
+    model: Any, config: Any, rows: int, generator: torch.Generator
 ) -> Iterator[tuple[str, tuple[dict[str, Tensor], dict[str, Any]]]]:
     """Pictures of the config's size, and of two others."""
     size, patch = getattr(config, "image_size", 24), getattr(config, "patch_size", 2)
@@ -120,11 +124,11 @@ def _pictures(
         ("larger pictures", (high + 3 * down, wide + 5 * right + 1), more),
         ("smaller pictures", (max(2 * down, high - down), max(2 * right, wide - 1)), more),
     ):
-        pixels = torch.randn((3, config.num_channels, *sides), generator=generator, dtype=torch.float64)
+        pixels = torch.randn((rows, config.num_channels, *sides), generator=generator, dtype=torch.float64)
         batch = {"pixel_values": pixels}
         if "bool_masked_pos" in taken and type(model).__name__.endswith("ForMaskedImageModeling"):
             patches = (sides[0] // down) * (sides[1] // right)
-            batch["bool_masked_pos"] = torch.rand((3, patches), generator=generator) < 0.5
+            batch["bool_masked_pos"] = torch.rand((rows, patches), generator=generator) < 0.5
         yield name, (batch, options)
 
 
@@ -138,7 +142,7 @@ def _cached(batch: dict[str, Tensor]) -> View:
 
     def view(model: Any) -> Outputs:
         # Padding on the right is not for who goes on writing.
-        several = name == "input_ids" and len(batch[name]) == ROWS
+        several = name == "input_ids" and len(batch[name]) > 4
         rows = [0, 2, 4] if several else slice(None)
         whole = {n: value[rows] for n, value in batch.items()}
         half = whole[name].shape[1] // 2
@@ -189,18 +193,49 @@ def run(model: Any, ways: dict[str, View]) -> dict[str, Outputs | Exception]:
     return found
 
 
-def difference(before: Outputs, after: Outputs) -> tuple[float, str]:
+class Bases:
+    """The affine maps that take what a wider model gives out to what the source does, found from many inputs.
+
+    They are tried on other inputs; a stream that is no map of the wide one has none that fits those.
+    """
+
+    ROWS = 64
+
+    def __init__(self, source: Any, target: Any, seed: int) -> None:
+        self.source, self.target, self.seed = source, target, seed
+
+    @cached_property
+    def _outputs(self) -> tuple[Outputs, Outputs]:
+        view = next(iter(views(self.source, self.seed + 1, self.ROWS).values()))
+        with torch.no_grad():
+            return view(self.source), view(self.target)
+
+    def relative(self, name: str, value: Tensor, wide: Tensor) -> float:
+        """The difference of one output, brought to the source's basis."""
+        narrow, given = self._outputs
+        fitted = torch.linalg.lstsq(
+            _flat(given[name]), narrow[name].flatten(0, -2), rcond=1e-11, driver="gelsd"
+        ).solution
+        return _relative(value.flatten(0, -2), _flat(wide) @ fitted)
+
+
+def _flat(x: Tensor) -> Tensor:
+    x = x.flatten(0, -2)
+    return torch.cat([x, torch.ones_like(x[:, :1])], 1)
+
+
+def difference(before: Outputs, after: Outputs, bases: Bases | None = None) -> tuple[float, str]:
     """The largest difference of any output relative to its largest entry, and which output it is."""
     assert before.keys() == after.keys(), f"other outputs: {sorted(before)} and {sorted(after)}"
     worst, where = 0.0, ""
     for name, value in before.items():
-        found = _of_one(name, value, after[name])
+        found = _of_one(name, value, after[name], bases)
         if not found <= worst:
             worst, where = found, name
     return worst, where
 
 
-def _of_one(name: str, value: Tensor, wide: Tensor) -> float:
+def _of_one(name: str, value: Tensor, wide: Tensor, bases: Bases | None) -> float:
     first = wide[tuple(slice(size) for size in value.shape)] if wide.ndim == value.ndim else wide
     if first.shape != value.shape:
         return float("inf")
@@ -208,8 +243,8 @@ def _of_one(name: str, value: Tensor, wide: Tensor) -> float:
     if wide.shape != value.shape and not found < 1e-6:
         if name.endswith("_embeds"):  # of length one: the direction of the first entries
             found = min(found, _relative(value, first / first.norm(dim=-1, keepdim=True)))
-        elif name in STREAMS:
-            found = min(found, _in_another_basis(value, wide))
+        elif name in STREAMS and bases:
+            found = min(found, bases.relative(name, value, wide))
     return found
 
 
@@ -217,16 +252,6 @@ def _relative(value: Tensor, other: Tensor) -> float:
     if not value.numel():
         return 0.0
     return float((value - other).abs().max() / (value.abs().max() or 1.0))
-
-
-def _in_another_basis(value: Tensor, wide: Tensor) -> float:
-    """How far one affine map is from taking the wide stream to the narrow one: half of the tokens say which map."""
-    x, y = wide.flatten(0, -2), value.flatten(0, -2)
-    x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
-    if len(x) < 4 * value.shape[-1]:
-        return float("inf")  # too few tokens to tell
-    fitted = torch.linalg.lstsq(x[::2], y[::2], rcond=1e-11, driver="gelsd").solution
-    return _relative(y[1::2], x[1::2] @ fitted)
 
 
 def noise(model: Any, ways: dict[str, View], before: dict[str, Outputs | Exception], dtype: str, seed: int) -> float:

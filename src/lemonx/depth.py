@@ -124,6 +124,7 @@ def chains(
     found: dict[tuple[str, int], tuple[Chain, ...]] = {}
     for name, stack in source.stacks.items():
         norms = stream_norms(source, name)
+        run = [norm for norm in norms if not getattr(source.rows[norm], "idle", False)]
         eps = eps_of(source, norms[-1], config) if norms else 0.0
         if not eps or target.stacks[name].size == stack.size:
             continue
@@ -131,7 +132,7 @@ def chains(
         for block in placed(name, stack, target.stacks[name]):
             uses = counts.setdefault(block.source, [])
             if block.added:
-                uses[-1] += len(norms)
+                uses[-1] += len(run)
             else:
                 uses.append(0)
         found |= {(name, i): tuple(Chain(eps, n, small) for n in uses) for i, uses in counts.items() if any(uses)}

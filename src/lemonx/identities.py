@@ -221,7 +221,7 @@ def sums_fault(of: Sums, wanted: Wanted, columns: Expansion, stored: torch.dtype
     steps = 0 if stored in HALF else most - 1 + (2 * times if times > 1 else 0)
     allowed = of.sizes * (unit(stored) * (steps + scaled) + unit(torch.float64) * (most + 1) * times)
     if scaled:
-        allowed += least(stored) * most * float(np.abs(columns.amp * columns.gain).max())
+        allowed += least(stored) * most * times * float(np.abs(columns.amp * columns.gain).max())
     if wanted.slack is not None:
         allowed += wanted.slack() * times
     base = wanted.rows.double() * times

@@ -25,13 +25,15 @@ class Norm(Row):
     """A norm over the last axis with a gain and perhaps a bias. `eps`: config field, or its fixed value.
 
     `offset`: the file keeps the gain less this. `each`: a gain of its own for every unit of this axis. Without
-    `affine` it has no parameters, so what it writes keeps the factor that the gain would have taken.
+    `affine` it has no parameters, so what it writes keeps the factor that the gain would have taken. `idle`: the file
+    has it, but this class does not run it.
     """
 
     eps: str | float | None = None
     offset: float = 0.0
     each: Side | None = None
     affine: bool = True
+    idle: bool = False
     is_norm = in_place = is_strict = True
     # It takes the mean away before it divides.
     centres = False
@@ -197,10 +199,11 @@ def layer_norm(
     optional: bool = False,
     each: str | None = None,
     affine: bool = True,
+    idle: bool = False,
 ) -> LayerNorm:
-    """A LayerNorm; `each`: with a gain of its own for every head; not `affine`: without parameters."""
+    """A LayerNorm; `each`: with a gain of its own for every head; not `affine`: without parameters; `idle`: not run."""
     axis = side(each) if each else None
-    return LayerNorm(*parse(signature), optional=optional, eps=eps, each=axis, affine=affine)
+    return LayerNorm(*parse(signature), optional=optional, eps=eps, each=axis, affine=affine, idle=idle)
 
 
 def rms_norm(signature: str, *, eps: str | float | None = None, optional: bool = False, offset: float = 0.0) -> RMSNorm:

@@ -71,9 +71,9 @@ def cached(c: Config) -> dict[str, int]:
 
 def stacked(parts: tuple[str, ...]) -> dict[str, Row]:
     """The blocks of these parts, whose norms stand in the stream."""
-    encoded = {"decoder": "residual"}
+    encoded, alone = {"decoder": "residual"}, parts != PARTS
     return {name: row for part in parts
-            for name, row in blocks(part, "residual", "residual", encoded.get(part)).items()}  # fmt: skip
+            for name, row in blocks(part, "residual", "residual", encoded.get(part), alone=alone).items()}  # fmt: skip
 
 
 def _classified() -> dict[str, Row]:
@@ -100,8 +100,10 @@ def units(c: Config, part: str) -> dict[str, Space]:
     return {f"{part}_heads": circ(heads), **entries, f"{part}_hidden": circ(c[f"{part}_ffn_dim"])}
 
 
-def blocks(part: str, stream: str, normed: str, encoded: str | None = None) -> dict[str, Row]:
-    """The rows of one stack: what its modules read is `normed`, and `encoded` where a decoder asks the encoder."""
+def blocks(part: str, stream: str, normed: str, encoded: str | None = None, *, alone: bool = False) -> dict[str, Row]:
+    """The rows of one stack: what its modules read is `normed`, and `encoded` where a decoder asks the encoder, if it
+    has one: `alone` it keeps what it would ask by, and does not run it.
+    """
     layer, rows = f"model.{part}.layers.*", dict[str, Row]()
     heads = {name: f"({part}_heads {part}_{name})" for name in ("query", "key", "value")}
     for attention, memory in {"self_attn": normed, **({"encoder_attn": encoded} if encoded else {})}.items():
@@ -110,7 +112,9 @@ def blocks(part: str, stream: str, normed: str, encoded: str | None = None) -> d
             f"{layer}.{attention}.k_proj": linear(f"{memory} -> {heads['key']}"),
             f"{layer}.{attention}.v_proj": linear(f"{memory} -> {heads['value']}"),
             f"{layer}.{attention}.out_proj": linear(f"{heads['value']} -> {stream}"),
-            f"{layer}.{attention}_layer_norm": layer_norm(f"{stream} -> {normed}", eps=EPS),
+            f"{layer}.{attention}_layer_norm": layer_norm(
+                f"{stream} -> {normed}", eps=EPS, idle=alone and attention == "encoder_attn"
+            ),
         }
     return rows | {
         f"{layer}.fc1": linear(f"{normed} -> {part}_hidden"),

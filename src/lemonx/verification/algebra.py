@@ -259,9 +259,8 @@ def _groups(steps: Sequence[Step]) -> dict[str, list[Group]]:
         size = how.rows.target_size // len(how.copied.number)
         for at, copies in enumerate(how.copied.copies):
             if copies > 1:
-                own = how.rows.source[at * size : (at + 1) * size]
-                origin = own[own >= 0]
-                key = step.source, step.suffix, step.block, int(origin.min()) if len(origin) else -1
+                # Whose copy it is: several may lie in one tensor, and every one has rows of its origin's.
+                key = step.source, step.suffix, step.block, int(how.rows.source[at * size : (at + 1) * size].max())
                 found.setdefault(key, []).append((step, how, at))
     result: dict[str, list[Group]] = {}
     for group in found.values():
