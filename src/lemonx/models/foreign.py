@@ -23,16 +23,22 @@ _PASS = (LemonxError, MemoryError, KeyboardInterrupt, GeneratorExit)
 
 @contextmanager
 def foreign(
-    doing: str, remedy: str, error: type[LemonxError] = BadCheckpoint, *, who: str = "transformers"
+    doing: str,
+    remedy: str,
+    error: type[LemonxError] = BadCheckpoint,
+    *,
+    who: str = "transformers",
+    but: tuple[type[BaseException], ...] = (),
 ) -> Iterator[None]:
     """A context in which whatever transformers raises while `doing` ("load './small'") is an `error` in one line.
 
+    `but`: what is said as it is, as is a full disk where something is written.
     Not only an Exception: tokenizers panic with a BaseException, and code may ask to exit.
     """
     try:
         with quiet(), _alone():
             yield
-    except _PASS:
+    except (*_PASS, *but):
         raise
     except BaseException as raised:
         if is_out_of_memory(raised):

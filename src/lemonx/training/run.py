@@ -17,7 +17,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import new_folder, remove, write_whole
 from lemonx.companions import carried
 from lemonx.errors import BadRecipe
-from lemonx.models.foreign import quiet
+from lemonx.models.foreign import foreign, quiet
 from lemonx.planning import Plan
 from lemonx.training import curve as curves
 from lemonx.training import folder, model
@@ -166,7 +166,8 @@ class Job:
             seconds=max((line["seconds"] for line in history), default=0.0),
         )
         trainer.add_callback(Rhythm(self.evaluate, self.save, leg.end, self.schedule.total, self._tell))
-        trainer.train(resume_from_checkpoint=str(saved.path) if saved else None)
+        with foreign("train this model on this data", "check the recipe", BadRecipe, but=(OSError,)):
+            trainer.train(resume_from_checkpoint=str(saved.path) if saved else None)
         return trainer.state.log_history
 
     def _trainer(self) -> type[LemonTrainer]:
