@@ -16,11 +16,12 @@ MOST_LABELS, MOST_ENTRIES = 2**18, 60_000
 MOST_TENSORS, MOST_TARGET_TENSORS = 200_000, 100_000
 # Findings that are listed one by one.
 MOST_FINDINGS = 1000
-# Steps of a run and examples of a step.
-MOST_STEPS, MOST_EXAMPLES = 10**9, 2**20
+# Steps of a run, examples of a step, examples that are made up, tokens of an example, and the side of a picture.
+MOST_STEPS, MOST_AT_ONCE, MOST_EXAMPLES, LONGEST_TEXT, LARGEST_PICTURE = 10**9, 2**16, 2 * 10**6, 2**20, 2048
 # Numbers that a model keeps beside its weights, masks and angles, and pixels of a picture it is verified with.
 MOST_BUFFERS, MOST_PIXELS = 2**26, 2**21
-# A seed, of either sign.
-LARGEST_SEED = 2**63 - 1
-# How many times its size a compressed file of data may grow to; deflate's most is 1,032.
-MOST_INFLATION = 200
+# A seed of an expansion, of either sign, and of a run, where numpy's is the smallest.
+LARGEST_SEED, LARGEST_RUN_SEED = 2**63 - 1, 2**32 - 1
+# How many times its size a compressed file of data may grow to, and what it may grow to in any case. MNIST grows
+# fivefold; deflate's most is 1,032.
+MOST_INFLATION, INFLATED = 40, 2**24

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -106,6 +107,8 @@ def _odd(name: Any, tensor: Any) -> str | None:
         return f"a {type(tensor).__name__} under {name[:200]!r}, not a tensor"
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         return f"a sparse or quantised tensor {name[:200]!r}"
+    if tensor.nbytes > tensor.untyped_storage().nbytes():
+        return f"tensor {name[:200]!r} as a few numbers that are repeated"
     try:
         dtype_name(tensor.dtype)
     except ValueError:
@@ -117,9 +120,20 @@ def read_pickle(real: str | BinaryIO, *, mapped: bool = False) -> Any:
     """What torch.save wrote, if it is tensors in plain containers: the only place where pickles are read."""
     import torch
 
+    _require_stored(real)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about a pickle is said in one line, or is no matter
         return torch.load(real, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def _require_stored(real: str | BinaryIO) -> None:
+    """ValueError if a part of the file is compressed, as torch never writes it: it could grow a thousandfold."""
+    if zipfile.is_zipfile(real):
+        with zipfile.ZipFile(real) as archive:
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                raise ValueError("it is compressed, which torch does not do")
+    if not isinstance(real, str):
+        real.seek(0)
 
 
 def _unpickle(real: Path, path: Path) -> Any:

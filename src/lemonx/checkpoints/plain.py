@@ -8,6 +8,7 @@ text that cannot be written, and not so much of it that memory runs out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from typing import Any
 MAX_DEPTH = 64
 # Tokenizers say 10**30 for "no limit". The product of a hundred such numbers can still be printed.
 _LARGEST = 10**40
+# Half of a pair of code units. Those that stand for a byte of a file's name that is no text are kept: it is written so.
+_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 # A header of 300,000 tensors has about 3 million; ten times that many would take gigabytes.
 _MAX_PARTS = 4_000_000
 
@@ -63,7 +66,7 @@ def require_plain(content: Any) -> None:
 
 def _require_scalar(value: Any) -> None:
     if isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        if not value.isascii() and _HALF.search(value):
             raise ValueError("a text in it holds half of a character")
     elif isinstance(value, int):
         if abs(value) > _LARGEST:

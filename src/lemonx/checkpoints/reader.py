@@ -232,7 +232,7 @@ class Checkpoint:
         """SHA-256 of config.json and of every weight file's name, size and header: cheap, blind to values."""
         total = hashlib.sha256(hashlib.sha256(self._config_bytes).digest())
         for file in self._files:
-            total.update(f"{file.path.name}\0{file.size}\0{file.header_sha256}\n".encode())
+            total.update(os.fsencode(f"{file.path.name}\0{file.size}\0{file.header_sha256}\n"))
         return total.hexdigest()
 
     def content_digest(self, progress: Callable[[int], None] | None = None) -> str:
@@ -240,7 +240,7 @@ class Checkpoint:
         total = hashlib.sha256(hashlib.sha256(self._config_bytes).digest())
         buffer = memoryview(bytearray(_BLOCK))
         for file in self._files:
-            total.update(f"{file.path.name}\0{file.size}\n".encode())
+            total.update(os.fsencode(f"{file.path.name}\0{file.size}\n"))
             for offset in range(0, file.size, _BLOCK):
                 block = buffer[: min(_BLOCK, file.size - offset)]
                 read_into(self._descriptor(file.path), file.path, offset, block)

@@ -51,19 +51,27 @@ def _main() -> None:
         terminal.complain(f"{' '.join(str(error).split())}: check the disk and its permissions")
         sys.exit(BadOutput.exit_code)
     except MemoryError:
-        terminal.complain("memory ran out: check the sizes in config.json, or use a larger machine")
-        sys.exit(CannotVerify.exit_code)
+        _out_of_memory()
     except Exception as error:
         # A wrong option or argument, as the parser words it.
         worded = getattr(error, "format_message", None)
         if worded is None:
-            _report(error)
+            _unworded(error)
         terminal.complain(f"{worded().rstrip('.')}: see `lemonx --help`")
         sys.exit(2)
 
 
-def _report(error: Exception) -> NoReturn:
+def _out_of_memory() -> NoReturn:
+    terminal.complain("memory ran out: check the sizes in config.json, or use a larger machine")
+    sys.exit(CannotVerify.exit_code)
+
+
+def _unworded(error: Exception) -> NoReturn:
     """The last line of defence: a mistake in lemonx itself, which no input should be able to reach."""
+    from lemonx.models.foreign import is_out_of_memory
+
+    if is_out_of_memory(error):
+        _out_of_memory()
     if os.environ.get("LEMONX_DEBUG"):
         raise error
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]

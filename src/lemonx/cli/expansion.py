@@ -31,6 +31,7 @@ from lemonx.cli.options import (
     sizes,
     value_of,
 )
+from lemonx.limits import MOST_STEPS
 from lemonx.terminal import print_json
 
 
@@ -101,7 +102,7 @@ def expand_command(
     ] = "5GB",
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Worker threads. Default: one a core, at most 8.", rich_help_panel=CHOICES),
+        typer.Option(min=1, max=1024, help="Worker threads. Default: one a core, at most 8.", rich_help_panel=CHOICES),
     ] = None,
     data: Annotated[
         str | None,
@@ -113,7 +114,10 @@ def expand_command(
         ),
     ] = None,
     lessons: Annotated[
-        int, typer.Option(min=1, help="Steps of training for a method that learns (ligo).", rich_help_panel=CHOICES)
+        int,
+        typer.Option(
+            min=1, max=MOST_STEPS, help="Steps of training for a method that learns (ligo).", rich_help_panel=CHOICES
+        ),
     ] = 100,
     verify: Annotated[
         bool, typer.Option(help="Load the result from disk and compare outputs before it appears.")

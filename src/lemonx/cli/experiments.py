@@ -20,8 +20,12 @@ def compare_command(
         Path | None, typer.Option("--output", "-o", help="Folder of result.json and the report. Default: results/NAME.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and lengths, as the experiment says.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds. Default: as the experiment says.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side, one core each. Default: 2.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Number of seeds. Default: as the experiment says.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Runs side by side, one core each. Default: 2.")
+    ] = None,
     cache: Annotated[Path, typer.Option(help="Where finished runs are kept; what is there is not run again.")] = Path(
         ".lemonx"
     ),

@@ -130,7 +130,7 @@ def _field(text: str) -> tuple[str, Any]:
 
 def in_bytes(text: str) -> int:
     units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-    match = re.fullmatch(r"([0-9]+) ?([KMGT]B)", text.upper())
+    match = re.fullmatch(r"([0-9]{1,9}) ?([KMGT]B)", text.upper())
     if match is None or int(match[1]) == 0:
         raise BadTarget(f"--max-shard-size {text}: want a size such as 500MB or 5GB")
     return int(match[1]) * units[match[2]]

@@ -12,6 +12,7 @@ import typer
 from lemonx.cli.app import Json, app
 from lemonx.cli.options import Source
 from lemonx.errors import BadRecipe
+from lemonx.limits import MOST_AT_ONCE, MOST_STEPS
 from lemonx.terminal import complain, print_json, print_lines
 
 SCRATCH = "Training the target from scratch"
@@ -72,16 +73,24 @@ def train_command(
 def recipe_command(
     source: Source,
     target: Annotated[Path, typer.Argument(help="The expanded checkpoint, or its config.json.", show_default=False)],
-    steps: Annotated[int | None, typer.Option(min=1, help="Its steps.", rich_help_panel=SCRATCH)] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Its epochs.", rich_help_panel=SCRATCH)] = None,
-    warmup: Annotated[int | None, typer.Option(min=0, help="Its warm-up.", rich_help_panel=SCRATCH)] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=MOST_STEPS, help="Its steps.", rich_help_panel=SCRATCH)
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, max=MOST_STEPS, help="Its epochs.", rich_help_panel=SCRATCH)
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, max=MOST_STEPS, help="Its warm-up.", rich_help_panel=SCRATCH)
+    ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(min=1e-12, help="Its maximum learning rate.", rich_help_panel=SCRATCH)
+        float | None, typer.Option(min=1e-12, max=1e6, help="Its maximum learning rate.", rich_help_panel=SCRATCH)
     ] = None,
     min_learning_rate: Annotated[
-        float | None, typer.Option(min=0, help="Its minimum learning rate.", rich_help_panel=SCRATCH)
+        float | None, typer.Option(min=0, max=1e6, help="Its minimum learning rate.", rich_help_panel=SCRATCH)
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Its batch size.", rich_help_panel=SCRATCH)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, max=MOST_AT_ONCE, help="Its batch size.", rich_help_panel=SCRATCH)
+    ] = None,
     format_: Annotated[
         Format, typer.Option("--format", help="For `lemonx train`, or for transformers' Trainer.")
     ] = Format.yaml,

@@ -16,11 +16,13 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from lemonx.data import Prepared
-from lemonx.data.examples import Example, Examples, Strict, digest, normals, stack
+from lemonx.data.examples import Example, Examples, digest, normals, stack
 from lemonx.data.metrics import accuracy
 from lemonx.data.model import Model
 from lemonx.data.splitting import held_out
+from lemonx.data.strict import Strict
 from lemonx.errors import BadData
+from lemonx.limits import MOST_EXAMPLES
 
 # The largest distortions, drawn uniformly: radians, pixels of the canvas per 16, factors; and the noise's deviation.
 ROTATION, SHIFT, SCALE, SHEAR, NOISE = math.radians(15), 1.5, (0.8, 1.2), 0.2, 0.1
@@ -31,8 +33,8 @@ _MARGIN = 0.75
 
 class Options(Strict):
     image_size: int = Field(16, ge=8, le=64)
-    examples: int = Field(60_000, ge=1)
-    validation_examples: int = Field(1024, ge=1)
+    examples: int = Field(60_000, ge=1, le=MOST_EXAMPLES)
+    validation_examples: int = Field(1024, ge=1, le=MOST_EXAMPLES)
 
 
 class Digits(NamedTuple):

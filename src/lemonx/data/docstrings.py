@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from lemonx.data import Prepared
-from lemonx.data.examples import Strict, uniforms
+from lemonx.data.examples import uniforms
 from lemonx.data.files import UserPath
 from lemonx.data.labels import integers
 from lemonx.data.metrics import Metrics
@@ -27,8 +27,10 @@ from lemonx.data.model import Model
 from lemonx.data.sequences import Texts, sequences
 from lemonx.data.splitting import held_out, spread
 from lemonx.data.stdlib import sources
+from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import choose
 from lemonx.errors import BadData
+from lemonx.limits import LONGEST_TEXT
 
 _FRACTION = 0.15
 # Tables of characters and a copy of the manual, which are not docstrings.
@@ -45,7 +47,7 @@ _WORDS = (("class", "def"), ("def", "class"))
 
 class Options(Strict):
     question: Literal["subject", "order", "adjacent"] = "subject"
-    length: int = Field(128, ge=32)
+    length: int = Field(128, ge=32, le=LONGEST_TEXT)
     tokenizer: Literal["bytes"] | UserPath | None = None
 
 

@@ -1,4 +1,4 @@
-"""What all data sets share: examples by index, randomness as a function of (seed, epoch, index), and options."""
+"""What all data sets share: examples by index, and randomness as a function of (seed, epoch, index)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.utils.data import Dataset
 
 Example = Mapping[str, Tensor]
 # What the validation set draws is the same in every run, and never what a training set draws.
 VALIDATION_STREAM, TRAINING_STREAM = 0, 1
-
-
-class Strict(BaseModel):
-    """Options of a kind of data: unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Examples(Dataset[Example]):
@@ -106,7 +99,7 @@ def digest(parts: Iterable[bytes | str | np.ndarray]) -> str:
             total.update(f"{part.dtype.str}{part.shape}".encode())
             part = np.ascontiguousarray(part).tobytes()
         elif isinstance(part, str):
-            part = part.encode()
+            part = part.encode(errors="surrogateescape")  # the name of a file may hold any byte
         total.update(len(part).to_bytes(8, "little"))
         total.update(part)
     return total.hexdigest()

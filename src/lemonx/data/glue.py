@@ -9,15 +9,16 @@ from typing import Literal
 from pydantic import Field
 
 from lemonx.data import Prepared
-from lemonx.data.examples import Strict
 from lemonx.data.files import UserPath, require_folder
 from lemonx.data.labels import names, reals
 from lemonx.data.metrics import REGRESSION, Metrics
 from lemonx.data.model import Model
 from lemonx.data.sequences import Texts, sequences
+from lemonx.data.strict import Strict
 from lemonx.data.table import read
 from lemonx.data.vocabulary import choose
 from lemonx.errors import BadData
+from lemonx.limits import LONGEST_TEXT
 
 _YES_NO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
@@ -55,7 +56,7 @@ class Options(Strict):
     name: Literal["cola", "sst-2", "mrpc", "qqp", "sts-b", "mnli", "qnli", "rte", "wnli"]
     path: UserPath
     mismatched: bool = False
-    length: int = Field(128, ge=8)
+    length: int = Field(128, ge=8, le=LONGEST_TEXT)
     tokenizer: Literal["bytes"] | UserPath | None = None
 
 

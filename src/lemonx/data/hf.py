@@ -23,6 +23,7 @@ from lemonx.data.text import join
 from lemonx.data.vocabulary import choose
 from lemonx.data.windows import language
 from lemonx.errors import BadData
+from lemonx.limits import LARGEST_PICTURE, LONGEST_TEXT
 from lemonx.models import door
 from lemonx.models.foreign import foreign
 
@@ -36,9 +37,9 @@ class Options(ImageOptions):
     label: str = "label"
     regression: bool = False
     metrics: tuple[Literal["accuracy", "f1", "matthews"], ...] = ("accuracy",)
-    length: int = Field(128, ge=8)
+    length: int = Field(128, ge=8, le=LONGEST_TEXT)
     tokenizer: Literal["bytes"] | UserPath | None = None
-    image_size: int = Field(224, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]
+    image_size: int = Field(224, ge=1, le=LARGEST_PICTURE)  # pyright: ignore[reportIncompatibleVariableOverride]
     channels: Literal[1, 3] = 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import zlib
 from pathlib import Path
@@ -16,9 +17,11 @@ from lemonx.data.labels import integers
 from lemonx.data.model import Model
 from lemonx.data.pixels import ImageOptions, arrays
 from lemonx.errors import BadData
+from lemonx.limits import INFLATED, MOST_INFLATION
 
 # The third byte of the file names the type of its numbers, which are big-endian.
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_PIECE = 1 << 20
 # MNIST's own names. Some copies have a dot where these have the last hyphen.
 _NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -31,10 +34,7 @@ def read(path: Path) -> np.ndarray:
     """The array of an IDX file: two zero bytes, type, number of dimensions, 4 bytes for each dimension, numbers."""
     data = read_bytes(path)
     if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise BadData(f"{path} cannot be decompressed ({error}): get it again") from None
+        data = _unzipped(data, path)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES or not data[3]:
         raise BadData(f"{path} is no IDX file: it starts with {data[:4].hex() or 'nothing'}; get it again")
     dtype, start = np.dtype(_TYPES[data[2]]), 4 + 4 * data[3]
@@ -43,6 +43,22 @@ def read(path: Path) -> np.ndarray:
     if len(shape) != data[3] or len(data) != expected:
         raise BadData(f"{path} has {len(data)} bytes, its header promises {expected} (shape {shape}): get it again")
     return np.frombuffer(data, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _unzipped(data: bytes, path: Path) -> bytes:
+    """What a gzipped file holds, unless it is far more than images shrink by."""
+    most, found = max(MOST_INFLATION * len(data), INFLATED), bytearray()
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while piece := file.read(_PIECE):
+                found += piece
+                if len(found) > most:
+                    raise BadData(
+                        f"{path} grows to more than {MOST_INFLATION} times its size, as no images do: get it again"
+                    )
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadData(f"{path} cannot be decompressed ({error}): get it again") from None
+    return bytes(found)
 
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:

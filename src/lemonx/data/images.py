@@ -19,6 +19,7 @@ from lemonx.data.model import Model
 from lemonx.data.pixels import ImageOptions, normalise, open_image, pixels, require_pillow
 from lemonx.data.splitting import FRACTION, held_out, spread
 from lemonx.errors import BadData
+from lemonx.limits import LARGEST_PICTURE
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 # What the folder for validation is called beside `train`.
@@ -28,7 +29,7 @@ _VALIDATION = ("validation", "valid", "val", "test")
 class Options(ImageOptions):
     path: UserPath
     validation: UserPath | None = None
-    image_size: int = Field(224, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]
+    image_size: int = Field(224, ge=1, le=LARGEST_PICTURE)  # pyright: ignore[reportIncompatibleVariableOverride]
     channels: Literal[1, 3] = 3
 
 

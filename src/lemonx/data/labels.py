@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lemonx.errors import BadData
+from lemonx.limits import MOST_LABELS
 
 
 class Labels(NamedTuple):
@@ -29,6 +30,8 @@ def integers(train: np.ndarray, validation: np.ndarray, where: str, classes: int
             raise BadData(f"{where}: {side} label {labels.min()} is negative: number the classes from 0")
     require_classes(len(np.unique(train)), where)
     count = int(train.max()) + 1 if classes is None else classes
+    if count > MOST_LABELS:
+        raise BadData(f"{where}: label {count - 1} is out of range, at most {MOST_LABELS} classes are allowed")
     for side, labels in (("training", train), ("validation", validation)):
         if len(labels) and labels.max() >= count:
             raise BadData(

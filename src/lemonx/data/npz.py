@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from lemonx.data.model import Model
 from lemonx.data.pixels import ImageOptions, arrays
 from lemonx.data.splitting import held_out
 from lemonx.errors import BadData
+from lemonx.limits import INFLATED, MOST_INFLATION
 
 _SPLIT = ("x_train", "y_train", "x_test", "y_test")
 _WHOLE = ("images", "labels")
@@ -57,9 +59,20 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                     f"{path} holds {', '.join(archive.files) or 'nothing'}: "
                     f"name its arrays {', '.join(_SPLIT)}, or {', '.join(_WHOLE)}"
                 )
+            _check_sizes(archive, path)
             return {name: archive[name] for name in wanted}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise BadData(f"{path} is no .npz file of numbers ({reason(error)}): write it by numpy.savez") from None
+
+
+def _check_sizes(archive: Any, path: Path) -> None:
+    """BadData if an array would grow to far more than images shrink by."""
+    for info in archive.zip.infolist():
+        if info.file_size > max(MOST_INFLATION * info.compress_size, INFLATED):
+            raise BadData(
+                f"{path}: {info.filename} grows to more than {MOST_INFLATION} times its size, as no images do: write "
+                "it again"
+            )
 
 
 def _images(images: np.ndarray, where: str) -> torch.Tensor:

@@ -13,12 +13,14 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from lemonx.data import Prepared
-from lemonx.data.examples import Example, Examples, Strict, digest, stack
+from lemonx.data.examples import Example, Examples, digest, stack
 from lemonx.data.files import open_data, reason
 from lemonx.data.labels import Labels
 from lemonx.data.metrics import accuracy
 from lemonx.data.splitting import spread
+from lemonx.data.strict import Strict
 from lemonx.errors import BadData
+from lemonx.limits import LARGEST_PICTURE
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -33,7 +35,7 @@ _SHIFT = 1 / 8
 class ImageOptions(Strict):
     """What all images have in common: pixels in [0, 1] become (pixel - mean) / std."""
 
-    image_size: int | None = Field(None, ge=1)
+    image_size: int | None = Field(None, ge=1, le=LARGEST_PICTURE)
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
     augment: tuple[Augmentation, ...] = ()

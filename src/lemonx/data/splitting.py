@@ -21,7 +21,7 @@ def held_out(name: str, fraction: float = FRACTION) -> bool:
     >>> sum(held_out(f"module_{i}.py") for i in range(2000))
     104
     """
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < fraction * 2**64
+    return int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big") < fraction * 2**64
 
 
 def split(names: Sequence[str], things: Sequence[T], fraction: float = FRACTION) -> tuple[list[T], list[T]]:

@@ -11,12 +11,13 @@ import numpy as np
 from pydantic import Field
 
 from lemonx.data import Prepared
-from lemonx.data.examples import Strict
 from lemonx.data.model import Model
 from lemonx.data.splitting import split
+from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import BYTES
 from lemonx.data.windows import language
 from lemonx.errors import BadData
+from lemonx.limits import LONGEST_TEXT
 
 # Tests, what was installed beside the library, and what the machine's build wrote into it.
 _LEFT_OUT = re.compile(
@@ -28,7 +29,7 @@ _TABLE = bytes(byte if byte < 128 else SUBSTITUTE for byte in range(256))
 
 
 class Options(Strict):
-    length: int = Field(64, ge=8)
+    length: int = Field(64, ge=8, le=LONGEST_TEXT)
     validation_examples: int | None = Field(256, ge=1)
 
 

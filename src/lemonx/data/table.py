@@ -10,15 +10,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lemonx.data import Prepared
-from lemonx.data.examples import Strict
 from lemonx.data.files import UserPath, read_text
 from lemonx.data.labels import names, reals
 from lemonx.data.metrics import REGRESSION, Metrics
 from lemonx.data.model import Model
 from lemonx.data.sequences import Texts, sequences
 from lemonx.data.splitting import split
+from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import choose
 from lemonx.errors import BadData
+from lemonx.limits import LONGEST_TEXT
 
 # What the columns of sentences are called, unless the options say.
 COLUMNS = (("sentence1", "sentence2"), ("text",), ("sentence",))
@@ -32,7 +33,7 @@ class Options(Strict):
     label: str = "label"
     regression: bool = False
     metrics: tuple[Literal["accuracy", "f1", "matthews"], ...] = ("accuracy",)
-    length: int = Field(128, ge=8)
+    length: int = Field(128, ge=8, le=LONGEST_TEXT)
     tokenizer: Literal["bytes"] | UserPath | None = None
 
 

@@ -10,20 +10,21 @@ import numpy as np
 from pydantic import Field
 
 from lemonx.data import Prepared
-from lemonx.data.examples import Strict
 from lemonx.data.files import UserPath, read_text, visible
 from lemonx.data.model import Model
 from lemonx.data.splitting import FILES, FRACTION, split
+from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import Vocabulary, choose
 from lemonx.data.windows import language
 from lemonx.errors import BadData
+from lemonx.limits import LONGEST_TEXT
 
 
 class Options(Strict):
     path: UserPath
     validation: UserPath | None = None
     pattern: str = "*"
-    length: int = Field(128, ge=8)
+    length: int = Field(128, ge=8, le=LONGEST_TEXT)
     tokenizer: Literal["bytes"] | UserPath | None = None
     errors: Literal["strict", "replace"] = "strict"
     validation_examples: int | None = Field(None, ge=1)

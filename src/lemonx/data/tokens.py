@@ -9,21 +9,22 @@ import numpy as np
 from pydantic import Field
 
 from lemonx.data import Prepared
-from lemonx.data.examples import Strict
 from lemonx.data.files import UserPath, open_data, reason
 from lemonx.data.model import Model
 from lemonx.data.splitting import FRACTION
+from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import Vocabulary, from_folder, has_tokenizer
 from lemonx.data.windows import language
 from lemonx.errors import BadData
+from lemonx.limits import LARGEST, LONGEST_TEXT
 
 
 class Options(Strict):
     path: UserPath
     validation: UserPath | None = None
-    length: int = Field(128, ge=8)
-    vocab_size: int | None = Field(None, ge=1)
-    mask_token_id: int | None = Field(None, ge=0)
+    length: int = Field(128, ge=8, le=LONGEST_TEXT)
+    vocab_size: int | None = Field(None, ge=1, le=LARGEST)
+    mask_token_id: int | None = Field(None, ge=0, lt=LARGEST)
     validation_examples: int | None = Field(None, ge=1)
 
 
@@ -80,6 +81,8 @@ def _vocabulary(largest: int, options: Options, model: Model) -> Vocabulary:
     known = from_folder(model.folder) if model.folder is not None and has_tokenizer(model.folder) else Vocabulary(0)
     mask = known.mask if options.mask_token_id is None else options.mask_token_id
     size = options.vocab_size or max(largest + 1, known.size, 0 if mask is None else mask + 1)
+    if size > LARGEST:
+        raise BadData(f"{options.path} holds the token id {largest}: at most {LARGEST} tokens are allowed")
     if size <= max(largest, mask or 0):
         raise BadData(f"{options.path} needs a vocabulary of {max(largest, mask or 0) + 1}, vocab_size is {size}")
     # Windows are as they are in the file: no cls and sep around them.

@@ -22,7 +22,7 @@ from lemonx.checkpoints.replaceable import OPTIMIZER_FOLDER
 from lemonx.checkpoints.safetensors_file import TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.values import read_into
 from lemonx.errors import BadCheckpoint
-from lemonx.optimizer_state.grow import grow_entry
+from lemonx.optimizer_state.grow import COUNT, grow_entry
 from lemonx.optimizer_state.moments import moments
 from lemonx.planning import Plan
 from lemonx.verification.building import disk_names, skeleton
@@ -49,9 +49,10 @@ def _grow(plan: Plan, stored: _Stored, into: Path, max_shard_size: int) -> int |
     targets = {name: readings[disk] for name, disk in large.items() if disk in readings}
     targets = {name: reading for name, reading in targets.items() if modules[reading.source] in stored.fields}
     entries = [
-        (f"{STATE}{name}.{field}", dtype, reading.shape if stored.shape(modules[reading.source], field) else ())
+        (f"{STATE}{name}.{field}", dtype, stored.shape(own, field) if field == COUNT else reading.shape)
         for name, reading in targets.items()
-        for field, dtype in stored.fields[modules[reading.source]].items()
+        for own in [modules[reading.source]]
+        for field, dtype in stored.fields[own].items()
     ]
     if not entries:
         raise BadCheckpoint(f"{str(stored.path)!r} holds no state of any parameter: save the run again")

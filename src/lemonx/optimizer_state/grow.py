@@ -39,7 +39,9 @@ def grow_entry(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, Any]
     own = on_disk.get(reading.source)
     if own is None:
         return None
-    _check_adam(reading, own)
+    for name in (reading.source, reading.appended):
+        if name in on_disk:
+            _check_adam(name, on_disk[name], reading.source_shape, set(own))
     result: dict[str, Any] = {}
     for key, value in own.items():
         if key == COUNT:
@@ -51,16 +53,21 @@ def grow_entry(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, Any]
     return result
 
 
-def _check_adam(reading: Moments, entry: State) -> None:
-    """Refused unless this is the state of Adam or AdamW, and of this tensor."""
+def _check_adam(name: str, entry: State, shape: tuple[int, ...], keys: set[str]) -> None:
+    """Refused unless this is the state of Adam or AdamW, of this shape, and with these keys."""
     import torch
 
-    name, needed, known = reading.source, {*FIRST, SECOND[0], COUNT}, {*FIRST, *SECOND, COUNT}
-    if not needed <= entry.keys() <= known:
+    needed, known = {*FIRST, SECOND[0], COUNT}, {*FIRST, *SECOND, COUNT}
+    if not needed <= entry.keys() <= known or entry.keys() != keys:
         raise Refused(
             f"the optimizer keeps {', '.join(sorted(map(str, entry)))} for {name}, and only what Adam and AdamW keep "
             f"({', '.join(sorted(needed))}) can be grown: expand without --with-optimizer"
         )
+    count = entry[COUNT]
+    if type(count) not in (int, float) and not (isinstance(count, torch.Tensor) and count.numel() == 1):
+        raise BadCheckpoint(f"{COUNT} of {name} is no number: give the state of the same training run")
+    if not 0 <= float(count) < 2**63:
+        raise BadCheckpoint(f"{COUNT} of {name} is {float(count)}: give the state of the same training run")
     for key in sorted(entry.keys() - {COUNT}):
         value = entry[key]
         if type(value) is not torch.Tensor or not value.is_floating_point():
@@ -72,8 +79,8 @@ def _check_adam(reading: Moments, entry: State) -> None:
                 f"{key} of {name} holds NaN or Inf, and the run went wrong before it was saved: go back to an earlier "
                 "checkpoint, or expand without --with-optimizer"
             )
-        if tuple(value.shape) != reading.source_shape:
+        if tuple(value.shape) != shape:
             raise BadCheckpoint(
-                f"{key} of {name} has shape {list(value.shape)}, its weight {list(reading.source_shape)}: "
+                f"{key} of {name} has shape {list(value.shape)}, its weight {list(shape)}: "
                 "give the state of the same training run"
             )

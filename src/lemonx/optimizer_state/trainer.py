@@ -33,8 +33,10 @@ def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
     progress = _progress(source)
     with file_inside(source, OPTIMIZER) as file:
         saved = _load(file, source / OPTIMIZER)
-    if not isinstance(saved, dict) or not {"state", "param_groups"} <= saved.keys():
-        raise BadCheckpoint(f"{str(source / OPTIMIZER)!r} is not the state of a torch optimizer: save the run again")
+    if (odd := _odd(saved)) is not None:
+        raise BadCheckpoint(
+            f"{str(source / OPTIMIZER)!r} is not the state of a torch optimizer ({odd}): save the run again"
+        )
     names = _positions(skeleton(plan.source_config), saved)
     state = {names[position]: entry for position, entry in saved["state"].items()}
     grown = grow_optimizer(plan, state)
@@ -48,6 +50,33 @@ def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
             _copy(file, into / name)
     _copy(progress, into / PROGRESS)
     return parse_object(progress, source / PROGRESS)["global_step"]
+
+
+def _odd(saved: Any) -> str | None:
+    """What is not as in the state of a torch optimizer: settings by group, and what is kept by position."""
+    if not isinstance(saved, dict) or not {"state", "param_groups"} <= saved.keys():
+        return "it has no state and no param_groups"
+    state, groups = saved["state"], saved["param_groups"]
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return "param_groups is no list of settings"
+    listed = [group.get("params") for group in groups]
+    if not all(isinstance(positions, list) and all(type(p) is int for p in positions) for positions in listed):
+        return "params is no list of positions"
+    if not all(_is_setting(value) for group in groups for name, value in group.items() if name != "params"):
+        return "a setting is neither a number nor a text"
+    if not isinstance(state, dict) or not all(isinstance(entry, dict) for entry in state.values()):
+        return "state does not say what is kept by position"
+    known = [position for positions in listed for position in positions]
+    if len(set(known)) < len(known) or not state.keys() <= set(known):
+        return "a position is listed twice, or not at all"
+    return None
+
+
+def _is_setting(value: Any) -> bool:
+    import torch
+
+    plain = (int, float, str, torch.Tensor, type(None))
+    return isinstance(value, plain) or (isinstance(value, list | tuple) and all(isinstance(v, plain) for v in value))
 
 
 def _progress(source: Path) -> bytes:
@@ -109,7 +138,7 @@ def _listed(model: PreTrainedModel, groups: int) -> list[list[str]]:
 
 def _shape(entry: Mapping[str, Any] | None) -> tuple[int, ...] | None:
     moment = (entry or {}).get("exp_avg")
-    return None if moment is None else tuple(moment.shape)
+    return tuple(getattr(moment, "shape", ())) if moment is not None else None
 
 
 def align(wanted: Sequence[tuple[int, ...] | None], shapes: Sequence[tuple[int, ...]]) -> list[int] | None:

@@ -133,6 +133,9 @@ def advise(
     """
     if steps is not None and epochs is not None:
         raise BadRecipe("give the length of training from scratch in --steps or in --epochs")
+    for rate in (learning_rate, min_learning_rate):
+        if rate is not None and not math.isfinite(rate):
+            raise BadRecipe(f"a learning rate of {rate}: want a number, such as 3e-4")
     plan = api.plan(source, like=target)
     kind = plan.family.kind
     paper = SCRATCH[kind]

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.config import odd_counts
 from lemonx.errors import BadCheckpoint, BadRecipe
 from lemonx.models import door
 from lemonx.models.foreign import foreign
+from lemonx.verification.fitting import require_fitting, size
+from lemonx.verification.outputs import short_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +49,7 @@ def fresh(task: str, config: Mapping[str, Any], decided: Mapping[str, Any], seed
         raise BadRecipe(f"config.model_type: no model {kind!r}: try llama, gpt2, pre-ln-bert or vit") from None
     _check_fields(config, known)
     _check_decided(config, decided)
+    _check_size(task, {**decided, **config})
     torch.manual_seed(seed)
     with foreign(f"build the {kind} of `config` for {task}", "choose other sizes", BadRecipe):
         return door.build(auto, door.config_object({**decided, **config}), dtype=torch.float32)
@@ -61,11 +65,23 @@ def _check_fields(config: Mapping[str, Any], known: Any) -> None:
             raise BadRecipe(f"config.{name} is no field of a {config['model_type']}: {advice}")
 
 
+def _check_size(task: str, config: Mapping[str, Any]) -> None:
+    """BadRecipe if the model has more parts than any, or would not fit into memory with its gradients and moments."""
+    for complaint in odd_counts(config):
+        raise BadRecipe(f"config: {complaint}")
+    try:
+        numbers = size(empty(task, config, {}))
+    except BadCheckpoint as error:
+        raise BadRecipe(f"config: {error}") from None
+    if (short := short_of(4 * 4 * numbers, "training")) is not None:
+        raise BadRecipe(f"config: {short}: choose smaller sizes")
+
+
 def _check_decided(config: Mapping[str, Any], decided: Mapping[str, Any]) -> None:
     """What the data decides may be said again, not otherwise; a vocabulary may have spare entries."""
     for name, value in decided.items():
         given = config.get(name, value)
-        if given != value and not (name == "vocab_size" and given > value):
+        if given != value and not (name == "vocab_size" and type(given) is int and given > value):
             raise BadRecipe(f"config.{name} is {given!r}, but the data has {value!r}: leave it out")
 
 
@@ -74,6 +90,7 @@ def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -
     import torch
 
     with Checkpoint.open(folder) as checkpoint:
+        require_fitting(checkpoint)
         generation = door.generation_config(checkpoint, strict=True)
         torch.manual_seed(seed)
         with foreign(f"load {str(folder)!r} for {task}", "give a checkpoint of that task"):

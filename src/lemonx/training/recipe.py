@@ -5,36 +5,37 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from lemonx.data import TASKS
+from lemonx.data.strict import Strict
 from lemonx.errors import BadRecipe
+from lemonx.limits import LARGEST, LARGEST_RUN_SEED, LARGEST_SEED, MOST_AT_ONCE, MOST_STEPS
 
 Task = Literal["causal-lm", "masked-lm", "image-classification", "sequence-classification"]
 assert get_args(Task) == TASKS
+Size = Annotated[int, Field(gt=0, le=LARGEST)]
+Steps = Annotated[int, Field(gt=0, le=MOST_STEPS)]
+Examples = Annotated[int, Field(gt=0, le=MOST_AT_ONCE)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Expand(_Strict):
+class Expand(Strict):
     """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.plan`."""
 
-    width: PositiveInt | None = None
-    depth: PositiveInt | None = None
-    heads: PositiveInt | None = None
-    kv_heads: PositiveInt | None = None
-    ffn: PositiveInt | None = None
+    width: Size | None = None
+    depth: Size | None = None
+    heads: Size | None = None
+    kv_heads: Size | None = None
+    ffn: Size | None = None
     width_factor: float | str | None = None
     sizes: dict[str, Any] = Field(default_factory=dict, alias="set")
     like: str | None = None
     method: str = "lemon"
     free: Literal["vision", "language"] | None = None
     depth_type: Literal[1, 2] | None = None
-    seed: int = 0
+    seed: int = Field(0, ge=-LARGEST_SEED, le=LARGEST_SEED)
     verify: bool = True
 
     @property
@@ -43,7 +44,7 @@ class Expand(_Strict):
         return {"fields": given.pop("sizes"), **given}
 
 
-class Optimizer(_Strict):
+class Optimizer(Strict):
     """AdamW; weight decay is not on biases and norms, which is Trainer's own rule."""
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -57,7 +58,7 @@ class Optimizer(_Strict):
         return self
 
 
-class Inheritance(_Strict):
+class Inheritance(Strict):
     """Knowledge inheritance: the loss also follows a teacher, with a weight that falls linearly from alpha to 0."""
 
     kind: Literal["soft", "hard"] = "soft"
@@ -65,15 +66,15 @@ class Inheritance(_Strict):
     teacher: str | None = None
 
 
-class Stage(_Strict):
+class Stage(Strict):
     """Steps at one size; `expand` comes before them, and Adam's moments grow along or start anew."""
 
-    steps: PositiveInt
+    steps: Steps
     expand: Expand | None = None
     moments: Literal["grown", "anew"] = "grown"
 
 
-class Recipe(_Strict):
+class Recipe(Strict):
     """What to train, on what, for how long and how; the field names are the keys of the YAML file."""
 
     task: Task
@@ -81,24 +82,24 @@ class Recipe(_Strict):
     config: dict[str, Any] | None = None
     expand: Expand | None = None
     data: dict[str, Any]
-    steps: PositiveInt | None = None
-    epochs: float | None = Field(None, gt=0)
+    steps: Steps | None = None
+    epochs: float | None = Field(None, gt=0, le=MOST_STEPS)
     stages: tuple[Stage, ...] = ()
-    batch_size: PositiveInt
-    gradient_accumulation: PositiveInt = 1
-    eval_batch_size: PositiveInt | None = None
+    batch_size: Examples
+    gradient_accumulation: Examples = 1
+    eval_batch_size: Examples | None = None
     learning_rate: float = Field(gt=0)
     min_learning_rate: float = Field(0.0, ge=0)
-    warmup: NonNegativeInt | None = None
-    warmup_epochs: float | None = Field(None, ge=0)
+    warmup: int | None = Field(None, ge=0, le=MOST_STEPS)
+    warmup_epochs: float | None = Field(None, ge=0, le=MOST_STEPS)
     decay: Literal["cosine", "linear"] = "cosine"
     optimizer: Optimizer = Optimizer()
     clip: float = Field(1.0, ge=0)
     precision: Literal["float32", "bfloat16"] = "float32"
     inheritance: Inheritance | None = None
-    seed: NonNegativeInt = 0
-    eval_every: PositiveInt | None = None
-    save_every: NonNegativeInt | None = None
+    seed: int = Field(0, ge=0, le=LARGEST_RUN_SEED)
+    eval_every: Steps | None = None
+    save_every: int | None = Field(None, ge=0, le=MOST_STEPS)
     report_to: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = ()
 
     @model_validator(mode="before")
@@ -144,9 +145,11 @@ class Recipe(_Strict):
         """Updates of the weights, given the number of training examples."""
         if self.steps is not None:
             return self.steps
-        if self.epochs is not None:
-            return self._in_steps(self.epochs, examples)
-        return sum(stage.steps for stage in self.stages)
+        epochs = self.epochs
+        total = sum(s.steps for s in self.stages) if epochs is None else self._in_steps(epochs, examples)
+        if total > MOST_STEPS:
+            raise BadRecipe(f"these are {total} steps in all: at most {MOST_STEPS} are allowed")
+        return total
 
     def warmup_steps(self, examples: int) -> int:
         if self.warmup_epochs is not None:

@@ -367,4 +367,5 @@ def _metered(model: Any) -> Iterator[_Meter]:
 
 def memory_short(source: Checkpoint, target: Checkpoint) -> str | None:
     """Why a comparison cannot run here, if it cannot: the largest block or tensor must fit in float64, twice."""
-    return whole.short_of(2 * max(_block_bytes(c)[0] for c in (source, target)), "verification block by block")
+    largest = max(_block_bytes(c)[0] for c in (source, target))
+    return whole.short_of(2 * largest, "verification block by block, in float64,")

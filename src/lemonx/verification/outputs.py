@@ -445,7 +445,8 @@ def runs_whole(source: Checkpoint, target: Checkpoint) -> bool:
 
 def memory_short(source: Checkpoint, target: Checkpoint) -> str | None:
     """Why a comparison cannot run here, if it cannot: one model in float64 at a time must fit in memory."""
-    return short_of(8 * max(sum(i.numel for i in c.tensors.values()) for c in (source, target)), "verification")
+    numbers = max(sum(i.numel for i in c.tensors.values()) for c in (source, target))
+    return short_of(8 * numbers, "verification in float64")
 
 
 def short_of(weights: int, what: str) -> str | None:
@@ -458,4 +459,4 @@ def short_of(weights: int, what: str) -> str | None:
     free = next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable")), None)
     if free is None or needed <= free:
         return None
-    return f"{what} in float64 needs {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
+    return f"{what} needs {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"

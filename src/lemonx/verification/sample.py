@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lemonx.errors import CannotVerify
+from lemonx.limits import MOST_PIXELS
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
@@ -116,6 +119,11 @@ def _sides(config: Any, name: str = "image_size") -> tuple[int, int]:
     """A height and a width, which a config may give as one number."""
     size = getattr(config, name, None) or 64
     height, width = size if isinstance(size, list | tuple) else (size, size)
+    if height * width > MOST_PIXELS:
+        raise CannotVerify(
+            f"config.json says pictures of {height} x {width}, too large to compare outputs on: check {name}, or leave "
+            "the verification out"
+        )
     return height, width
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lemonx.checkpoints.creating import write_whole
-from lemonx.checkpoints.opening import MAX_JSON, open_file, read_given
+from lemonx.checkpoints.opening import open_file, read_given
 from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
 from lemonx.experiments.report.schema import check
@@ -21,6 +21,8 @@ from lemonx.shown import shown_lines
 
 __all__ = ["read", "write", "render", "check_page"]
 
+# Twenty times what an experiment of twelve arms writes.
+MAX_RESULT = 1_000_000
 # By what a page of ours is known, and within how many bytes of its beginning.
 _MARK, _WITHIN = b": lemonx report</title>", 1 << 16
 
@@ -29,7 +31,7 @@ def read(path: Path) -> dict[str, Any]:
     """The content of a result.json, or of the one in a folder."""
     file = path / FILE if path.is_dir() else path
     try:
-        content = parse_json(read_given(path, FILE, MAX_JSON)[0])
+        content = parse_json(read_given(path, FILE, MAX_RESULT)[0])
     except OSError as error:
         raise BadRecipe(f"{file}: {error.strerror}: give a result.json that `lemonx compare` wrote") from None
     except BadCheckpoint as error:

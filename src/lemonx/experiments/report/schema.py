@@ -1,28 +1,46 @@
-"""What the page needs of a result.json, so that a file of another kind is refused by name and not by a traceback."""
+"""What the page needs of a result.json, so that a file of another kind is refused by name and not by a traceback.
+
+Every value that the page computes with is of its very type, within bounds, and there for every arm that is compared.
+"""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lemonx.errors import BadRecipe
+from lemonx.limits import MOST_STEPS
 
 
 class _Part(BaseModel):
-    # Further keys are for other readers.
-    model_config = ConfigDict(extra="ignore")
+    # Further keys are for other readers. Strict: what is shown is what the file says, not what it could be read as.
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+def _drawable(value: float) -> float:
+    if math.isfinite(value) and abs(value) > 1e30:
+        raise ValueError("too large a number")
+    return value
+
+
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+# A run that diverged has others, which are not drawn.
+Measured = Annotated[float, AfterValidator(_drawable)]
+Steps = Annotated[int, Field(ge=1, le=4 * MOST_STEPS)]
+Seeds = Annotated[list[Number], Field(min_length=1, max_length=1000)]
 
 
 class _Figure(_Part):
-    mean: float
-    spread: float | None
-    by_seed: list[float] = Field(min_length=1)
+    mean: Number
+    spread: Number | None
+    by_seed: Seeds
 
 
 class _At(_Figure):
-    steps: int
+    steps: Steps
 
 
 class _Reach(_Part):
@@ -30,7 +48,13 @@ class _Reach(_Part):
     bound: str
     reached: int
     seeds: int
-    short_of: float | None
+    short_of: Number | None
+
+    @model_validator(mode="after")
+    def _says_how_far(self) -> _Reach:
+        if self.steps is None and not self.reached and self.short_of is None:
+            raise ValueError("neither the steps to the mark nor how far from it the runs stay")
+        return self
 
 
 class _Saved(_Part):
@@ -44,35 +68,48 @@ class _Task(_Figure):
 
 
 class _Run(_Part):
-    steps: int
+    steps: Steps
     seed: int
-    final: float
-    start: float | None
-    source: float | None
-    flops: float
-    seconds: float
+    final: Number
+    start: Number | None
+    source: Number | None
+    flops: Number
+    seconds: Number
 
 
 class _Arm(_Part):
     label: str
     method: str
     source: str
-    runs: list[_Run] = Field(min_length=1)
-    at: list[_At] = Field(min_length=1)
+    runs: list[_Run] = Field(min_length=1, max_length=1000)
+    at: list[_At] = Field(min_length=1, max_length=100)
     reach: _Reach
     saved: _Saved | None
-    downstream: dict[str, _Task] = Field(default_factory=dict)
+    downstream: dict[str, _Task]
 
 
 class _Curve(_Part):
     arm: str
-    steps: int
+    steps: Steps
     seed: int
-    step: list[float]
-    validation_loss: list[float]
-    learning_rate: list[float | None]
-    flops: list[float | None]
-    seconds: list[float | None]
+    step: list[Measured]
+    validation_loss: list[Measured]
+    learning_rate: list[Measured | None]
+    flops: list[Measured | None]
+    seconds: list[Measured | None]
+
+    @model_validator(mode="after")
+    def _even(self) -> _Curve:
+        columns = (self.step, self.validation_loss, self.learning_rate, self.flops, self.seconds)
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("a curve whose columns differ in length")
+        return self
+
+
+class _Source(_Part):
+    final: _Figure
+    flops: Number
+    steps: Steps
 
 
 class _Paper(_Part):
@@ -90,25 +127,105 @@ class _Experiment(_Part):
     metric: str
     better: Literal["lower", "higher"]
     baseline: str
+    reference: str | None = None
     seeds: list[int] = Field(min_length=1)
+
+
+class _Versions(_Part):
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, str] = Field(init=False)
+    lemonx: str
+
+
+class _Origin(_Part):
+    name: str
+    model_type: str | None = None
+    sha256: str
+    parameters: int
+
+
+class _Parameters(_Part):
+    parameters: int
+
+
+class _Outputs(_Part):
+    passed: bool
+    inputs: str
+    difference: Measured
+    tolerance: Measured
+    tokens_equal: bool | None
+
+
+class _Symmetry(_Part):
+    copies: int
+    twins: int
+
+
+class _Verified(_Part):
+    outputs: _Outputs | None
+    symmetry: _Symmetry | None
+    skipped: str | None
+
+
+class _Sizes(_Part):
+    source: int
+    target: int
+
+
+class _Certificate(_Part):
+    lossless: bool
+    notes: list[str]
+    source: _Origin
+    target: _Parameters
+    sizes: dict[str, _Sizes]
+    exactness: dict[str, int]
+    verified: _Verified
+    free: dict[str, bool | int | Measured | str]
+    seed: int
+    arm: str = ""
+
+
+class _Line(_Part):
+    tensor: str
+    rule: str
+    exactness: str
+    count: int
 
 
 class _Result(_Part):
     experiment: _Experiment
     recipe: dict[str, Any]
     quick: bool
-    versions: dict[str, str]
-    steps: int
+    versions: _Versions
+    steps: Steps
     mark: _Figure
-    sources: dict[str, dict[str, Any]]
-    arms: list[_Arm]
-    curves: list[_Curve]
-    certificate: dict[str, Any] | None
+    sources: dict[str, _Source | Annotated[dict[str, Any], Field(max_length=0)]]
+    arms: list[_Arm] = Field(max_length=64)
+    curves: list[_Curve] = Field(max_length=1000)
+    certificate: _Certificate | None
+    plan: list[_Line] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _has_its_baseline(self) -> _Result:
-        if self.experiment.baseline not in [arm.label for arm in self.arms]:
+        labels = [arm.label for arm in self.arms]
+        if self.experiment.baseline not in labels:
             raise ValueError(f"no arm is called {self.experiment.baseline!r}, the baseline")
+        if len(set(labels)) < len(labels):
+            raise ValueError("two arms have one label")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_compared(self) -> _Result:
+        """Arms are compared seed by seed, and task by task."""
+        seeds, tasks = len(self.mark.by_seed), {task for arm in self.arms for task in arm.downstream}
+        for arm in self.arms:
+            if len({run.seed for run in arm.runs}) != seeds or any(len(at.by_seed) != seeds for at in arm.at):
+                raise ValueError(f"arm {arm.label!r} does not have one run of each length for each seed of the mark")
+            if arm.downstream.keys() != tasks or len({len(task.by_seed) for task in arm.downstream.values()}) > 1:
+                raise ValueError(f"arm {arm.label!r} was not fine-tuned on what the others were")
+        for task in tasks:
+            if len({len(arm.downstream[task].by_seed) for arm in self.arms}) > 1:
+                raise ValueError(f"arms were fine-tuned on {task!r} with different seeds")
         return self
 
 
