@@ -148,6 +148,18 @@ def hub_name(folder: Path) -> str:
     return "/".join(parts) if kind == "models" and parts and folder.parent.name == "snapshots" else folder.name
 
 
+def stability_text(stability: dict[str, Any]) -> str:
+    """What a certificate says of how steadily a framed model computes, in a sentence."""
+    if stability["skipped"]:
+        return f"Float32 noise and gradient were {stability['skipped']}"
+    before, after = stability["source"], stability["target"]
+    return (
+        f"In float32 its noise is {after['noise']:.1e} (source: {before['noise']:.1e}) and the norm of its gradient "
+        f"{after['gradient']:.2g} (source: {before['gradient']:.2g}); more than {stability['limit']:g} times as much "
+        "would be refused"
+    )
+
+
 def _checked(verified: dict[str, Any]) -> Iterator[str]:
     """How a checkpoint was verified, in sentences."""
     algebra, structure, outputs = (verified[part] for part in ("algebra", "structure", "outputs"))
@@ -169,5 +181,7 @@ def _checked(verified: dict[str, Any]) -> Iterator[str]:
                 "That is against the source with its norms applied as often; against the source as it is, it is "
                 f"{outputs['output_loss']:.1e}."
             )
+        if stability := outputs["stability"]:
+            yield f"{stability_text(stability)}."
     else:
         yield f"{'Outputs were not compared' if algebra else 'Not verified'}: {verified['skipped']}."

@@ -50,10 +50,10 @@ def solve(mu: Array, wide: int, share: float, usual: float, small: NDArray[np.bo
     whole = np.where(np.abs(mu) < FLOOR * usual, near, mu)
     count, p = mu.shape
     a, w, left = np.ones((count, wide, p)), np.ones((count, wide)), np.full(count, np.inf)
-    for own in np.unique(small.sum(1)):  # groups with as many rows of their own
-        at = np.flatnonzero(small.sum(1) == own)
-        if own <= wide - p:
-            a[at], w[at], left[at] = _solve(whole[at], wide, share, usual, small[at])
+    counts = small.sum(1)
+    for own in np.unique(counts) if counts.max() <= wide - p else ():  # groups with as many rows of their own
+        at = np.flatnonzero(counts == own)
+        a[at], w[at], left[at] = _solve(whole[at], wide, share, usual, small[at])
     gains = 1.0 / w
     group, place = np.nonzero(small)
     gains[group, np.cumsum(small, 1)[group, place] - 1] *= mu[group, place] / whole[group, place]
@@ -68,7 +68,7 @@ def _solve(mu: Array, wide: int, share: float, usual: float, small: NDArray[np.b
     own = int(small[0].sum())
     if share == 1.0:
         a, w = _start(mu, wide, small, np.random.default_rng([p, wide]))
-        return a, w, np.abs(_Equations.whole(mu, wide, share).left(a, w)).max(1)
+        return a, w, _Equations.whole(mu, wide, share).most(a, w)
     blocks, weights = np.zeros((count, wide, p)), np.ones((count, wide))
     left, uneven = np.full(count, np.inf), np.full(count, np.inf)
     size = np.maximum(usual, np.abs(mu).max(1))
@@ -95,9 +95,10 @@ def _solve_from(
     a, w = _start(mu, wide, small, rng)
     beside = _Equations.beside(mu, wide, share, small) if own else whole
     a[:, own:], w[:, own:] = _levenberg_marquardt(replace(beside, pull=PULL), a[:, own:], w[:, own:], PULLED)
-    for equations, first in ((beside, own), (whole, 0)) if own else ((whole, 0),):
-        a[:, first:], w[:, first:] = _levenberg_marquardt(equations, a[:, first:], w[:, first:])
-    return a, w, np.abs(whole.left(a, w)).max(1)
+    a[:, own:], w[:, own:] = _levenberg_marquardt(beside, a[:, own:], w[:, own:])
+    if own:
+        a, w = _levenberg_marquardt(whole, *_newton(whole, a, w))
+    return a, w, whole.most(a, w)
 
 
 def _start(mu: Array, wide: int, small: NDArray[np.bool_], rng: np.random.Generator) -> tuple[Array, Array]:
@@ -169,6 +170,10 @@ class _Equations:
     def _level(self) -> Array:
         return 1.0 / np.sqrt((self.mu**2).mean(1, keepdims=True))
 
+    def most(self, a: Array, w: Array) -> Array:
+        """The largest that is left in every group."""
+        return np.abs(self.left(a, w)).max(1)
+
     def jacobian(self, a: Array, w: Array) -> Array:
         count, wide, p = a.shape
         first, second = np.triu_indices(p)
@@ -195,6 +200,21 @@ class _Equations:
         return np.concatenate([found, pulled], 1)
 
 
+def _newton(equations: _Equations, a: Array, w: Array, steps: int = 6) -> tuple[Array, Array]:
+    """A and w after a few steps from near a solution, undamped: a small gain's equations are as small as it is."""
+    wide = w.shape[1]
+    for _ in range(steps):
+        jacobian, left = equations.jacobian(a, w), equations.left(a, w)
+        unit = 1.0 / np.sqrt((jacobian**2).sum(1) + 1e-200)
+        move = -(np.linalg.pinv(jacobian * unit[:, None], rcond=1e-12) @ left[:, :, None])[:, :, 0] * unit
+        new_a, new_w = a + move[:, :-wide].reshape(a.shape), w + move[:, -wide:]
+        better = equations.most(new_a, new_w) < equations.most(a, w)
+        a, w = np.where(better[:, None, None], new_a, a), np.where(better[:, None], new_w, w)
+        if not better.any():
+            break
+    return a, w
+
+
 def _levenberg_marquardt(equations: _Equations, a: Array, w: Array, steps: int = 150) -> tuple[Array, Array]:
     """A and w from where they are to where the equations hold, or as near as this goes; all groups at once."""
     a, w, wide = a.copy(), w.copy(), w.shape[1]
@@ -219,5 +239,8 @@ def _levenberg_marquardt(equations: _Equations, a: Array, w: Array, steps: int =
         better = (new_left**2).sum(1) < (left[active] ** 2).sum(1)
         at = active[better]
         a[at], w[at], left[at] = new_a[better], new_w[better], new_left[better]
-        damping[active] = np.where(better, np.maximum(damping[active] / 5, 1e-15), damping[active] * 4)
+        # Where the equations hold and a step only adds rounding, this is the end.
+        ended = ~better & (np.abs(left[active]).max(1) < SOLVED / 10)
+        grown = np.where(ended, np.inf, damping[active] * 4)
+        damping[active] = np.where(better, np.maximum(damping[active] / 5, 1e-15), grown)
     return a, w

@@ -304,7 +304,7 @@ def _built(mu: Array, shapes: list[tuple[int, int]], target: int, share: float) 
 
 def _small(gain: Array) -> NDArray[np.bool_]:
     """The gains that are 0, or near it beside the others."""
-    return np.abs(gain) < SMALL * np.abs(gain).max()
+    return np.abs(gain) <= SMALL * np.abs(gain).max()
 
 
 def _usual(gain: Array) -> float:

@@ -3,7 +3,7 @@
 The table's order is the order of computation: what a row reads was written by the nearest norm above it.
 
 Pre-LN with a norm on the embeddings: that norm decides A; every block adds A x; every other norm reads it and gets
-gains of one, its own being taken over by what reads it. Post-LN: the last norm of every block decides an A of its
+even gains, its own being taken over by what reads it. Post-LN: the last norm of every block decides an A of its
 own; the first norm of the next block reads it; and the MLP between the two, which must turn the one into the other,
 passes the stream through pairs of spare neurons, act(a) - act(-a) = a. Inside a group of added blocks, where norms
 have no affine part, the stream is one frame throughout. Where linear maps alone write a space, and

@@ -12,6 +12,7 @@ from typing import Any
 from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from lemonx import summary
+from lemonx.certificate import stability_text
 from lemonx.checkpoints.destination import size_text
 from lemonx.checkpoints.folder import CERTIFICATE
 from lemonx.checkpoints.opening import read_inside
@@ -216,6 +217,8 @@ def _print_outputs(out: Out, outputs: dict[str, Any]) -> None:
     if outputs["missing"]:
         named = ", ".join(outputs["missing"][:3]) + ("..." if len(outputs["missing"]) > 3 else "")
         out.line(f"the files have no {named}: zero in both models, and what they read was compared instead")
+    if outputs["stability"]:
+        out.line(stability_text(outputs["stability"]))
     if outputs["tokens_equal"] is not None:
         out.line(f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens")
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 EXACT = 1e-10
 # A weight of the target is rounded as often as it has copies, and so is what it is scaled by.
 MULTIPLE = 4.0
-# Frames are dense: they may carry a rounding ten times as far as the source does, and no further.
-FRAMED = 10.0
+# Frames are dense: they may carry a rounding twice as far as the source does.
+FRAMED = 2.0
 # The most that is ever allowed. Alone, outputs must agree to four spacings of bf16, the coarsest dtype there is. Where
 # every tensor was checked, they only show that models are wired alike, and a router may send a token elsewhere for one
 # rounding; a wrong wire changes them by about as much as they are.
