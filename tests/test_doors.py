@@ -51,6 +51,7 @@ OPENING = {
 KNOWN = {
     "Checkpoint.open": "the reader, which opens through the door",
     "yaml.load": "text that was read",
+    "door.load": "from a checkpoint that is open",
     "image.load": "an image that is open",
     "sharded.save": "checkpoints of a run, in a folder that was just made",
     "sharded.load": "reads through Checkpoint",
@@ -63,7 +64,8 @@ KNOWN = {
 }
 KNOWN_IN = {
     ("checkpoints/pickles.py", "torch.load"): "by the name of a descriptor that is open",
-    ("optimizer_state/trainer.py", "torch.load"): "a file that is open",
+    ("checkpoints/reader.py", "(bare / names[path]).symlink_to"): "into a temporary folder, to files that are open",
+    ("models/door.py", "(shown / file).symlink_to"): "into a temporary folder, to files that were checked",
     ("optimizer_state/trainer.py", "torch.save"): "a file that is open",
     ("data/npz.py", "np.load"): "a file that is open",
     ("data/tokens.py", "np.memmap"): "a file that is open",

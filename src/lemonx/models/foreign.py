@@ -6,6 +6,7 @@ A config.json decides what their code does, so whatever that code raises is the 
 from __future__ import annotations
 
 import errno
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,8 +51,8 @@ def in_one_line(
     except (*_PASS, *but):
         raise
     except BaseException as raised:
-        if isinstance(raised, OSError) and raised.errno in _NO_ROOM:
-            raise  # the machine's trouble, not the checkpoint's
+        if isinstance(raised, OSError) and is_out_of_room(raised):  # the machine's trouble, not the checkpoint's
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from raised
         if is_out_of_memory(raised):
             raise MemoryError from raised
         raise error(f"{who} cannot {doing} ({reason(raised)}): {remedy}") from raised
@@ -96,6 +97,11 @@ def _set(module: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, before)
+
+
+def is_out_of_room(raised: OSError) -> bool:
+    """Whether the disk is full; numpy says so in words alone."""
+    return raised.errno in _NO_ROOM or (raised.errno is None and "requested and" in str(raised))
 
 
 def is_out_of_memory(raised: BaseException) -> bool:
