@@ -55,6 +55,7 @@ KNOWN = {
     "image.load": "an image that is open",
     "sharded.save": "checkpoints of a run, in a folder that was just made",
     "sharded.load": "reads through Checkpoint",
+    "door.load": "the door for models, which shows transformers a folder of ours",
     "in_memory.save": "into a temporary folder",
     "model.save_pretrained": "into a temporary folder",
     "_small_model(seed).save_pretrained": "into a temporary folder",
@@ -64,8 +65,8 @@ KNOWN = {
 }
 KNOWN_IN = {
     ("checkpoints/pickles.py", "torch.load"): "by the name of a descriptor that is open",
-    ("checkpoints/reader.py", "(bare / names[path]).symlink_to"): "into a temporary folder, to files that are open",
-    ("models/door.py", "(shown / file).symlink_to"): "into a temporary folder, to files that were checked",
+    ("checkpoints/reader.py", "(bare / names[path]).symlink_to"): "from a temporary folder to checked weights",
+    ("models/door.py", "(shown / file).symlink_to"): "from a temporary folder to checked files of a tokenizer",
     ("optimizer_state/trainer.py", "torch.save"): "a file that is open",
     ("data/npz.py", "np.load"): "a file that is open",
     ("data/tokens.py", "np.memmap"): "a file that is open",

@@ -73,7 +73,7 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> dict[str, An
         "lossless": plan.reading.lossless,
         "notes": notes(plan),
         "source": {
-            "name": plan.source.name,
+            "name": shown(plan.source.name, 200),
             "model_type": plan.source_config.get("model_type", plan.family.model_types[0]),
             "architectures": plan.source_config.get("architectures"),
             "sha256": source.content_digest(),
@@ -92,7 +92,7 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> dict[str, An
             step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
         },
         "not_written": dict(plan.dropped),
-        "left_behind": list(source.left_behind),
+        "left_behind": [shown(name, 200) for name in source.left_behind],
         "verified": found.as_dict(),
     }
 

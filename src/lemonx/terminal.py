@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from lemonx.shown import shown, shown_lines
 
@@ -34,8 +34,12 @@ def print_lines(text: str) -> None:
 
 
 def _write(stream: Any, text: str) -> None:
-    if stream is not None:  # without a terminal there may be none
+    if stream is None:  # without a terminal there may be none
+        return
+    try:
         bare(stream).write(text)
+    except BrokenPipeError:  # before the parser of the command line sees it, which would exit with 1
+        leave()
 
 
 class _Guard:
@@ -79,17 +83,18 @@ def guarded() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        _leave()
+        leave()
     finally:
         try:
             sys.stdout.flush()
         except BrokenPipeError:
-            _leave()
+            leave()
         finally:
             sys.stdout, sys.stderr = before
 
 
-def _leave() -> None:
-    """The interpreter would write what is left once more, and complain."""
+def leave() -> NoReturn:
+    """End the process, as nobody reads what it writes."""
+    # The interpreter would write what is left once more, and complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(NO_READER)

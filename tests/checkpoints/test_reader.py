@@ -295,6 +295,8 @@ def test_companions(tmp_path: Path) -> None:
         "tf_model.h5",
         "trainer_state.json",
         "training_args.bin",
+        "odd\x1b.txt",  # a name that cannot be shown
+        os.fsdecode(b"odd\xff.txt"),  # or that is no text
     ]
     for name in carried + left:
         (tmp_path / name).parent.mkdir(exist_ok=True)

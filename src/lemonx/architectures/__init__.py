@@ -44,7 +44,7 @@ def find(config: Mapping[str, Any]) -> Architecture:
             "that transformers saved"
         )
     if model_type not in known:
-        near = difflib.get_close_matches(model_type, known, 1)
+        near = difflib.get_close_matches(model_type[:80], known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`lemonx architectures` lists what is supported"
         raise UnknownArchitecture(f"no spec for model_type {model_type!r}: {hint}")
     refuse_code(config)

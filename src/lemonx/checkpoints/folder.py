@@ -46,8 +46,6 @@ _OF_A_RUN = ("trainer_state.json", "training_args*", "optimizer*", "scheduler*",
 CERTIFICATE = "lemonx.json"
 _OURS = (CERTIFICATE, "run.json", "curve.csv", "curve.png")
 _NEVER = (".*", "*.py", "*.lock", "*.tfevents*", "README*", *_OTHER_WEIGHTS, *_OF_A_RUN, *_OURS)
-# What transformers looks into by itself, if it is there.
-_LOOKED_AT = ("adapter_config.json",)
 # How a file of weights begins, whatever it is called: zip and pickle (torch.save), GGUF and its forerunners, HDF5.
 _MAGIC = (b"PK\x03\x04", b"\x80", b"GGUF", b"lmgg", b"tjgg", b"fmgg", b"\x89HDF")
 MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")  # sentence-transformers: 1_Pooling, 2_Normalize
@@ -172,7 +170,7 @@ def is_loaded(name: str) -> bool:
 
 def _companion(folder: Path, name: str) -> Companion | None:
     """The file to carry along under this name: small, regular, and neither weights nor code; None otherwise."""
-    if any(fnmatch(name, pattern) for pattern in _LOOKED_AT):
+    if name == ADAPTER:  # carried nowhere, but other loaders look into it
         real_file(folder, name)
     if not _may_be_companion(name):
         return None
@@ -221,6 +219,6 @@ def all_files(folder: Path) -> list[str]:
 
 def _may_be_companion(name: str) -> bool:
     parent, _, base = name.rpartition("/")
-    if not base or any(fnmatch(base, pattern) for pattern in _NEVER):
+    if not base or not name.isprintable() or any(fnmatch(base, pattern) for pattern in _NEVER):
         return False
     return not parent or base.endswith((".json", ".jinja", ".txt"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, final
 from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.destination import check_destination, claim, move_in, size_text, sync_folder
 from lemonx.checkpoints.folder import INDEX
+from lemonx.checkpoints.opening import name_of, open_file
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header
 from lemonx.checkpoints.shards import Entry, Shard, entry_bytes, index_text, lay_out
 from lemonx.errors import BadCheckpoint, BadOutput
@@ -195,7 +196,8 @@ class CheckpointWriter:
             path = self.folder / shard.name
             try:
                 ours = tuple((t.name, t.dtype, t.shape) for t in read_header(path).tensors if t.nbytes)
-                with safe_open(path, framework="pt") as file:
+                # By the name of what is open: the library takes no name that is not UTF-8.
+                with open_file(path) as opened, safe_open(name_of(opened.fileno()), framework="pt") as file:
                     theirs = set(file.keys())
             except (BadCheckpoint, SafetensorError, RuntimeError) as error:  # RuntimeError: no memory to map it in
                 reason = " ".join(str(error).split())[:300]

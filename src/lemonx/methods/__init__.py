@@ -106,7 +106,7 @@ def methods() -> Mapping[str, Method]:
 def find(name: str) -> Method:
     known = methods()
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
+        near = difflib.get_close_matches(name[:80], known, 1)
         raise BadTarget(
             f"no method is called {name!r}: {f'did you mean {near[0]!r}?' if near else ', '.join(sorted(known))}"
         )

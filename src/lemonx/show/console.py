@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lemonx.shown import shown
-from lemonx.terminal import bare
+from lemonx.terminal import bare, leave
 
 
 class _Plain(Console):
@@ -30,7 +30,7 @@ class _Plain(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        raise BrokenPipeError
+        leave()
 
 
 class Out:

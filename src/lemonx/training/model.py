@@ -60,7 +60,7 @@ def _check_fields(config: Mapping[str, Any], known: Any) -> None:
     names = {*known.to_dict(), *known.attribute_map, "model_type", "num_labels", "torch_dtype"}
     for name in config:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
+            near = difflib.get_close_matches(name[:80], names, n=1)
             advice = f"did you mean {near[0]!r}?" if near else "leave it out"
             raise BadRecipe(f"config.{name} is no field of a {config['model_type']}: {advice}")
 
