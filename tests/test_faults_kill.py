@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+import faults
 from commands import state
 from forkserver import Server, alive
 from lemonx.checkpoints.destination import leftovers
@@ -128,11 +129,11 @@ def test_two_at_once(server: Callable[[], Server], good: Callable[..., Path], tm
     assert os.listdir(tmp_path) == ["out"] and (output / "lemonx.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_leaves_nothing_that_counts(
     number: signal.Signals, server: Callable[[], Server], good: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Ctrl-C cleans up and says so; SIGTERM ends the process at once, and the next start cleans up."""
+    """Ctrl-C cleans up and says so; SIGTERM and SIGHUP end the process at once, and the next start cleans up."""
     output = tmp_path / "out"
     pid = server().start("expand", good(), output, *GROW)
     while not leftovers(output):
@@ -144,4 +145,26 @@ def test_a_stop_leaves_nothing_that_counts(
         assert done.code == 130 and done.err.strip() == "lemonx: stopped; nothing was written"
         assert os.listdir(tmp_path) == []
     else:
-        assert done.code == -signal.SIGTERM
+        assert done.code == -number and len(leftovers(output)) == 1
+        assert server().run("expand", good(), output, *GROW, "--no-verify").code == 0
+        assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_copies_of_pickles_are_cleared_too(
+    number: signal.Signals, server: Callable[[], Server], good: Callable[..., Path], tmp_path: Path
+) -> None:
+    """`--allow-pickle` reads a copy, which lies where the system keeps temporary folders."""
+    source, temporary = tmp_path / "source", tmp_path / "temporary"
+    shutil.copytree(good(), source)
+    faults.as_pickles(source)
+    temporary.mkdir()
+    environment, asked = {"TMPDIR": str(temporary)}, ("expand", source, tmp_path / "out", *GROW, "--allow-pickle")
+    pid = server().start(*asked, environment=environment)
+    while not list(temporary.glob("lemonx-*")):
+        assert alive(pid)
+    os.kill(pid, number)
+    assert server().wait(pid).code == -number
+    assert not (tmp_path / "out").exists() and len(list(temporary.glob("lemonx-*"))) == 1
+    assert server().run(*asked, "--no-verify", environment=environment).code == 0
+    assert not list(temporary.glob("lemonx-*"))
