@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench table fuzz guarantees clean
+.PHONY: help setup demo test check bench table fuzz configs guarantees clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -65,7 +65,10 @@ table: setup ## write the README's matrix, and measure docs/exactness.md
 fuzz: setup ## damage headers, indices and configs 100000 times: RUNS=... for another number
 	$(BIN)/python benchmarks/fuzz.py --runs $(or $(RUNS),100000)
 
-guarantees: setup ## write the list of faults in docs/guarantees.md from the table that the tests read
+configs: setup ## grow models of 3000 random configs: RUNS=... for another number, CASE=... to repeat one, JOBS=...
+	$(BIN)/python benchmarks/configs.py --write --runs $(or $(RUNS),3000) --jobs $(or $(JOBS),1) $(if $(CASE),--case $(CASE))
+
+guarantees: setup ## write the lists of faults and attacks in docs/guarantees.md from the tables that the tests read
 	$(BIN)/python benchmarks/guarantees.py --write
 
 clean: ## remove .venv, caches and build products

@@ -1,10 +1,10 @@
-"""Writes the list of faults in docs/guarantees.md from the table that the tests read (tests/faults.py).
+"""Writes the lists of faults and attacks in docs/guarantees.md from the tables that the tests read.
 
-Each row is made by breaking a small real checkpoint and running `lemonx plan` or `lemonx expand` on it: what is said is
-what it says.
+Each row is made by breaking a small real checkpoint (tests/faults.py), or by putting an attack beside it
+(tests/attacks.py), and running the command: what is said is what it says.
 
-    python benchmarks/guarantees.py            print the list
-    python benchmarks/guarantees.py --write    put it into docs/guarantees.md, between its markers
+    python benchmarks/guarantees.py            print the lists
+    python benchmarks/guarantees.py --write    put them into docs/guarantees.md, between their markers
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pages
@@ -28,11 +29,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    text = table()
-    if options.write:
-        pages.write("docs/guarantees.md", "faults", text)
-    else:
-        print(text)
+    for name, text in (("faults", table()), ("attacks", attacks_table())):
+        if options.write:
+            pages.write("docs/guarantees.md", name, text)
+        else:
+            print(text)
 
 
 def table() -> str:
@@ -53,25 +54,55 @@ def table() -> str:
 def ask(fault: object) -> tuple[int, str]:
     """The exit code and the line that `lemonx expand` ends with on a folder that is broken so; paths left out."""
     import faults
-    from lemonx import cli
 
     assert isinstance(fault, faults.Fault)
+    with folder_with(fault.model) as parent:
+        fault.damage(parent / "source")
+        code, _, said = said_by(
+            "expand", parent / "source", parent / "out", "--depth", 4, "--no-verify", *fault.options
+        )
+        said = said.strip().removeprefix("lemonx: ").replace(f"{parent}/", "")
+    assert code
+    return code, said.replace("|", "\\|").replace("__", "\\_\\_")
+
+
+def attacks_table() -> str:
+    """For every kind of attack a table of them: what was done, the exit code, and the line that is said."""
+    import attacks
+
+    rows = list[str]()
+    for kind in dict.fromkeys(attack.kind for attack in attacks.ATTACKS):
+        rows += ["", f"{kind[0].upper()}{kind[1:]}:", "", "| attack | exit | what is said |", "|---|---|---|"]
+        for attack in (attack for attack in attacks.ATTACKS if attack.kind == kind):
+            with folder_with("llama-tied") as parent:
+                code, out, said = said_by(*attack.prepare(parent))
+                rows.append(attacks.row(attack, code, out if attack.writes else said, parent))
+    return "\n".join(rows[1:])
+
+
+@contextlib.contextmanager
+def folder_with(model: str) -> Iterator[Path]:
+    """A folder with a sound checkpoint, `source`, in it."""
     with tempfile.TemporaryDirectory() as name:
         parent = Path(name).resolve()
-        with contextlib.redirect_stderr(io.StringIO()) as printed, contextlib.redirect_stdout(io.StringIO()):
-            shutil.copytree(good(fault.model), parent / "source")
-            fault.damage(parent / "source")
-            printed.truncate(0)
-            sys.argv = ["lemonx", "expand", str(parent / "source"), str(parent / "out"), "--depth", "4", "--no-verify"]
-            sys.argv += fault.options
-            code = None
-            try:
-                cli.main()
-            except SystemExit as stop:
-                code = stop.code
-        said = printed.getvalue().strip("\0\n").removeprefix("lemonx: ").replace(f"{parent}/", "")
-    assert isinstance(code, int) and code
-    return code, said.replace("|", "\\|").replace("__", "\\_\\_")
+        shutil.copytree(good(model), parent / "source")
+        yield parent
+
+
+def said_by(*arguments: object) -> tuple[int, str, str]:
+    """The exit code of a command, and what it prints on either stream."""
+    from lemonx import cli
+
+    os.environ["COLUMNS"] = "9999"
+    sys.argv = ["lemonx", *map(str, arguments)]
+    code = None
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+    assert isinstance(code, int)
+    return code, out.getvalue(), err.getvalue()
 
 
 _GOOD: dict[str, Path] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from commands import BAD_CHECKPOINT, BAD_OUTPUT, BAD_TARGET, REFUSED
 
 FORCE = "`--force`, or an output that exists: something else than what lemonx writes is there"
 TERMINAL = "a name or a value that speaks to the terminal"
-FILES = "a pipe, a device or a link in the place of a file"
+FILES = "a pipe, a device, a link or a program in the place of a file"
 # A sequence that no colour of ours contains: it sets the title of the window, and rings.
 ESCAPE = "\x1b]0;gone\x07"
 GROW = ("--depth", 3, "--no-verify")
@@ -43,6 +44,13 @@ class Attack:
     code: int
     says: str
     writes: str | None = None
+
+
+def row(attack: Attack, code: int, said: str, folder: Path) -> str:
+    """The line of docs/guarantees.md: what was done, the exit code, and the first line that was printed."""
+    line = next(iter(said.strip().splitlines()), "").removeprefix("lemonx: ").replace(f"{folder}/", "")
+    line = re.sub(r"x{9,}", "xxx...", re.sub(r"\d+ characters cut", "... characters cut", line))
+    return f"| {attack.name} | {code} | {line} |".replace("__", "\\_\\_").replace("<", "\\<")
 
 
 def _forced(*names: str, weights: bool = True) -> Prepare:
@@ -202,11 +210,13 @@ def _experiment_named(name: str) -> Prepare:
 
 
 def put(path: Path, what: str) -> Path:
-    """A pipe, or a link to a device or to a private file, in the place of a file."""
+    """A pipe, a link to a device or to a private file, or a pickle that runs a command, in the place of a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     if what == "pipe":
         os.mkfifo(path)
+    elif what == "pickle":
+        faults.evil(path)
     else:
         path.symlink_to({"device": "/dev/zero", "link": "/etc/passwd"}[what])
     return path
@@ -334,6 +344,10 @@ ATTACKS = [
            "not a regular file"),
     Attack(FILES, "trainer_state.json is a device", _trainer_state("trainer_state.json", "device"), BAD_CHECKPOINT,
            "'/dev/zero'"),
+    Attack(FILES, "optimizer.pt is a pickle that runs a command", _trainer_state("optimizer.pt", "pickle"),
+           BAD_CHECKPOINT, "is broken or holds more than data"),
+    Attack(FILES, "rng_state.pth is a pickle that runs a command", _trainer_state("rng_state.pth", "pickle"),
+           BAD_CHECKPOINT, "is broken or holds more than data"),
     Attack(FILES, "a file of optimizer/ is a pipe", _in_source("optimizer/a.safetensors", "pipe", "--with-optimizer"),
            BAD_CHECKPOINT, "not a regular file"),
     Attack(FILES, "a file of optimizer/ is a device",

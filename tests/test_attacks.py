@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from attacks import ATTACKS, FILES, Attack
+from attacks import ATTACKS, FILES, Attack, row
 from commands import Result, Run, assert_refused, assert_shown, runner, state
 from forkserver import Server
 
 SECONDS, MEMORY = 20, 1 << 30
+DOCUMENT = Path(__file__).parents[1] / "docs" / "guarantees.md"
 
 
 @pytest.fixture
@@ -45,10 +46,16 @@ def test_an_attack(
         assert done.code == 0, done.err
         assert re.search(attack.says, done.out), done.out
         assert (tmp_path / attack.writes).exists()
+    line = row(attack, done.code, done.out if attack.writes else done.err, tmp_path)
+    assert f"\n{line}\n" in DOCUMENT.read_text(), f"run `make guarantees`, then read the diff: {line}"
     after = state(tmp_path)
     written = set() if attack.writes is None else {name for name in after if name.startswith(attack.writes)}
     assert {name: digest for name, digest in after.items() if name not in written} == before
 
 
-def test_names_differ() -> None:
-    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+def test_the_document_lists_these_and_no_others() -> None:
+    names = [attack.name for attack in ATTACKS]
+    assert len(set(names)) == len(names)
+    listed = DOCUMENT.read_text().partition("<!-- attacks -->")[2].partition("<!-- /attacks -->")[0]
+    rows = [line for line in listed.splitlines() if line.startswith("| ") and not line.startswith("| attack")]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in rows] == names

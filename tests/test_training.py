@@ -289,7 +289,7 @@ def test_legs_follow_each_other() -> None:
         ({"model_type": "lama"}, "no model 'lama'"),
         ({"model_type": "llama", "hiden_size": 3}, "config.hiden_size is no field of a llama: did you mean 'hidden"),
         ({"model_type": "llama", "vocab_size": 3}, "config.vocab_size is 3, but the data has 61"),
-        ({"model_type": "vit"}, "cannot build the vit of `config` for causal-lm"),
+        ({"model_type": "vit"}, "config: transformers cannot build a model for causal-lm"),
     ],
 )
 def test_configs_that_are_refused(config: dict[str, Any], says: str) -> None:

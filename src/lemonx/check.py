@@ -91,6 +91,12 @@ def check(
     chains = depth.chains(source, target, config, small_gains)
     if small_gains:
         _check_gains(source, chains)
+        if types.framed:
+            widths = multiples_near(types.framed[0].size, types.framed[0].target)
+            raise Refused(
+                "a frame would multiply the gradient that small gains make large already: leave --small-gains out, or "
+                f"choose a multiple of the width: {widths}"
+            )
     require_small(chain for uses in chains.values() for chain in uses)
     return replace(types, chains=chains)
 

@@ -325,7 +325,9 @@ def _near_fault(
     if not wanted.numel() or _same_bits(found, rounded) or bool((found == rounded).all()):
         return None
     exact = wanted.double()
-    allowed = (exact.abs() * (unit(found.dtype) * (1 + 2**-8)) + least(found.dtype)) * roundings
+    allowed = torch.zeros_like(exact)
+    if roundings:
+        allowed = (exact.abs() * (unit(found.dtype) * (1 + 2**-8)) + least(found.dtype)) * roundings
     if slack is not None:
         allowed = allowed + slack()
     return _first_fault(~((found.double() - exact).abs() <= allowed), found, exact, column, rule)

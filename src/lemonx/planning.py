@@ -31,6 +31,8 @@ from lemonx.spec import Architecture, Spec, with_fields
 from lemonx.steps import Builder, Step
 from lemonx.target import NotWhole, Target, target_config
 
+# Why a buffer is not written.
+RECOMPUTED = "recomputed by the model"
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -124,7 +126,7 @@ def make_plan(
         raise BadTarget(f"{reading.method} has no small gains: leave --small-gains out, or use --method lemon")
     target = family.spec(new)
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
-    dropped = {hit.name: "recomputed by the model" for hit in found if isinstance(source.rows[hit.row], Dropped)}
+    dropped = {hit.name: RECOMPUTED for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
     solved = carriers.solve(types.framed, _affine(checkpoint, origin.files, found)) if types.framed else None
     blocks = {

@@ -19,7 +19,7 @@ import numpy as np
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.values import all_below, all_finite
 from lemonx.operators import Matrix
-from lemonx.planning import Plan
+from lemonx.planning import RECOMPUTED, Plan
 from lemonx.rows import Vector
 from lemonx.runner import Job, in_parts, run_jobs
 from lemonx.sources import Source, Whole, blocks_within, is_whole
@@ -75,7 +75,7 @@ def check_algebra(plan: Plan, source: Checkpoint, target: Checkpoint, *, threads
     """Check every tensor of the target against the source, as the plan's recipes say."""
     import torch
 
-    wrong = list(_odd_tensors(plan, target))
+    wrong = list(_odd_tensors(plan, source, target))
     odd = {fault.tensor for fault in wrong}
     steps = [step for step in plan.steps if step.name not in odd]
     task = _Task(plan, source, target, steps)
@@ -92,7 +92,7 @@ def check_algebra(plan: Plan, source: Checkpoint, target: Checkpoint, *, threads
     return Algebra(len(steps), entries, (*wrong, *found)[:KEPT])
 
 
-def _odd_tensors(plan: Plan, target: Checkpoint) -> Iterator[Wrong]:
+def _odd_tensors(plan: Plan, source: Checkpoint, target: Checkpoint) -> Iterator[Wrong]:
     """Tensors that are missing, of another shape or dtype, or that the plan does not know."""
     planned = {step.name: step for step in plan.steps}
     for name, step in planned.items():
@@ -103,7 +103,11 @@ def _odd_tensors(plan: Plan, target: Checkpoint) -> Iterator[Wrong]:
             yield Wrong(name, None, f"is {info.dtype} {list(info.shape)}, not {step.dtype} {list(step.shape)}")
     tied = {row: step.name for step in plan.steps for row in (step.row,) if step.suffix == "weight"}
     for name in target.tensors:
-        if name in planned or plan.dropped.get(name) == "recomputed by the model":
+        if name in planned:
+            continue
+        if plan.dropped.get(name) == RECOMPUTED:
+            if not target.read(name).equal(source.read(name)):
+                yield Wrong(name, None, "is not the source's, which a model computes anew and an expansion leaves out")
             continue
         table = tied.get(plan.tied.get(name, ""))  # a file may repeat a tied weight
         if table is None:

@@ -1,0 +1,166 @@
+"""Random configs of every family and class, with flags that are not at their default: exact, or refused by the check.
+
+    python benchmarks/configs.py                        3000 cases
+    python benchmarks/configs.py --runs 300 --first 5000 --jobs 2
+    python benchmarks/configs.py --case 1234            one case again, with all that it takes to repeat it
+    python benchmarks/configs.py --write                put the table into docs/guarantees.md
+
+A case is a model of a random class with a random config (tests/random_configs.py), expanded to random sizes with
+verification on, and then compared with its source by inputs and a comparison of their own (tests/random_outputs.py). It
+ends exact, or refused before anything ran, with advice that holds when it is followed; everything else is a fault, and
+makes this command fail. Cases that transformers itself cannot build or run are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gc
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pages
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
+# Bytes of address space for one process: a config that asks for far too much is one failed case.
+MEMORY = 12 * 10**9
+# What the messages of refusals are about, by words in them: the first that fits.
+REASONS = {
+    "sizes that do not fit together, or are not larger": r"not whole|shrink|do not fit|must be|has several sizes|"
+    r"cannot be chosen|cannot build a model of these sizes|lose blocks|nothing would change|less than the source",
+    "a size that this class does not have": r"is not a size of this model|has no size for|cannot grow",
+    "no exact growth at this width": r"passes a nonlinearity|passes through|is not a multiple|choose a multiple|"
+    r"leaves the model as it is|a frame|frames|whole copies|equal energy|expand differently|one frame",
+    "heads that cannot take this width": r"turn|rotary|ALiBi|clipped|query|key",
+    "blocks that cannot be added": r"share their weights|change the shape|norms the stream|small-gains|small gains|"
+    r"divides what|takes? turns|depends on a layer",
+    "a module that would come or go": r"would (gain|lose)",
+    "what no table covers": r"no spec covers|no row covers|no rows|another model's stream|square images|sinusoidal",
+    "a config that does not say all": r"has no field|save the (whole )?model|config.json",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3000)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--family", help="cases of this model type only")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--case", type=int, help="repeat this case")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
+    parser.add_argument("--until", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case is not None:
+        sys.exit(repeat(options.case, options.family))
+    if options.until is not None:
+        work(range(options.first, options.until, options.jobs), options.family)
+        return
+    rows = list(collected(options))
+    lines = table(rows)
+    print("\n".join(lines))
+    faults = [row for row in rows if row["kind"] == "fault"]
+    if options.write and not faults:
+        pages.write_printed("docs/guarantees.md", "configs", lines)
+    sys.exit(1 if faults else 0)
+
+
+def repeat(case: int, family: str | None) -> int:
+    from random_runs import run_case, told
+
+    _quiet()
+    outcome = run_case(case, family)
+    print(told(outcome))
+    print(f"    {outcome.views} views, off by {outcome.difference:.1e}")
+    return 0 if outcome.good else 1
+
+
+def collected(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What every case came to; each of several processes takes every so manieth. Faults are told as they are found."""
+    until = str(options.first + options.runs)
+    command = [sys.executable, __file__, "--until", until, "--jobs", str(options.jobs)]
+    command += ["--family", options.family] if options.family else []
+    children = [
+        subprocess.Popen([*command, "--first", str(options.first + job)], stdout=subprocess.PIPE, text=True)
+        for job in range(options.jobs)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        for line in child.stdout:
+            row = json.loads(line)
+            if row["kind"] == "fault":
+                print(row["told"], flush=True)
+            yield row
+        if child.wait():
+            sys.exit(f"a process ended with {child.returncode}")
+
+
+def work(seeds: range, family: str | None) -> None:
+    """Run cases in this process, and print a line of JSON for each."""
+    from random_runs import run_case, told
+
+    _quiet()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    gc.collect()
+    gc.freeze()  # what is imported stays: looking at it again takes longer than a case
+    for seed in seeds:
+        before = time.process_time()
+        outcome = run_case(seed, family)
+        row = {
+            "kind": outcome.kind,
+            "family": outcome.case.model_type,
+            "class": outcome.case.class_name,
+            "said": outcome.said,
+            "told": told(outcome) if outcome.kind == "fault" else "",
+            "seconds": time.process_time() - before,
+        }
+        print(json.dumps(row), flush=True)
+
+
+def _quiet() -> None:
+    import torch
+    from transformers.utils import logging
+
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore")
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """How many cases ended how."""
+    counted = [row for row in rows if row["kind"] != "unusable"]
+    kinds = collections.Counter(row["kind"] for row in counted)
+    refused = collections.Counter(reason(row["said"]) for row in counted if row["kind"] == "refused")
+    names = {
+        "exact": "exact: off by at most 1e-10 in float64",
+        "rounded": "exact but for roundings of the stored dtype",
+        "up to eps": "exact up to eps, as stated: Post-LN depth",
+    }
+    lines = [f"{len(counted):>6}  cases of {len({r['family'] for r in counted})} families and "
+             f"{len({r['class'] for r in counted})} classes"]  # fmt: skip
+    lines += [f"{kinds[kind]:>6}  {text}" for kind, text in names.items()]
+    lines.append(f"{kinds['refused']:>6}  refused by the check, before anything ran")
+    lines += [f"{count:>12}  {why}" for why, count in refused.most_common()]
+    lines.append(f"{kinds['fault']:>6}  faults")
+    seconds = sum(row["seconds"] for row in rows) / max(1, len(rows))
+    unusable = f"{len(rows) - len(counted)} more that transformers itself cannot build or run"
+    return [*lines, f"{unusable}; {seconds:.2f} CPU seconds a case"]
+
+
+def reason(said: str) -> str:
+    return next((kind for kind, pattern in REASONS.items() if re.search(pattern, said)), f"other: {said[:60]}")
+
+
+if __name__ == "__main__":
+    main()

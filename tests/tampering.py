@@ -1,0 +1,299 @@
+"""Changes to what lies on disk after an expansion, one at a time: who notices, and whether the function changed.
+
+`tests/verification/test_tampering.py` makes one change a tensor, `benchmarks/tampering.py` makes many.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import lemonx
+import pico
+from lemonx import api
+from lemonx.certificate import read_certificate
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
+from lemonx.errors import LemonxError
+from lemonx.planning import Plan
+from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.float64 import Float64
+from lemonx.verification.structure import check_structure
+
+# By how much an entry is changed, of its own size.
+SIZE = 1e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model, how it grows, and the dtype of its file."""
+
+    model: str
+    options: Mapping[str, Any]
+    dtype: torch.dtype = torch.float64
+    id: str = ""
+
+    def __str__(self) -> str:
+        return self.id or self.model
+
+
+HALF, SINGLE = torch.bfloat16, torch.float32
+_TWICE = {"num_local_experts": 8, "num_experts_per_tok": 4}
+_DEEP_T5 = {"num_layers": 3, "num_decoder_layers": 4}
+# Every rule there is: means, zeros, copies, gains, frames, experts, statistics, tables, silent and cancelling blocks.
+CASES = [
+    Case("gpt2-lm", {"width": 72, "depth": 3}),
+    Case("bert-mlm", {"width": 96, "depth": 3, "depth_type": 2}),
+    Case("bert-cls", {"width": 72, "depth": 3}, id="bert-cls-by-frames"),
+    Case("roberta-mlm", {"width": 144, "fields": {"vocab_size": 70, "max_position_embeddings": 80}}, HALF),
+    Case("llama-tied", {"width": 72, "heads": 12, "kv_heads": 6, "ffn": 232, "depth": 3}),
+    Case("llama-untied", {"width": 96, "depth": 4, "depth_type": 2}, HALF),
+    Case("gemma2", {"width": 72, "depth": 3}),
+    Case("mixtral", {"width": 72, "fields": _TWICE}),
+    Case("gpt-oss", {"depth": 3, "fields": {"num_local_experts": 6}}),
+    Case("llama-tied", {"fields": {"model_type": "mixtral", **_TWICE}}, id="llama-to-mixtral"),
+    Case("olmo-tied", {"width": 72, "fields": {"tie_word_embeddings": False}}, id="olmo-untied"),
+    Case("t5", {"width": 72, "fields": _DEEP_T5}),
+    Case("vit-cls", {"width": 72, "depth": 3, "free": "vision"}, SINGLE),
+    Case("dinov2-cls", {"width": 72}),
+    Case("swin-cls", {"width": 48, "fields": {"depths": [3, 3]}}),
+    Case("resnet-bottleneck", {"width_factor": 1.5, "fields": {"depths": [3, 4]}}),
+    Case("mamba2", {"width": 72, "depth": 3}),
+    Case("falcon-new", {"width": 96, "depth": 3}),
+    Case("opt", {"width": 72, "depth": 3}),
+    Case("bart", {"width": 96, "fields": {"encoder_layers": 3}}),
+]
+# More of them, for the benchmark.
+MORE = [
+    Case("albert-mlm", {"width": 72}),
+    Case("bloom", {"width": 96}),
+    Case("clip", {"width_factor": 2}),
+    Case("cohere2", {"width": 72, "depth": 3}),
+    Case("convnext-cls", {"width_factor": 2, "fields": {"depths": [3, 3]}}),
+    Case("deit-teacher", {"width": 72, "depth": 3}, SINGLE),
+    Case("distilbert-mlm", {"width": 96, "depth": 3}, HALF),
+    Case("electra-discriminator", {"width": 96, "depth": 3}),
+    Case("gemma3", {"width": 72, "depth": 3}),
+    Case("granite", {"width": 72, "depth": 3}),
+    Case("mamba", {"width": 72, "depth": 3}),
+    Case("modernbert-mlm", {"width": 96, "depth": 5}),
+    Case("neox", {"width": 72, "depth": 3}, HALF),
+    Case("olmo2", {"width": 72, "depth": 3}),
+    Case("olmoe", {"fields": {"num_experts": 8, "num_experts_per_tok": 4}}),
+    Case("phi3", {"width": 72, "depth": 3}),
+    Case("qwen3", {"width": 72, "depth": 3}, torch.float16),
+    Case("siglip", {"width_factor": 2}),
+    Case("stablelm", {"width": 72, "depth": 3}),
+    Case("starcoder2", {"width": 72, "depth": 3}),
+    Case("swinv2-cls", {"width": 48, "fields": {"depths": [4, 3]}}),
+    Case("timm-resnet", {"width_factor": 3}),
+    Case("torchvision-basic", {"width_factor": 1.5, "fields": {"layers": [3, 4]}}),
+    Case("whisper", {"width": 96, "fields": {"encoder_layers": 3}}),
+]
+
+
+@dataclass
+class Grown:
+    """A source, its expansion, and what `lemonx verify` makes of the two folders; the outputs are those in float64."""
+
+    kind: type[PreTrainedModel]
+    folder: Path
+    source: Checkpoint
+    target: Checkpoint
+    plan: Plan
+    _outputs: dict[str, Tensor] = field(default_factory=dict)
+
+    def algebra(self) -> Algebra:
+        return check_algebra(self.plan, self.source, self.target, threads=1)
+
+    @property
+    def honest(self) -> dict[str, Tensor]:
+        """What the target computes before anything was changed."""
+        if not self._outputs:
+            self._outputs = outputs(self.kind, self.folder)
+        return self._outputs
+
+    def effect(self) -> float:
+        """By how much the outputs change from the honest ones, relative to the largest; infinite if none come."""
+        before = self.honest
+        try:
+            after = outputs(self.kind, self.folder)
+        except Exception:  # whatever a class makes of a config that is not its own
+            return math.inf
+        if before.keys() != after.keys() or any(before[k].shape != after[k].shape for k in before):
+            return math.inf
+        largest = max(float((before[k] - after[k]).abs().max() / before[k].abs().max()) for k in before)
+        return largest if largest == largest else math.inf
+
+
+@contextmanager
+def grown(case: Case, folder: Path) -> Iterator[Grown]:
+    """Expand a tiny model in a folder, and open both."""
+    model = pico.PICO[case.model]()
+    source = pico.save(model, folder / "source", case.dtype)
+    target = lemonx.expand(source, folder / "target", verify=False, **case.options)
+    with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
+        said = read_certificate(large)
+        assert said is not None
+        plan = api._plan_again(small, large, said)
+        kind: Any = getattr(__import__("transformers"), large.config["architectures"][0], type(model))
+        yield Grown(kind, target, small, large, plan)
+
+
+# ----------------------------------------------------------------- tensors
+
+
+def chosen(info: TensorInfo, name: str, count: int, *, last: bool = True) -> list[int]:
+    """Entries of a tensor by their place in the file: some at random, and the last one (a rare token, a position)."""
+    seed = int.from_bytes(name.encode()[-8:], "little")
+    some = np.random.default_rng([seed % 2**31, info.numel]).integers(0, info.numel, count)
+    return sorted({*some.tolist(), *([info.numel - 1] if last else [])})
+
+
+def changed(values: Tensor, at: int) -> Tensor:
+    """The entry at a place, changed by SIZE of itself, or of the usual size where it is 0; by one number at least."""
+    old = values[at]
+    if not values.is_floating_point():
+        return old + 1
+    usual = float(values.double().square().mean().sqrt()) or 1.0
+    new = (old.double() + SIZE * (float(old.abs()) or usual)).to(values.dtype)
+    return new if new != old else torch.nextafter(old, torch.tensor(math.inf, dtype=values.dtype))
+
+
+@contextmanager
+def tampered(info: TensorInfo, at: int, value: Tensor) -> Iterator[None]:
+    """A context in which one entry of a tensor in a file has another value."""
+    width = torch_dtype(info.dtype).itemsize
+    place = info.begin + at * width
+    with info.file.open("r+b", buffering=0) as file:
+        before = os.pread(file.fileno(), width, place)
+        os.pwrite(file.fileno(), value.reshape(1).view(torch.uint8).numpy().tobytes(), place)
+        try:
+            yield
+        finally:
+            os.pwrite(file.fileno(), before, place)
+
+
+# ----------------------------------------------------------------- config.json
+
+
+def settings(config: Mapping[str, Any], within: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every field of a config as transformers' class has it, and another value for it."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value and name not in ("id2label", "label2id"):
+            yield from settings(value, (*within, name))
+        else:
+            yield from (((*within, name), other) for other in others(value))
+
+
+def others(value: Any) -> Iterator[Any]:
+    """Another value of the same kind."""
+    swapped = {"gelu": "relu", "silu": "gelu", "relu": "gelu", "gelu_new": "relu", "gelu_pytorch_tanh": "silu"}
+    swapped |= {"full_attention": "sliding_attention", "sliding_attention": "full_attention"}
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield value + 1
+    elif isinstance(value, float):
+        yield value * 1.5 or 0.5
+    elif isinstance(value, str):
+        yield swapped.get(value, f"{value}x")
+    elif value is None:
+        yield 3
+    elif isinstance(value, list) and value:
+        yield [next(others(value[0])), *value[1:]]
+    elif isinstance(value, Mapping):
+        yield {str(i): f"label {i}" for i in range(len(value) + 1)}
+
+
+@contextmanager
+def other_config(folder: Path, path: tuple[str, ...], value: Any) -> Iterator[None]:
+    """A context in which config.json has another value in one field."""
+    file = folder / "config.json"
+    text = file.read_text()
+    content = json.loads(text)
+    where = content
+    for part in path[:-1]:
+        where = where.setdefault(part, {})
+    where[path[-1]] = value
+    file.write_text(json.dumps(content))
+    try:
+        yield
+    finally:
+        file.write_text(text)
+
+
+def config_is_caught(made: Grown) -> bool:
+    """Whether verification notices what config.json says now: by its plan, its structure or its tensors, in order."""
+    try:
+        with Checkpoint.open(made.folder) as large:
+            said = read_certificate(large)
+            assert said is not None
+            plan = api._plan_again(made.source, large, said)
+            if not check_structure(plan, made.source, large).passed:
+                return True
+            return not check_algebra(plan, made.source, large, threads=1).passed
+    except LemonxError:
+        return True
+
+
+# ----------------------------------------------------------------- outputs
+
+
+def outputs(kind: type[PreTrainedModel], folder: Path) -> dict[str, Tensor]:
+    """What a checkpoint computes in float64, on inputs that hold every token, position and type of token there is."""
+    with Float64():
+        model: Any = kind.from_pretrained(folder, dtype=torch.float64).eval()
+        found = pico.named_outputs(model, rich(model))
+    return {name: value.double() for name, value in found.items()}
+
+
+def rich(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Long inputs: as many positions as there are, every token at some of them, both types, padding on either side."""
+    generator = torch.Generator().manual_seed(7)
+    config: Any = copy.deepcopy(model.config)
+    text = getattr(config, "text_config", config)
+    batch = {} if model.main_input_name == "pixel_values" else _texts(model, text, generator)
+    vision = getattr(config, "vision_config", config)
+    if model.main_input_name == "pixel_values" or vision is not config:
+        side = getattr(vision, "image_size", 32)
+        shape = (3, vision.num_channels, side, side)
+        batch["pixel_values"] = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if model.main_input_name == "input_features":
+        shape = (3, config.num_mel_bins, 2 * config.max_source_positions)
+        batch = {"input_features": torch.randn(shape, generator=generator, dtype=torch.float64)}
+        length = config.max_target_positions
+        batch["decoder_input_ids"] = _every_token(config.vocab_size, 3, length, generator)
+    return batch
+
+
+def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, Tensor]:
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
+    offset = 2 if config.model_type in ("roberta", "mpnet", "xlm-roberta", "roberta-prelayernorm") else 0
+    ids = _every_token(config.vocab_size, 4, min(longest - offset, 96), generator)
+    mask = torch.ones_like(ids)
+    mask[1, :5], mask[2, -5:] = 0, 0
+    batch = {"input_ids": ids, "attention_mask": mask}
+    if getattr(config, "type_vocab_size", 0) > 1 and hasattr(model.config, "type_vocab_size"):
+        batch["token_type_ids"] = torch.randint(0, config.type_vocab_size, ids.shape, generator=generator)
+    if config.is_encoder_decoder:
+        batch["decoder_input_ids"] = _every_token(config.vocab_size, 4, min(longest, 96), generator)
+    return batch
+
+
+def _every_token(vocabulary: int, rows: int, length: int, generator: torch.Generator) -> Tensor:
+    """Token ids in which every one of the vocabulary occurs, if there is room."""
+    order = torch.randperm(vocabulary, generator=generator)
+    return order.repeat(-(-rows * length // vocabulary))[: rows * length].view(rows, length)
