@@ -263,7 +263,7 @@ class _Check:
         for problem in gaps(spec, found):
             self._add(problem, CONFIG)
         rows = with_tied(settled(spec, found), {hit.row for hit in found})
-        if lost := lost_head(spec, rows, self.config):
+        if lost := lost_head(spec, rows, self.config or {}):
             self._say(WARNING, CONFIG, lost, "save the whole model, or name the class that was saved")
         for hit in found:
             for problem in tensor_problems(spec, hit, tensors[hit.name], FLOATS):
