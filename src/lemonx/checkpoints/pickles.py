@@ -136,7 +136,19 @@ def _require_stored(real: str | BinaryIO) -> None:
         real.seek(0)
 
 
-def _unpickle(real: Path, path: Path) -> Any:
+def asked_to_run(error: Exception) -> str | None:
+    """What a pickle wanted to call, if that is why reading it failed."""
+    asked = re.search(r"GLOBAL ([\w.]+)|Unsupported class ([\w.]+)", str(error))
+    return (asked[1] or asked[2]).rstrip(".") if asked else None
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why else it failed: a line of what torch says, without its advice to trust the file."""
+    told = str(error).partition("WeightsUnpickler error: ")[2].strip() or str(error).strip() or type(error).__name__
+    return told.splitlines()[0].strip()[:160]
+
+
+def _unpickle(real: str, path: Path) -> Any:
     try:
         try:
             return read_pickle(real, mapped=True)
@@ -145,15 +157,11 @@ def _unpickle(real: Path, path: Path) -> Any:
                 raise
             return read_pickle(real)  # written before torch 1.6: not mappable
     except Exception as error:  # what a hostile or broken pickle raises is not known in advance
-        asked = re.search(r"GLOBAL ([\w.]+)|Unsupported class ([\w.]+)", str(error))
-        if asked:
-            what = (asked[1] or asked[2]).rstrip(".")
+        if what := asked_to_run(error):
             raise BadCheckpoint(
                 f"{str(path)!r} asks to run {what}, which no weights need, and nothing of it was run: get this model "
                 "as safetensors, from someone you trust"
             ) from None
-        told = str(error).partition("WeightsUnpickler error: ")[2].strip() or str(error).strip() or type(error).__name__
-        reason = told.splitlines()[0].strip()[:160]
         raise BadCheckpoint(
-            f"{str(path)!r} is not a readable pickle of weights ({reason}): download it again"
+            f"{str(path)!r} is not a readable pickle of weights ({why_unreadable(error)}): download it again"
         ) from None

@@ -129,7 +129,7 @@ def expand_command(
             help="Grow Adam's moments too, so that a run goes on: SOURCE is a checkpoint-N folder of Trainer.",
         ),
     ] = False,
-    force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:

@@ -34,7 +34,9 @@ def train_command(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, such as data.path. Repeatable."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the recipes that ship.")] = False,
-    force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is the folder of a run.")] = False,
+    force: Annotated[
+        bool, typer.Option(help="Replace OUTPUT if it is the folder of a run and holds nothing else.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train from scratch, or from a checkpoint, expanded or not. A run that was stopped goes on.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from lemonx.checkpoints.creating import new_file, write_new
 from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import file_inside, read_inside
-from lemonx.checkpoints.pickles import read_pickle
+from lemonx.checkpoints.pickles import asked_to_run, read_pickle, why_unreadable
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
 from lemonx.optimizer_state.grow import grow_optimizer
 from lemonx.optimizer_state.moments import moments
@@ -101,8 +101,14 @@ def _load(file: BinaryIO, path: Path) -> Any:
         with safe_globals():
             return read_pickle(file)
     except Exception as error:  # an unpickler of broken bytes raises anything
-        reason = " ".join(str(error).split())[:160]
-        raise BadCheckpoint(f"{str(path)!r} is broken or holds more than data ({reason}): save the run again") from None
+        if what := asked_to_run(error):
+            raise BadCheckpoint(
+                f"{str(path)!r} asks to run {what}, which no state of a run needs, and nothing of it was run: take the "
+                "run from someone you trust"
+            ) from None
+        raise BadCheckpoint(
+            f"{str(path)!r} is broken or holds more than data ({why_unreadable(error)}): save the run again"
+        ) from None
 
 
 def _positions(model: PreTrainedModel, saved: Mapping[str, Any]) -> dict[int, str]:
