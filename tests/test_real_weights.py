@@ -127,6 +127,23 @@ def test_sentence_transformers_reads_the_result(minilm: Path, large_minilm: Path
     assert (before @ before.T - after @ after.T).abs().max() <= 16 * 2.0**-24
 
 
+def test_a_norm_with_dead_channels_feeds_a_frame(minilm: Path, tmp_path: Path) -> None:
+    """x1.5: the last norm has gains of 5e-33, 6e-33 and 1.5e-9, which are carried as they are."""
+    output = lemonx.expand(minilm, tmp_path / "large", width=576)
+    stability = json.loads((output / "lemonx.json").read_text())["verified"]["outputs"]["stability"]
+    assert stability["noise_ratio"] < 3 and stability["gradient_ratio"] < 3
+    frames = lemonx.plan(minilm, width=576).frames
+    assert frames is not None
+    (back,) = frames.ways_back(576)
+    small32, small64 = embeddings(minilm, torch.float32), embeddings(minilm, torch.float64)
+    large = embeddings(output, torch.float32)
+    noise = relative(small64, small32)
+    assert relative(small32, large @ torch.from_numpy(back).float().T) <= NOISE_MULTIPLE * noise
+    # A frame keeps angles, so the embeddings of the larger model are compared as they are.
+    off = (cosines(small32) - cosines(large)).abs().max()
+    assert off <= NOISE_MULTIPLE * (cosines(small64) - cosines(small32)).abs().max()
+
+
 # stories260K
 
 

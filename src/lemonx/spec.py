@@ -313,15 +313,31 @@ class Architecture:
 
     def spec(self, values: Mapping[str, Any]) -> Spec:
         """The spec of a config; BadCheckpoint where a field that is a size is not one."""
+        config = self.config(values)
         try:
-            spec = self.build(self.config(values))
+            spec = self.build(config)
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise BadCheckpoint(
                 f"config.json has a field that makes no sense ({reason}): save the model again"
             ) from None
+        raise_first(self._field_problems(config))
         raise_first(_size_problems(spec))
         return spec
+
+    def _field_problems(self, config: Config) -> Iterator[BadCheckpoint]:
+        """A complaint for every field that is a size by its name and not by its value, whatever a spec made of it."""
+        for name in sorted(name for names in self.sizes.values() for name in names if name in config.asked):
+            if not is_size(config[name]):
+                yield BadCheckpoint(f"config.json: {name} is {config[name]!r}: want a whole number above 0")
+
+
+def is_size(value: Any) -> bool:
+    """A whole number above 0, perhaps written 4.0, or a list of them; None is a size that follows another."""
+    numbers = value if isinstance(value, list) and value else [value]
+    return value is None or all(
+        isinstance(v, int | float) and not isinstance(v, bool) and v > 0 and v == v // 1 for v in numbers
+    )
 
 
 def _size_problems(spec: Spec) -> Iterator[BadCheckpoint]:
@@ -335,6 +351,13 @@ def _size_problems(spec: Spec) -> Iterator[BadCheckpoint]:
         for name, size in sizes.items():
             if type(size) is not int or not 0 < size <= most:
                 yield BadCheckpoint(f"config.json makes the size of {name} {size!r}: want a whole number up to {most}")
+    for name, space in spec.spaces.items():
+        parts = {"units chosen": (space.chosen, space.size), "entries that turn": (space.rotary, space.size)}
+        for what, (number, most) in {**parts, "positions": (space.positions, LARGEST)}.items():
+            if type(number) is not int or not 0 <= number <= most:
+                yield BadCheckpoint(f"config.json gives {name} {number!r} {what}: want a whole number up to {most}")
+        if not 0 < abs(space.scale) < math.inf:
+            yield BadCheckpoint(f"config.json multiplies {name} by {space.scale}: want a number")
     for name, row in spec.rows.items():
         for side in (row.reads, row.writes):
             if (spec.side_size(side) or 0) > LARGEST_PRODUCT:

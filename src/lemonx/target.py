@@ -10,7 +10,7 @@ from typing import Any
 
 from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.limits import LARGEST
-from lemonx.spec import TIED, Architecture, Config, Spec, with_fields
+from lemonx.spec import TIED, Architecture, Config, Spec, is_size, with_fields
 
 # The options whose sizes grow with the width.
 FOLLOWERS = ("heads", "kv_heads", "ffn")
@@ -195,18 +195,10 @@ def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any
     # Only what config.json itself writes as 4.0 may be given so.
     given = value if isinstance(value, list) else [value]
     typed = isinstance(before, float) or not any(isinstance(v, float) for v in given)
-    if not _is_size(value) or not typed or isinstance(value, list) != several or unset:
+    if not is_size(value) or not typed or isinstance(value, list) != several or unset:
         raise BadTarget(
             f"--set {name}={_spell(value)}: want {'a list of whole numbers' if several else 'a whole number'}"
         )
     if isinstance(before, list) and isinstance(value, list) and len(value) != len(before):
         raise BadTarget(f"--set {name}: want {len(before)} numbers, got {len(value)}")
     return float(value) if isinstance(before, float) and isinstance(value, int) else value
-
-
-def _is_size(value: Any) -> bool:
-    """A whole number above 0, perhaps written 4.0, or a list of them; None is a size that follows another."""
-    numbers = value if isinstance(value, list) and value else [value]
-    return value is None or all(
-        isinstance(v, int | float) and not isinstance(v, bool) and v > 0 and v == v // 1 for v in numbers
-    )

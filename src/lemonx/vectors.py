@@ -270,7 +270,7 @@ def attention_expansion(source: Space, target: Space) -> Expansion:
         if source.adjacent:
             where[: source.rotary] = turning // 2 * 2 * factor + turning % 2
         else:
-            half, pair = np.divmod(turning, source.rotary // 2)
+            half, pair = np.divmod(turning, max(1, source.rotary // 2))
             where[: source.rotary] = half * (target.rotary // 2) + pair * factor
         where[source.rotary :] += target.rotary - source.rotary
     index = np.full(target.size, ZERO if source.kind == "zero" else RAND)

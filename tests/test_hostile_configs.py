@@ -1,0 +1,194 @@
+"""Configs that a random search (random_configs.py) found to be handled wrongly, each as small as it could be made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import lemonx
+import pico
+from lemonx.errors import BadCheckpoint, LemonxError, Refused
+from lemonx.verification.float64 import Float64
+
+
+def saved(model_class: Any, folder: Path, dtype: torch.dtype = torch.float64, **fields: Any) -> Path:
+    """A pico model of a class with these fields."""
+    with Float64():
+        model = pico.of_class(model_class, **fields)
+    return pico.save(model, folder / "source", dtype)
+
+
+def verified(source: Path, **sizes: Any) -> dict[str, Any]:
+    """What a verified expansion measured."""
+    target = lemonx.expand(source, source.parent / "target", **sizes)
+    return json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]
+
+
+# ----------------------------------------------------------------- what verification could not run
+
+
+@pytest.mark.parametrize(
+    ("model_class", "fields", "sizes"),
+    [
+        # A text may end in several ways.
+        (hf.LlamaForCausalLM, {"eos_token_id": [2, 4]}, {"ffn": 200}),
+        (hf.BartForSequenceClassification, {"eos_token_id": 0, "pad_token_id": 1}, {"width_factor": 2}),
+        # Without a token for padding a classifier takes one text at a time.
+        (hf.LlamaForSequenceClassification, {"pad_token_id": None}, {"ffn": 200}),
+        # Tokens in chunks of a size that does not divide the sample.
+        (hf.BertForMaskedLM, {"chunk_size_feed_forward": 7}, {"ffn": 200}),
+        # A cache that transformers makes too small for the decoder: it cannot write, and runs all the same.
+        (hf.WhisperForCausalLM, {"encoder_layers": 1}, {"width_factor": 2}),
+    ],
+    ids=["two-ends", "first-token-ends", "no-padding", "chunks", "no-cache"],
+)
+def test_it_runs(model_class: Any, fields: dict[str, Any], sizes: dict[str, Any], tmp_path: Path) -> None:
+    assert verified(saved(model_class, tmp_path, **fields), **sizes)["difference"] <= 1e-10
+
+
+# ----------------------------------------------------------------- what verification took for a difference
+
+
+def test_the_first_block_of_a_t5_may_be_copied(tmp_path: Path) -> None:
+    """It has the table of distances, which serves all blocks; a copy of it has none."""
+    source = saved(hf.T5ForConditionalGeneration, tmp_path, num_layers=1, num_decoder_layers=1)
+    assert verified(source, fields={"num_layers": 3, "num_decoder_layers": 2})["difference"] <= 1e-10
+
+
+def test_blocks_are_dropped_in_training_only(tmp_path: Path) -> None:
+    """The first block of a ConvNeXt is never dropped, and so has another module where others have one for it."""
+    source = saved(hf.ConvNextForImageClassification, tmp_path, drop_path_rate=0.5)
+    assert verified(source, fields={"depths": [3, 3]})["difference"] <= 1e-10
+
+
+@pytest.mark.parametrize("count", [8, 12])
+def test_several_experts_in_one_tensor_are_groups_of_copies_each(count: int, tmp_path: Path) -> None:
+    """Also where the stream does not grow, so that the rows of several experts follow one another."""
+    source = saved(hf.GptOssForCausalLM, tmp_path)
+    sizes = {"num_local_experts": count, "num_experts_per_tok": count // 2}
+    assert verified(source, fields=sizes, free="vision")["difference"] <= 1e-10
+
+
+def test_a_changed_expert_is_still_seen(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = saved(hf.GptOssForCausalLM, tmp_path)
+    sizes = {"num_local_experts": 8, "num_experts_per_tok": 4}
+    target = lemonx.expand(source, tmp_path / "target", fields=sizes, free="vision", verify=False)
+    weights = load_file(target / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    weights[name][6, 3, 5] *= 1.001
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    found = lemonx.verify(source, target)
+    assert not found.passed and name in found.reason()
+
+
+def test_numbers_below_the_normal_ones_of_fp16_round_by_more(tmp_path: Path) -> None:
+    with Float64():
+        model = pico.of_class(hf.Olmo2ForCausalLM)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                weight *= 1e-5  # a norm reads what they write
+    source = pico.save(model, tmp_path / "source", torch.float16)
+    assert lemonx.expand(source, tmp_path / "target", width_factor="3/2", free="vision").is_dir()
+
+
+def test_another_token_is_another_text(tmp_path: Path) -> None:
+    """In bf16 a rounding may turn a near tie between two tokens; what is written then is not compared."""
+    for seed in range(6):  # in most of them a token is another one
+        fields = {"num_hidden_layers": 4, "head_dim": 12, "vocab_size": 300}
+        source = saved(hf.MistralForCausalLM, tmp_path / str(seed), torch.bfloat16, **fields)
+        sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 100}
+        verified(source, width=64, fields=sizes, seed=seed)
+
+
+# ----------------------------------------------------------------- what the check did not know
+
+
+@pytest.mark.parametrize("model_class", [hf.GPTNeoXForCausalLM, hf.StableLmForCausalLM, hf.PhiForCausalLM])
+def test_an_odd_number_of_entries_that_turn_is_refused(model_class: Any, tmp_path: Path) -> None:
+    """A quarter of 12 entries are 3; transformers then turns 4 of them, at speeds that 24 entries do not have."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    source = saved(model_class, tmp_path, rope_parameters=rope)
+    heads = {"num_attention_heads": 4} | ({} if model_class is hf.GPTNeoXForCausalLM else {"num_key_value_heads": 2})
+    if model_class is hf.PhiForCausalLM:
+        heads["head_dim"] = 24
+    with pytest.raises(Refused, match="query: 3 of its entries turn, which make no whole pairs: keep it at 12"):
+        lemonx.plan(source, width=96, fields=heads)
+    assert lemonx.plan(source, width_factor=2).steps  # heads of 12
+
+
+@pytest.mark.parametrize("model_class", [hf.MambaForCausalLM, hf.Mamba2ForCausalLM])
+def test_a_branch_that_is_divided_by_the_depth_when_it_is_loaded(model_class: Any, tmp_path: Path) -> None:
+    source = saved(model_class, tmp_path, rescale_prenorm_residual=True)
+    with pytest.raises(Refused, match=r"depth would change from 2 to 3, and rescale_prenorm_residual divides.*at 2"):
+        lemonx.plan(source, depth=3)
+    assert verified(source, width_factor=2)["difference"] <= 1e-10
+
+
+def test_a_norm_that_is_not_run_is_not_counted(tmp_path: Path) -> None:
+    """A decoder without its encoder skips the norm behind what it would ask: with small gains one more would show."""
+    source = saved(hf.BartForCausalLM, tmp_path)
+    found = verified(source, depth=3, small_gains=True)
+    assert found["difference"] <= 1e-10 and 0 < found["stream_loss"] < 1e-8
+
+
+# ----------------------------------------------------------------- refusals that misled
+
+
+@pytest.mark.parametrize(
+    ("model_class", "fields"),
+    [
+        (hf.BertModel, {"is_decoder": True, "add_cross_attention": True}),
+        (hf.ElectraForCausalLM, {"is_decoder": True, "add_cross_attention": True}),
+        (hf.GPT2LMHeadModel, {"add_cross_attention": True}),
+    ],
+)
+def test_blocks_that_read_another_model(model_class: Any, fields: dict[str, Any], tmp_path: Path) -> None:
+    source = saved(model_class, tmp_path, **fields)
+    with pytest.raises(Refused, match="add_cross_attention makes every block read another model's stream"):
+        lemonx.plan(source, width_factor=2)
+
+
+@pytest.mark.parametrize("activation", ["prelu", "xielu"])
+def test_a_part_of_a_block_is_no_head(activation: str, tmp_path: Path) -> None:
+    """An activation with weights: the base model has it too."""
+    source = saved(hf.LlamaForCausalLM, tmp_path, hidden_act=activation)
+    with pytest.raises(BadCheckpoint, match=r"no row covers the tensor 'model.layers.0.mlp.act_fn") as caught:
+        lemonx.plan(source, width_factor=2)
+    assert "base model" not in str(caught.value)
+
+
+def test_a_field_that_config_json_lacks_is_written_by_saving(tmp_path: Path) -> None:
+    source = saved(hf.BloomForCausalLM, tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    assert config.pop("n_layer") == 2  # as many as there are by default
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        BadCheckpoint, match=r"no field .n_layer.*: load the model with transformers and save"
+    ):
+        lemonx.plan(source, width_factor=2)
+    hf.BloomForCausalLM.from_pretrained(source).save_pretrained(source)
+    assert lemonx.plan(source, width_factor=2).steps
+
+
+def test_layers_without_experts_are_told_by_the_fields_that_make_them(tmp_path: Path) -> None:
+    source = saved(hf.Qwen3MoeForCausalLM, tmp_path, decoder_sparse_step=2)
+    with pytest.raises(Refused, match="decoder_sparse_step or mlp_only_layers leaves layers without experts: "):
+        lemonx.plan(source, width_factor=2)
+
+
+def test_advice_about_heads_says_how_wide_they_are(tmp_path: Path) -> None:
+    """Where the width says how wide a head is, more heads alone would be narrower."""
+    source = saved(hf.StableLmForCausalLM, tmp_path)
+    with pytest.raises(Refused, match="try 8 query heads, or a larger multiple of 8, as wide as they were"):
+        lemonx.plan(source, kv_heads=8)
+    with pytest.raises(LemonxError):
+        lemonx.plan(source, kv_heads=8, heads=8)
+    assert lemonx.plan(source, kv_heads=8, heads=8, width=96).steps
