@@ -109,8 +109,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into README.md and docs/exactness.md")
     parser.add_argument("--matrix", action="store_true", help="only the matrix")
     options = parser.parse_args()
-    from lemonx.matrix import matrix
-    from lemonx.show.catalogue import architectures_markdown
+    from lemonx.cli.render.catalogue import architectures_markdown
+    from lemonx.diagnostics.capabilities import matrix
 
     tables = {("README.md", "matrix"): architectures_markdown(matrix())}
     if not options.matrix:

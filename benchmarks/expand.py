@@ -197,9 +197,9 @@ def build(folder: Path, dtype: str, kind: str, gigabytes: float) -> None:
     """A Llama with random weights whose expansion takes about `gigabytes`."""
     import torch
 
-    from lemonx import noise
     from lemonx.checkpoints import CheckpointWriter
     from lemonx.checkpoints.safetensors_file import dtype_name, torch_dtype
+    from lemonx.execution import noise
 
     scale = WIDER / WIDTH if kind in ("width", "both") else 1.0
     deeper = 2 if kind in ("depth", "both") else 1
@@ -297,8 +297,8 @@ def run_lemonx(folder: str, kind: str, threads: int) -> dict[str, float]:
 
     from lemonx.api import wanted
     from lemonx.checkpoints import Checkpoint, CheckpointWriter
-    from lemonx.planning import make_plan
-    from lemonx.runner import run_plan
+    from lemonx.execution.runner import run_plan
+    from lemonx.planning.plan import make_plan
 
     source = Path(folder, "source")
     layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]

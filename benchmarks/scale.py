@@ -52,7 +52,7 @@ def config_of(model: str) -> dict[str, Any]:
 
 def headers(folder: Path, config: dict[str, Any] = SOURCE) -> Path:
     """The source without its numbers: a sparse file with the header of a real one."""
-    from lemonx.sharded_expansion import tensors_on_disk
+    from lemonx.fsdp import tensors_on_disk
     from lemonx.training.model import empty
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +73,8 @@ def headers(folder: Path, config: dict[str, Any] = SOURCE) -> Path:
 def table(folder: Path, processes: int) -> str:
     """The figures in Markdown."""
     import lemonx
-    from lemonx.sharded_expansion import shares
-    from lemonx.sources import BLOCK
+    from lemonx.execution.row_readers import BLOCK
+    from lemonx.fsdp import shares
 
     plan = lemonx.plan(folder, **GROWTH)
     parts, alone = shares(plan, processes), shares(plan, 1)[0]

@@ -27,12 +27,13 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 import lemonx
+from lemonx.algebra.expansions import Expansion
+from lemonx.algebra.free_parameters import PRESETS, Free
 from lemonx.architectures import families
 from lemonx.checkpoints import Checkpoint
-from lemonx.free import PRESETS, Free
-from lemonx.norms import LayerNorm
-from lemonx.spec import REGISTRY, Spec
-from lemonx.vectors import Expansion
+from lemonx.specs.family import REGISTRY
+from lemonx.specs.norms import LayerNorm
+from lemonx.specs.spec import Spec
 from lemonx.verification.float64 import Float64
 from lemonx.verification.loading import load
 

@@ -17,10 +17,11 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers.utils import logging
 
 import pico
-from lemonx import api, sources
+from lemonx import api
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import LemonxError
-from lemonx.sharded_expansion import load_expanded, local_rows, shares, tensors_on_disk
+from lemonx.execution import row_readers
+from lemonx.fsdp import load_expanded, local_rows, shares, tensors_on_disk
 from lemonx.training import model as models
 from lemonx.training import sharded, trainer
 from lemonx.training.recipe import parse_recipe
@@ -141,14 +142,14 @@ def main(folder: Path) -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     jobs = json.loads((folder / "jobs.json").read_text())
-    usual, sources.BLOCK = sources.BLOCK, jobs["block"]
+    usual, row_readers.BLOCK = row_readers.BLOCK, jobs["block"]
     mesh = sharded.start()
     found: dict[str, Any] = {"expand": {}, "train": {}}
     for name, options in jobs["expand"].items():
         found["expand"][name] = expand(folder, name, options, mesh)
     name = next(iter(jobs["expand"]))
     found["refused"] = refusals(folder, name, jobs["expand"][name], mesh)
-    sources.BLOCK = usual
+    row_readers.BLOCK = usual
     for name, job in jobs["train"].items():
         found["train"][name] = train(folder, name, job["recipe"], job["stop"], job["resume"])
     (folder / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))

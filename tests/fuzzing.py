@@ -23,8 +23,8 @@ import faults
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import read_header
 from lemonx.errors import LemonxError
-from lemonx.planning import make_plan
-from lemonx.target import Target
+from lemonx.planning.plan import make_plan
+from lemonx.planning.request import Target
 
 # What a run may take, whatever it is given: CPU seconds, for the machine may be busy.
 SECONDS = 2.0

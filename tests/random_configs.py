@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import pico
 import test_classes
 from lemonx import architectures, models
-from lemonx.free import Free
+from lemonx.algebra.free_parameters import Free
 from lemonx.verification.float64 import Float64
 from random_fields import drawn
 

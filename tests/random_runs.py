@@ -21,7 +21,7 @@ import transformers as hf
 import random_outputs as outputs
 from lemonx import api, architectures
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, UnknownArchitecture
-from lemonx.planning import Plan
+from lemonx.planning.plan import Plan
 from random_configs import OPTIONS, Case, Unusable, classes, draw, usable, with_growth, write
 from random_fields import fields_of
 

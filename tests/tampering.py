@@ -23,12 +23,12 @@ from transformers import PreTrainedModel
 import lemonx
 import pico
 from lemonx import api
-from lemonx.certificate import read_certificate
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
 from lemonx.errors import LemonxError
-from lemonx.planning import Plan
+from lemonx.planning.plan import Plan
 from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.certificate import read_certificate
 from lemonx.verification.float64 import Float64
 from lemonx.verification.structure import check_structure
 

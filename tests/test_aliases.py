@@ -14,8 +14,8 @@ import lemonx
 import pico
 from lemonx import architectures, models
 from lemonx.errors import BadCheckpoint
-from lemonx.spec import Config
-from lemonx.target import Target, target_config
+from lemonx.planning.request import Target, target_config
+from lemonx.specs.config import Config
 
 models.register()
 FAMILIES = architectures.families()

@@ -13,13 +13,14 @@ import pytest
 from numpy.typing import NDArray
 
 import lemonx
-from lemonx import architectures, depth
-from lemonx.chains import LIMIT, VARIANCE, Chain, require_small, small_gains
+from lemonx import architectures
+from lemonx.algebra.free_parameters import preset
+from lemonx.algebra.norm_chains import LIMIT, VARIANCE, Chain, require_small, small_gains
+from lemonx.diagnostics.capabilities import default_config
 from lemonx.errors import BadTarget, LemonxError, Refused
-from lemonx.exactness import ROUNDED, UP_TO_EPS
-from lemonx.free import preset
-from lemonx.matrix import default_config
-from lemonx.spec import Stack
+from lemonx.planning import depth
+from lemonx.planning.exactness import ROUNDED, UP_TO_EPS
+from lemonx.specs.spec import Stack
 from pico import PICO, save
 
 EPS = [10.0**-power for power in range(1, 13)]

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lemonx.check import Types, check, unchecked, with_tied
+from lemonx.algebra.expansions import AVG, DENSE, ZERO, expansion
+from lemonx.algebra.free_parameters import PRESETS
+from lemonx.algebra.recipes import KEEP, Matrix, Vector
 from lemonx.errors import BadTarget, LemonxError, Refused
-from lemonx.free import PRESETS
-from lemonx.modules import Linear, conv, embedding, linear
-from lemonx.norms import LayerNorm, Norm, batch_norm, layer_norm, rms_norm
-from lemonx.operators import KEEP, Matrix, expand_matrix
-from lemonx.rows import Row, Typed, Vector
-from lemonx.signature import side
-from lemonx.spaces import Space, circ
-from lemonx.spec import Spec, Stack
-from lemonx.vectors import AVG, DENSE, ZERO, expansion
+from lemonx.execution.matrix import expand_matrix
+from lemonx.planning.typecheck import Types, check, unchecked, with_tied
+from lemonx.specs.norms import LayerNorm, Norm, batch_norm, layer_norm, rms_norm
+from lemonx.specs.rows import Row, Typed
+from lemonx.specs.signature import side
+from lemonx.specs.spaces import Space, circ
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import Linear, conv, embedding, linear
 
 EPS = 1e-2
 Rows = Mapping[str, Row]

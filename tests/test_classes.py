@@ -23,7 +23,7 @@ import lemonx
 import pico
 from lemonx import architectures
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
-from lemonx.planning import Plan
+from lemonx.planning.plan import Plan
 from lemonx.verification.float64 import Float64
 
 EXACT = 1e-10

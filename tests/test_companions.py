@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 import lemonx
 import pico
+from lemonx.diagnostics.fsck import WARNING, fsck
 from lemonx.errors import BadCheckpoint, Refused
-from lemonx.fsck import WARNING, fsck
 
 
 def attentions(folder: Path, batch: dict[str, Any]) -> list[torch.Tensor]:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lemonx.coverage import Matched, match, settled, tied_copies
 from lemonx.errors import BadCheckpoint
-from lemonx.modules import conv, dropped, embedding, linear, parameter
-from lemonx.norms import batch_norm, layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import avg, circ, zero
-from lemonx.spec import Spec, Stack
+from lemonx.specs.coverage import Matched, match, settled, tied_copies
+from lemonx.specs.norms import batch_norm, layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import avg, circ, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import conv, dropped, embedding, linear, parameter
 
 SPACES = {"residual": avg(4), "normed": zero(4), "hidden": circ(8)}
 ROWS: Mapping[str, Row] = {

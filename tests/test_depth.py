@@ -12,14 +12,14 @@ import pytest
 from numpy.typing import NDArray
 
 import lemonx
-from lemonx.depth import Block, arrange, mode
+from lemonx.algebra.free_parameters import preset
+from lemonx.algebra.recipes import CANCEL, KEEP, SILENT
 from lemonx.errors import Refused
-from lemonx.free import preset
-from lemonx.modules import linear, parameter
-from lemonx.norms import batch_norm, layer_norm, rms_norm
-from lemonx.operators import CANCEL, KEEP, SILENT
-from lemonx.rows import IDENTITY, Row
-from lemonx.spec import Stack
+from lemonx.planning.depth import Block, arrange, mode
+from lemonx.specs.norms import batch_norm, layer_norm, rms_norm
+from lemonx.specs.rows import IDENTITY, Row
+from lemonx.specs.spec import Stack
+from lemonx.specs.weights import linear, parameter
 from lemonx.verification.outputs import EXACT
 from pico import PICO, save
 

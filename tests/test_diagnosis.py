@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import pico
 from lemonx.checkpoints import Checkpoint
-from lemonx.diagnosis import Diagnosis, diagnose
+from lemonx.diagnostics.why import Diagnosis, diagnose
 from lemonx.errors import BadCheckpoint
 
 

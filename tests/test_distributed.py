@@ -19,10 +19,11 @@ from safetensors.torch import load_file
 
 import lemonx
 import pico
-from lemonx import api, sources
+from lemonx import api
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
-from lemonx.sharded_expansion import load_expanded, shares
+from lemonx.execution import row_readers
+from lemonx.fsdp import load_expanded, shares
 from lemonx.training import model as models
 from lemonx.training import sharded
 from lemonx.training.recipe import parse_recipe
@@ -81,7 +82,7 @@ def one(folder: Path) -> dict[str, Any]:
 def two(folder: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
     """What the two processes found."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(sources, "BLOCK", BLOCK)
+    patch.setattr(row_readers, "BLOCK", BLOCK)
     for name, options in EXPANSIONS.items():
         pico.PICO[name]().float().save_pretrained(folder / name / "source", max_shard_size="40kB")
         lemonx.expand(folder / name / "source", folder / name / "target", verify=False, **options)
@@ -151,7 +152,7 @@ def test_bytes_read_are_those_on_paper(name: str, folder: Path, two: list[dict[s
     assert read == two[0]["expand"][name]["on_paper"]
     made = api.plan(folder / name / "source", **EXPANSIONS[name])
     patch = pytest.MonkeyPatch()
-    patch.setattr(sources, "BLOCK", BLOCK)
+    patch.setattr(row_readers, "BLOCK", BLOCK)
     alone = shares(made, 1)[0].read
     patch.undo()
     # Vectors are read whole; a mean needs all rows, and so do inputs whose copies lie in both halves.
@@ -165,7 +166,7 @@ def test_a_decoder_is_read_once(folder: Path, two: list[dict[str, Any]]) -> None
     name = "llama-tied"
     made = api.plan(folder / name / "source", **EXPANSIONS[name])
     patch = pytest.MonkeyPatch()
-    patch.setattr(sources, "BLOCK", BLOCK)
+    patch.setattr(row_readers, "BLOCK", BLOCK)
     alone = shares(made, 1)[0].read
     patch.undo()
     read = [found["expand"][name]["read"] for found in two]

@@ -20,7 +20,7 @@ PRINTS = {
     *("typer.echo", "typer.secho", "typer.confirm", "typer.prompt", "typer.style", "warnings.warn"),
     *("logging.basicConfig", "logging.StreamHandler", "rich", "Text.from_markup", "Text.from_ansi"),
 }
-PRINTING = {"terminal.py", "show/console.py"}
+PRINTING = {"guards/terminal.py", "cli/render/console.py"}
 # Columns with numbers of a bar's own.
 COLUMNS = {
     f"rich.progress.{name}Column"
@@ -88,7 +88,7 @@ KNOWN_IN = {
     ("training/run.py", "os.replace"): "files that were just made, over names, never through them",
     ("training/stages.py", "os.rename"): "a folder that was just made",
     ("training/trainer.py", "os.rename"): "a folder that was just made",
-    ("terminal.py", "os.open"): "the null device",
+    ("guards/terminal.py", "os.open"): "the null device",
 }
 
 
@@ -137,7 +137,7 @@ def files_in(path: Path, module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module not in PRINTING])
 def test_nothing_else_prints(module: str) -> None:
-    assert not printing_in(ROOT / module), "print through lemonx.terminal or lemonx.show.console"
+    assert not printing_in(ROOT / module), "print through lemonx.guards.terminal or lemonx.cli.render.console"
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module not in OPENING])

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 import lemonx
 import pico
 from lemonx import api, architectures
+from lemonx.algebra.recipes import Vector
 from lemonx.checkpoints import Checkpoint
 from lemonx.data.tasks import task_of
-from lemonx.diagnosis import diagnose
+from lemonx.diagnostics.why import diagnose
 from lemonx.errors import BadCheckpoint, BadTarget, NotVerified
-from lemonx.rows import Vector
-from lemonx.target import target_config
+from lemonx.planning.request import target_config
 from lemonx.verification.sample import views
 
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import lemonx
 import pico
+from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import LemonxError, Refused
-from lemonx.free import EVEN, Free
 from lemonx.verification.float64 import Float64
 from lemonx.verification.symmetry import find_twins
 

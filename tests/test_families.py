@@ -23,9 +23,10 @@ from transformers import GenerationMixin
 
 import lemonx
 import pico
-from lemonx import architectures, matrix
+from lemonx import architectures
+from lemonx.diagnostics import capabilities
 from lemonx.errors import BadTarget, LemonxError, Refused
-from lemonx.planning import Plan
+from lemonx.planning.plan import Plan
 from lemonx.verification.alignment import GIVEN_OUT
 from lemonx.verification.float64 import Float64
 from lemonx.verification.loading import new_cache
@@ -949,18 +950,18 @@ MODELS |= {"roberta": "roberta-cls", "xlm-roberta": "xlm-roberta-cls", "mpnet": 
 MODELS |= {"modernbert": "modernbert-base"}
 
 
-@pytest.mark.parametrize("column", matrix.COLUMNS)
+@pytest.mark.parametrize("column", capabilities.COLUMNS)
 @pytest.mark.parametrize("model_type", sorted(architectures.families()))
 def test_every_cell_of_the_matrix_is_so(model_type: str, column: str, source: Any, tmp_path: Path) -> None:
     """The tiny model grows as its cell says: exactly, or with a refusal of one line."""
     folder, before = source(MODELS[model_type])
     config = json.loads((folder / "config.json").read_text())
-    text, wanted = matrix.cell(architectures.families()[model_type], config, column)
+    text, wanted = capabilities.cell(architectures.families()[model_type], config, column)
     if wanted is None:
-        assert text == matrix.NONE
+        assert text == capabilities.NONE
         return
     options: dict[str, Any] = {"fields": wanted.fields, "width_factor": wanted.width_factor, "verify": False}
-    if text.startswith(matrix.REFUSED):
+    if text.startswith(capabilities.REFUSED):
         with pytest.raises(LemonxError, match=r"^[^\n]+: [^\n]+$"):
             lemonx.expand(folder, tmp_path / "target", **options)
         return

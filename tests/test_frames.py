@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import lemonx
 import pico
-from lemonx import frames
 from lemonx.errors import Refused
-from lemonx.exactness import ROUNDED
-from lemonx.notes import notes
+from lemonx.frames import construction
+from lemonx.planning.exactness import ROUNDED
+from lemonx.planning.notices import notes
 
 # Every property is a sum of products of a few numbers of order one: rounding leaves some 1e-15.
 TINY = 1e-12
@@ -28,9 +28,9 @@ def layer_norm(x: np.ndarray, eps: float) -> np.ndarray:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
 
 
-def assert_carries(gain: np.ndarray, target: int) -> frames.Feeder:
+def assert_carries(gain: np.ndarray, target: int) -> construction.Feeder:
     """The frame of these gains is tight, is read by any LayerNorm, and is what a LayerNorm with its gains writes."""
-    found = frames.feeder(gain, target)
+    found = construction.feeder(gain, target)
     size, rho = len(gain), target / len(gain)
     a, back = found.stream.forth.columns(0, target), found.stream.back
     assert back is not None
@@ -64,15 +64,15 @@ def test_equal_gains_take_any_frame(gain: np.ndarray) -> None:
 
 @pytest.mark.parametrize(("size", "target"), [(4, 6), (48, 49), (48, 52), (36, 54), (50, 75)])
 def test_what_no_norm_feeds_takes_a_frame_of_any_size(size: int, target: int) -> None:
-    a = frames.any_frame(size, target).stream.forth.columns(0, target)
+    a = construction.any_frame(size, target).stream.forth.columns(0, target)
     assert np.abs(a.T @ a - target / size * np.eye(size)).max() < TINY and np.abs(a.sum(1) - 1).max() < TINY
 
 
 def test_it_is_the_same_every_time() -> None:
     gain = 0.5 + np.random.default_rng(0).random(24)
-    first = frames.feeder(gain, 36)
-    frames._feed.cache_clear()
-    second = frames.feeder(gain, 36)
+    first = construction.feeder(gain, 36)
+    construction._feed.cache_clear()
+    second = construction.feeder(gain, 36)
     assert second is not first and np.array_equal(first.gains, second.gains)
     assert np.array_equal(first.stream.forth.columns(0, 36), second.stream.forth.columns(0, 36))
 
@@ -80,7 +80,7 @@ def test_it_is_the_same_every_time() -> None:
 def test_blocks_are_the_matrix_they_stand_for() -> None:
     """Along columns, along rows in any pieces, and dense: one matrix."""
     gain = 0.5 + np.random.default_rng(0).random(50)  # its last group is larger
-    blocks = frames.feeder(gain, 75).inputs.forth
+    blocks = construction.feeder(gain, 75).inputs.forth
     dense = torch.from_numpy(blocks.columns(0, 75))
     x = torch.randn(9, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(blocks.along_columns(x), x @ dense.T, rtol=0, atol=TINY)
@@ -99,10 +99,10 @@ def test_blocks_are_the_matrix_they_stand_for() -> None:
 @pytest.mark.parametrize(("size", "target"), [(48, 50), (48, 49), (6, 8), (2, 3), (768, 770)])
 def test_what_has_too_little_freedom_is_refused_with_widths_that_have(size: int, target: int) -> None:
     with pytest.raises(Refused, match="try") as caught:
-        frames.group_sizes(size, target)
+        construction.group_sizes(size, target)
     for word in str(caught.value).split("try ")[1].split(" or "):
         if word.isdigit():
-            frames.group_sizes(size, int(word))
+            construction.group_sizes(size, int(word))
 
 
 @pytest.mark.parametrize(
@@ -131,21 +131,21 @@ def test_more_gains_near_zero_than_there_is_room_for_are_refused() -> None:
     gain = 0.3 + np.random.default_rng(0).random(48)
     gain[:30] = 0.0
     with pytest.raises(Refused, match=r"30 of which are near 0.*try another width"):
-        frames.feeder(gain, 72)
+        construction.feeder(gain, 72)
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.floats(0.3, 3.0), min_size=12, max_size=12))
 def test_the_gains_of_a_frame_are_about_the_sources(gain: list[float]) -> None:
     """What a norm multiplies, rounding and gradients, it multiplies as the source's does."""
-    found = frames.feeder(np.array(gain), 18)
+    found = construction.feeder(np.array(gain), 18)
     assert np.abs(found.gains).max() <= 3 * max(gain)
 
 
 def test_a_frame_that_amplifies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "LIMIT", 1.0)
+    monkeypatch.setattr(construction, "LIMIT", 1.0)
     with pytest.raises(Refused, match="would amplify rounding and gradients"):
-        frames.feeder(0.5 + np.random.default_rng(0).random(12), 18)
+        construction.feeder(0.5 + np.random.default_rng(0).random(12), 18)
 
 
 @pytest.mark.parametrize(("size", "target"), [(48, 72), (48, 120)])
@@ -153,8 +153,8 @@ def test_another_machines_rounding_finds_the_same_frame(size: int, target: int) 
     """A certificate is checked again by solving again: there, too, the tensors must be those of the frame."""
     rng = np.random.default_rng(0)
     gain = 0.5 + rng.random(size)
-    once = frames.feeder(gain, target).stream.forth.columns(0, target)
-    again = frames.feeder(gain * (1 + 2e-16 * rng.standard_normal(size)), target).stream.forth.columns(0, target)
+    once = construction.feeder(gain, target).stream.forth.columns(0, target)
+    again = construction.feeder(gain * (1 + 2e-16 * rng.standard_normal(size)), target).stream.forth.columns(0, target)
     assert 0 < np.abs(once - again).max() < 1e-10
 
 
@@ -209,11 +209,11 @@ def test_the_plan_names_the_price_of_every_stream(tmp_path: Path) -> None:
 def test_a_norm_reads_a_frame_whatever_its_gains_are(times: int, biased: bool) -> None:
     """Also over several vectors, as patch merging does: mean and variance stay, and each quarter has its own gains."""
     rng = np.random.default_rng(0)
-    stream = frames.feeder(0.5 + rng.random(12), 18).stream.repeated(times)
+    stream = construction.feeder(0.5 + rng.random(12), 18).stream.repeated(times)
     size, wide = 12 * times, 18 * times
     gain, bias = 0.5 + rng.random(size), 3 * rng.standard_normal(size)
     gain[[0, 5, 7]] = 0.0, 1e-33, -1e-6
-    written = frames.normed(stream, gain, bias if biased else None, 0.2 + rng.random(wide))
+    written = construction.normed(stream, gain, bias if biased else None, 0.2 + rng.random(wide))
     x, eps = rng.standard_normal((5, size)), 1e-2
     found = layer_norm(x @ stream.forth.columns(0, wide).T, eps) * written.gains + written.bias
     wanted = layer_norm(x, eps) * gain + (bias if biased else 0.0)
@@ -221,7 +221,7 @@ def test_a_norm_reads_a_frame_whatever_its_gains_are(times: int, biased: bool) -
     assert np.abs(found @ written.read.back.rows(0, size).T - wanted).max() < TINY
     # Pairs of neurons pass v on, and what they write brings the source's output into any other frame.
     assert written.carried.back is not None
-    passed, other = found @ written.carried.back.rows(0, size).T, frames.any_frame(size, wide).stream.forth
+    passed, other = found @ written.carried.back.rows(0, size).T, construction.any_frame(size, wide).stream.forth
     turned = found + passed @ written.turned(other, 0, wide).T
     assert np.abs(turned - wanted @ other.columns(0, wide).T).max() < TINY
     # A weight that reads it is the same, streamed or dense.

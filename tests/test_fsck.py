@@ -19,8 +19,8 @@ import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner, state
 from faults import FAULTS, Fault
 from lemonx.architectures import find
-from lemonx.fsck import ERROR, NOTE, WARNING, Finding, Report, fsck
-from lemonx.modules import Dropped
+from lemonx.diagnostics.fsck import ERROR, NOTE, WARNING, Finding, Report, fsck
+from lemonx.specs.weights import Dropped
 
 
 @pytest.fixture

@@ -170,9 +170,7 @@ def test_a_field_that_config_json_lacks_is_written_by_saving(tmp_path: Path) -> 
     config = json.loads((source / "config.json").read_text())
     assert config.pop("n_layer") == 2  # as many as there are by default
     (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        BadCheckpoint, match=r"no field .n_layer.*: load the model with transformers and save"
-    ):
+    with pytest.raises(BadCheckpoint, match=r"no field .n_layer.*: load the model with transformers and save"):
         lemonx.plan(source, width_factor=2)
     hf.BloomForCausalLM.from_pretrained(source).save_pretrained(source)
     assert lemonx.plan(source, width_factor=2).steps

@@ -19,8 +19,8 @@ import faults
 import lemonx
 import pico
 from lemonx import api, architectures, cli
+from lemonx.algebra.expansions import expansion
 from lemonx.errors import NotVerified
-from lemonx.vectors import expansion
 from lemonx.verification import layerwise, outputs
 
 

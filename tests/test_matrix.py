@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lemonx import architectures
-from lemonx.matrix import COLUMNS, EXACT, NONE, REFUSED, matrix
-from lemonx.show import catalogue as show
+from lemonx.cli.render import catalogue as show
+from lemonx.diagnostics.capabilities import COLUMNS, EXACT, NONE, REFUSED, matrix
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 import lemonx
-from lemonx import methods, overview
+from lemonx import methods
+from lemonx.algebra.free_parameters import EVEN
 from lemonx.checkpoints import Checkpoint
+from lemonx.diagnostics import method_table
 from lemonx.errors import Refused
-from lemonx.free import EVEN
-from lemonx.planning import Plan, make_plan
-from lemonx.reading import lemon
-from lemonx.target import Target
+from lemonx.planning.plan import Plan, make_plan
+from lemonx.planning.policy import lemon
+from lemonx.planning.request import Target
 from lemonx.verification.outputs import EXACT, compare
 from lemonx.verification.symmetry import find_twins
 from pico import PICO, save
@@ -57,10 +58,10 @@ def test_table_1_of_the_paper() -> None:
         "ki-hard": ("no", "no", "no"),
         "ligo": ("no", "no", "no"),
     }
-    measured = overview.overview()
-    words = {overview.LOSSLESS: "yes", overview.UNDEFINED: "n/a"}
+    measured = method_table.overview()
+    words = {method_table.LOSSLESS: "yes", method_table.UNDEFINED: "n/a"}
     for name, claim in claims.items():
-        cells = tuple(words.get(measured[name][case], "no") for case in overview.CASES)
+        cells = tuple(words.get(measured[name][case], "no") for case in method_table.CASES)
         assert cells == claim, name
         assert measured[name]["free parameters"] == ("yes" if name in ("lemon", "ligo") else "no")
         assert measured[name]["data-free"] == ("no" if name in ("ki-soft", "ki-hard", "ligo") else "yes")
@@ -143,7 +144,7 @@ def test_where_added_blocks_stand(sources: Path, method: str, depth: int, order:
 def test_solar_overlaps() -> None:
     """32 blocks to 48, as in its paper: 0..23 and then 8..31."""
     from lemonx.methods.solar import _overlapping
-    from lemonx.spec import Stack
+    from lemonx.specs.spec import Stack
 
     order = [block.source for block in _overlapping("layers", Stack(32, "residual"), 48)]
     assert order == [*range(24), *range(8, 32)]
@@ -270,7 +271,7 @@ def test_ligo_is_its_formula(sources: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_ligo_learns(tmp_path: Path) -> None:
     """On the embedded data the loss falls below where the operators began, and every copy is its own."""
-    overview._small_model(0).float().save_pretrained(tmp_path / "s")
+    method_table._small_model(0).float().save_pretrained(tmp_path / "s")
     losses: list[float] = []
     lessons = methods.Lessons(steps=40, tell=lambda step, loss: losses.append(loss))
     grown(tmp_path / "s", tmp_path / "t", "ligo", width=72, depth=3, lessons=lessons)

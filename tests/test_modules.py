@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from lemonx.algebra.expansions import Expansion, expansion, identity, product
+from lemonx.algebra.free_parameters import PRESETS, Free
+from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix, Vector
 from lemonx.errors import Refused
-from lemonx.free import PRESETS, Free
-from lemonx.modules import conv, dropped, embedding, linear, parameter
-from lemonx.norms import LayerNorm, Norm, RMSNorm, batch_norm, layer_norm, rms_norm
-from lemonx.operators import CANCEL, KEEP, SILENT, Matrix, expand_matrix
-from lemonx.rows import IDENTITY, UNBIASED, Row, Typed, Vector
-from lemonx.signature import Side, parse, side
-from lemonx.vectors import Expansion, expansion, grouped_expansion, identity, product
+from lemonx.execution.matrix import expand_matrix
+from lemonx.specs.norms import LayerNorm, Norm, RMSNorm, batch_norm, layer_norm, rms_norm
+from lemonx.specs.rows import IDENTITY, UNBIASED, Row, Typed
+from lemonx.specs.signature import Side, parse, side
+from lemonx.specs.space_expansions import grouped_expansion
+from lemonx.specs.weights import conv, dropped, embedding, linear, parameter
 
 # Examples are small; a busy machine is no reason to fail.
 LAW = settings(deadline=None, max_examples=30)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lemonx import noise
+from lemonx.execution import noise
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 SIZE = 1 << 20

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lemonx import noise
-from lemonx.free import PRESETS, Free, preset
-from lemonx.operators import CANCEL, KEEP, SILENT, Matrix, Reader, blocks, expand_block, expand_matrix
-from lemonx.vectors import AVG, RAND, ZERO, Expansion, expansion, grouped_expansion, identity, product
+from lemonx.algebra.expansions import AVG, RAND, ZERO, Expansion, expansion, identity, product
+from lemonx.algebra.free_parameters import PRESETS, Free, preset
+from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix
+from lemonx.execution import noise
+from lemonx.execution.matrix import Reader, blocks, expand_block, expand_matrix
+from lemonx.specs.space_expansions import grouped_expansion
 
 # Examples are small; a busy machine is no reason to fail.
 LAW = settings(deadline=None, max_examples=60)

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 import lemonx
 import pico
-from lemonx.free import EVEN, PRESETS, Free
+from lemonx.algebra.free_parameters import EVEN, PRESETS, Free
+from lemonx.models.building import disk_names
 from lemonx.optimizer_state import EXACT, EXPECTED, FRESH, duals, moments
-from lemonx.verification.building import disk_names
 from lemonx.verification.float64 import Float64
 
 # Float64 carries 1e-16, and a gradient is a sum of a few thousand products.

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 
 import lemonx
 import pico
+from lemonx.algebra.free_parameters import EVEN
 from lemonx.errors import BadCheckpoint, LemonxError, Refused
-from lemonx.free import EVEN
 from lemonx.optimizer_state import grow_optimizer
 from lemonx.optimizer_state.trainer import align
 
@@ -200,8 +200,8 @@ def test_staged_doubling_by_hand(llama: Any) -> None:
 
 def test_means_by_hand() -> None:
     """A coordinate at the mean: the mean of gradients, and of n second moments a part 1/n^2 each."""
+    from lemonx.algebra.expansions import expansion
     from lemonx.optimizer_state.along import reads
-    from lemonx.vectors import expansion
 
     x = torch.tensor([[1.0, 5.0], [2.0, 4.0]], dtype=torch.float64)
     along = reads(expansion("avg", 2, 3))

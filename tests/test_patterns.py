@@ -22,9 +22,9 @@ import pico
 from lemonx import architectures, models
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import NotVerified, Refused
-from lemonx.planning import Plan, make_plan
-from lemonx.target import Target
-from lemonx.verification.building import config_fields
+from lemonx.models.building import config_fields
+from lemonx.planning.plan import Plan, make_plan
+from lemonx.planning.request import Target
 from lemonx.verification.structure import Structure, check_structure
 
 EXACT = 1e-10

@@ -23,17 +23,16 @@ from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM
 
 import lemonx
 import pico
-from lemonx.exactness import BIT_EXACT, EXACT_SUM, ROUNDED, UP_TO_EPS
+from lemonx.algebra.expansions import AVG
+from lemonx.algebra.recipes import CANCEL, SILENT, Matrix, Vector
 from lemonx.models.resnet import (
     TorchvisionResNetConfig,
     TorchvisionResNetForImageClassification,
     config_from_state_dict,
 )
-from lemonx.operators import CANCEL, SILENT, Matrix
-from lemonx.planning import Plan
-from lemonx.rows import Vector
-from lemonx.steps import Step
-from lemonx.vectors import AVG
+from lemonx.planning.exactness import BIT_EXACT, EXACT_SUM, ROUNDED, UP_TO_EPS
+from lemonx.planning.plan import Plan
+from lemonx.planning.tensor_steps import Step
 from lemonx.verification.float64 import Float64
 
 NOISE_MULTIPLE = 8.0

@@ -17,12 +17,12 @@ import pytest
 
 import pretend
 from lemonx import cli
+from lemonx.cli.render import experiments as show
 from lemonx.errors import BadOutput, BadRecipe
 from lemonx.experiments import report, verdict, wording
 from lemonx.experiments.answer import figure, steps_to
 from lemonx.experiments.report import charts
 from lemonx.experiments.report.styles import styles
-from lemonx.show import experiments as show
 
 ARMS: list[dict[str, Any]] = pretend.EXPERIMENT["arms"]
 NASTY = '<b id="nasty">bold</b> & </script><script>nasty()</script>'

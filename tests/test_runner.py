@@ -16,14 +16,16 @@ from safetensors.torch import load_file
 
 import lemonx
 import pico
-from lemonx import api, noise, operators, runner, sources
+from lemonx import api
+from lemonx.algebra.expansions import expansion, identity
+from lemonx.algebra.free_parameters import PRESETS
+from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint
-from lemonx.free import PRESETS
-from lemonx.operators import CANCEL, KEEP, SILENT, Matrix, Reader
-from lemonx.planning import make_plan
-from lemonx.sharded_expansion import bytes_read
-from lemonx.vectors import expansion, identity
+from lemonx.execution import matrix, noise, row_readers, runner
+from lemonx.execution.matrix import Reader
+from lemonx.fsdp import bytes_read
+from lemonx.planning.plan import make_plan
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
@@ -40,8 +42,8 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
     ],
 )
 def test_many_small_blocks(name: str, sizes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "BLOCK", 5000)
-    monkeypatch.setattr(sources, "STRIP", 3000)
+    monkeypatch.setattr(row_readers, "BLOCK", 5000)
+    monkeypatch.setattr(row_readers, "STRIP", 3000)
     source = pico.save(pico.PICO[name](), tmp_path / "source")
     lemonx.expand(source, tmp_path / "one", threads=1, **sizes)  # verified
     lemonx.expand(source, tmp_path / "three", threads=3, verify=False, **sizes)
@@ -53,14 +55,14 @@ def test_many_small_blocks(name: str, sizes: dict[str, Any], tmp_path: Path, mon
 
 def test_experts_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that holds one expert of a tensor (experts, in, out) makes that one, of the source's expert alone."""
-    monkeypatch.setattr(sources, "BLOCK", 500)
+    monkeypatch.setattr(row_readers, "BLOCK", 500)
     source, read = pico.save(pico.PICO["gpt-oss"](), tmp_path / "source"), dict[str, int]()
     lemonx.expand(source, tmp_path / "whole", verify=False, width=72)
     whole = load_file(tmp_path / "whole" / "model.safetensors")
     with Checkpoint.open(source) as checkpoint:
         plan = make_plan(checkpoint, api.wanted(width=72))
         experts = [step for step in plan.steps if len(step.shape) == 3]
-        assert {sources.tables(step.shape) for step in experts} == {4}
+        assert {row_readers.tables(step.shape) for step in experts} == {4}
         original = Checkpoint.read
 
         def counted(self: Checkpoint, name: str, *where: Any, **options: Any) -> torch.Tensor:
@@ -95,14 +97,14 @@ class Kept:
 def test_nan_and_inf_are_found(dtype: torch.dtype) -> None:
     kind = torch.finfo(dtype)
     fine = torch.tensor([0.0, -0.0, kind.max, kind.min, kind.tiny, -kind.tiny, 1.0, -1.0] * 40, dtype=dtype)
-    sources.check_finite(fine, "w")
-    sources.check_finite(fine[:0], "w")
+    row_readers.check_finite(fine, "w")
+    row_readers.check_finite(fine[:0], "w")
     for position in (0, 77, 319):
         for bad in (torch.nan, -torch.nan, torch.inf, -torch.inf):
             broken = fine.clone()
             broken[position] = bad
             with pytest.raises(BadCheckpoint, match="w holds NaN or Inf"):
-                sources.check_finite(broken.view(20, 16), "w")
+                row_readers.check_finite(broken.view(20, 16), "w")
 
 
 def test_a_cast_that_overflows_is_refused(tmp_path: Path) -> None:
@@ -179,10 +181,10 @@ def test_a_reused_buffer_changes_nothing(dtype: torch.dtype, mode: str, kinds: t
     columns = expansion(kinds[1], 8, 20) if kinds[1] else identity(8)
     how = Matrix(rows, columns, consumes=True, mode=mode, jitter=True)
     read = Reader(lambda start, stop: weight[start:stop], lambda: weight.double().mean(0).to(dtype))
-    for part, run in operators.blocks(rows, 4):
+    for part, run in matrix.blocks(rows, 4):
         used = torch.full((run.length, columns.target_size), torch.nan, dtype=dtype)
         fresh, reused = (
-            operators.expand_block(run, how, read, PRESETS["vision"], noise.generator(0, "w", part), out)
+            matrix.expand_block(run, how, read, PRESETS["vision"], noise.generator(0, "w", part), out)
             for out in (None, used)
         )
         assert torch.equal(fresh, reused)

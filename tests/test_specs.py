@@ -17,10 +17,12 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from lemonx import architectures, models
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, UnknownArchitecture
-from lemonx.modules import Dropped, Linear
-from lemonx.rows import Row
-from lemonx.spec import Architecture, Config, Spec, Stack, flat_fields, with_fields
-from lemonx.target import Target, target_config
+from lemonx.planning.request import Target, target_config
+from lemonx.specs.config import Config, flat_fields, with_fields
+from lemonx.specs.family import Architecture
+from lemonx.specs.rows import Row
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import Dropped, Linear
 
 models.register()
 FAMILIES = sorted(architectures.families())

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from lemonx import noise
-from lemonx.split import split_columns
+from lemonx.execution import noise
+from lemonx.execution.exact_split import split_columns
 
 HALF = [torch.bfloat16, torch.float16]
 WIDTH = 256

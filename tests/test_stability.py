@@ -15,8 +15,8 @@ from torch import Tensor
 
 import lemonx
 import pico
-from lemonx import carriers, frames
 from lemonx.errors import NotVerified
+from lemonx.frames import construction, solution
 from lemonx.verification.float64 import Float64
 from lemonx.verification.stability import Figures, Stability
 
@@ -126,7 +126,7 @@ def test_a_frame_that_lets_rounding_grow_is_refused(
     exact = tmp_path / "float64"
     hf.AlbertForSequenceClassification.from_pretrained(albert, dtype=torch.float64).save_pretrained(exact)
     shutil.copy(albert / "config.json", exact)
-    monkeypatch.setattr(carriers, "damped", lambda gain, behind: np.ones(len(behind)))
+    monkeypatch.setattr(solution, "damped", lambda gain, behind: np.ones(len(behind)))
     loose = lemonx.expand(exact, tmp_path / "loose", width=96, verify=False)
     found = lemonx.verify(exact, loose)
     assert found.outputs and found.outputs.difference < 1e-9 and not found.outputs.passed
@@ -169,4 +169,4 @@ def test_the_certificate_says_so(tmp_path: Path) -> None:
     # Copies are as steady as their source: nothing is measured where nothing can go wrong.
     copies = lemonx.expand(source, tmp_path / "copies", width=96)
     assert stability(copies) is None
-    assert stability(target)["limit"] == frames.LIMIT
+    assert stability(target)["limit"] == construction.LIMIT

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import lemonx
 import pico
+from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
-from lemonx.free import Free
 from lemonx.verification.float64 import Float64
 from lemonx.verification.symmetry import find_twins
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lemonx import architectures
-from lemonx.check import check, with_tied
 from lemonx.errors import BadTarget, LemonxError
-from lemonx.target import Target, target_config
+from lemonx.planning.request import Target, target_config
+from lemonx.planning.typecheck import check, with_tied
 
 Config = Mapping[str, Any]
 GPT2: Config = dict(

@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 import attacks
 import faults
 from commands import BAD_CHECKPOINT, BAD_TARGET, Result, Run, assert_shown, runner
-from lemonx import terminal
-from lemonx.shown import LONGEST, as_code, as_yaml, shown, shown_lines
+from lemonx.guards import terminal
+from lemonx.guards.shown import LONGEST, as_code, as_yaml, shown, shown_lines
 
 # Colours of ours, and what a bar does on the terminal: the cursor, its line, one line up.
 OURS = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|2K|1A)|\r")
@@ -276,8 +276,8 @@ def test_labels_of_a_result(
 def test_labels_of_a_bar_and_of_a_table(
     result_json: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from lemonx.cli.render import experiments as show
     from lemonx.experiments.pool import Progress
-    from lemonx.show import experiments as show
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_INTERACTIVE", "1")

@@ -16,9 +16,9 @@ import lemonx
 import pico
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
-from lemonx.diagnosis import diagnose
+from lemonx.diagnostics.why import diagnose
 from lemonx.errors import BadCheckpoint
-from lemonx.verification.building import skeleton
+from lemonx.models.building import skeleton
 
 
 def timm_folder(name: str, folder: Path, **changes: Any) -> Path:

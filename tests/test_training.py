@@ -17,9 +17,9 @@ from torch import Tensor
 
 import pico
 from lemonx import data
+from lemonx.cli.render.training import advice_text
 from lemonx.data.examples import Examples
 from lemonx.errors import BadRecipe, LemonxError
-from lemonx.show.training import advice_text
 from lemonx.training import advice, model, recipe_file
 from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Recipe, parse_recipe, read_recipe

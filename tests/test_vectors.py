@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lemonx.errors import Refused
-from lemonx.spaces import Space, avg, circ, grouped, iso, key, query, zero
-from lemonx.vectors import (
+from lemonx.algebra.expansions import (
     AVG,
     PART,
     RAND,
@@ -22,15 +20,15 @@ from lemonx.vectors import (
     Split,
     alibi_expansion,
     alibi_slopes,
-    attention_expansion,
     concat,
     expansion,
-    grouped_expansion,
     identity,
     multiples_near,
-    padded_expansion,
     product,
 )
+from lemonx.errors import Refused
+from lemonx.specs.space_expansions import attention_expansion, grouped_expansion, padded_expansion
+from lemonx.specs.spaces import Space, avg, circ, grouped, iso, key, query, zero
 
 # Examples are small; a busy machine is no reason to fail.
 LAW = settings(deadline=None, max_examples=60)

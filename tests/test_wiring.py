@@ -19,10 +19,11 @@ from transformers import PreTrainedModel
 
 import lemonx
 import pico
-from lemonx import architectures, fsck
+from lemonx import architectures
+from lemonx.diagnostics import fsck
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
-from lemonx.notes import notes
-from lemonx.verification.building import skeleton
+from lemonx.models.building import skeleton
+from lemonx.planning.notices import notes
 from lemonx.verification.float64 import Float64
 
 EXACT = 1e-10

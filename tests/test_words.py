@@ -12,16 +12,19 @@ from torch.nn import functional as F
 
 import lemonx
 import pico
-from lemonx.check import check
+from lemonx.algebra.expansions import AVG, RAND, WEIGHED, ZERO, expansion, identity
+from lemonx.algebra.free_parameters import PRESETS
+from lemonx.algebra.recipes import KEEP, SILENT, Matrix, Vector
 from lemonx.errors import Refused
-from lemonx.free import PRESETS
-from lemonx.modules import depthwise, linear, parameter
-from lemonx.norms import rms_norm, scale, unit_length
-from lemonx.operators import KEEP, SILENT, Matrix, expand_matrix
-from lemonx.rows import Typed, Vector
-from lemonx.spaces import Space, zero
-from lemonx.spec import Config, Spec, Stack, with_fields
-from lemonx.vectors import AVG, RAND, WEIGHED, ZERO, expansion, grouped_expansion, identity
+from lemonx.execution.matrix import expand_matrix
+from lemonx.planning.typecheck import check
+from lemonx.specs.config import Config, with_fields
+from lemonx.specs.norms import rms_norm, scale, unit_length
+from lemonx.specs.rows import Typed
+from lemonx.specs.space_expansions import grouped_expansion
+from lemonx.specs.spaces import Space, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import depthwise, linear, parameter
 
 
 def typed(row: Any, suffix: str, *expansions: Any) -> Typed:

@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from lemonx import architectures, methods
+from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.temporary import Temporary
-from lemonx.companions import companions
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
-from lemonx.free import Free
+from lemonx.execution.runner import Progress, run_plan, write_made
+from lemonx.execution.sidecar_files import companions
 from lemonx.methods import Lessons
-from lemonx.planning import Plan, make_plan
-from lemonx.runner import Progress, run_plan, write_made
-from lemonx.spec import TIED
-from lemonx.summary import changed_fields
-from lemonx.target import Target
+from lemonx.planning.plan import Plan, make_plan
+from lemonx.planning.request import Target
+from lemonx.planning.summary import changed_fields
+from lemonx.specs.config import TIED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lemonx.certificate import Said
+    from lemonx.verification.certificate import Said
     from lemonx.verification.verify import Verified
 
 SHARD = 5 * 10**9
@@ -104,7 +104,7 @@ def _plan(
 
 def _as_read(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every field of a config.json as transformers reads it; a plan that needs none of this does not import it."""
-    from lemonx.verification.building import config_fields
+    from lemonx.models.building import config_fields
 
     return config_fields(config)
 
@@ -136,7 +136,7 @@ def expand(source: Any, output: str | Path | None = None, **options: Any) -> Any
 def _expand_model(model: PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
     if options.get("with_optimizer"):
         raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
-    from lemonx import in_memory
+    from lemonx.models import in_memory
 
     model, plans, told = in_memory.unwrapped(model), list[Plan](), options.pop("planned", None)
 
@@ -167,7 +167,7 @@ def _expand_folder(
     allow_pickle: bool = False,
     **options: Any,
 ) -> Path:
-    from lemonx.verification.building import check_builds
+    from lemonx.models.building import check_builds
     from lemonx.verification.fitting import require_fitting
 
     with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
@@ -209,7 +209,7 @@ def _certify(
     made: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, verify: bool, optimizer: dict[str, Any] | None
 ) -> None:
     """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
-    from lemonx import certificate as paper
+    from lemonx.verification import certificate as paper
     from lemonx.verification.verify import Verified, measure
 
     found = Verified(None, skipped="--no-verify")
@@ -232,7 +232,7 @@ def verify(source: str | Path, target: str | Path, *, layerwise: bool = False, a
     one it comes from, and the outputs on a sample. Where it has none, the outputs are compared, and nothing else can
     be. `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit.
     """
-    from lemonx.certificate import read_certificate
+    from lemonx.verification.certificate import read_certificate
     from lemonx.verification.fitting import require_fitting
     from lemonx.verification.verify import Verified, compare_outputs, measure
 

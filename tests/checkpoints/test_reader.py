@@ -23,11 +23,11 @@ from checkpoints.broken import (
     tensors,
     write_index,
 )
-from lemonx import certificate
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints import folder as folder_rules
 from lemonx.errors import BadCheckpoint
 from lemonx.training import folder as run
+from lemonx.verification import certificate
 
 INDEX = "model.safetensors.index.json"
 

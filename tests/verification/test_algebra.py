@@ -19,14 +19,14 @@ from torch import Tensor
 
 import lemonx
 import pico
-from lemonx import identities
+from lemonx.algebra.expansions import AVG, RAND, ZERO, Expansion, Run, identity
+from lemonx.algebra.free_parameters import PRESETS
+from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Copied, Matrix, Vector
 from lemonx.checkpoints import Checkpoint
-from lemonx.free import PRESETS
-from lemonx.identities import matrix_fault, vector_fault
-from lemonx.operators import CANCEL, KEEP, SILENT, Copied, Matrix, Reader, expand_matrix
-from lemonx.rows import Vector
-from lemonx.vectors import AVG, RAND, ZERO, Expansion, Run, identity
+from lemonx.execution.matrix import Reader, expand_matrix
+from lemonx.verification import identities
 from lemonx.verification.algebra import check_algebra
+from lemonx.verification.identities import matrix_fault, vector_fault
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

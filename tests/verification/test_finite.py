@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 import lemonx
 import pico
 from commands import BAD_CHECKPOINT, DIFFERS, Run, assert_refused, runner
+from lemonx.diagnostics.fsck import fsck
 from lemonx.errors import BadCheckpoint
 from lemonx.experiments.answer import NOT_REACHED, steps_to
-from lemonx.fsck import fsck
 from lemonx.verification import layerwise
 from lemonx.verification.finite import larger
 from lemonx.verification.outputs import compared, tolerance_of

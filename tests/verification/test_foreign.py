@@ -15,8 +15,8 @@ import lemonx
 import pico
 from commands import BAD_CHECKPOINT, BAD_TARGET, Run, assert_refused, runner
 from lemonx.errors import BadCheckpoint, BadTarget, CannotVerify, NotVerified, Refused
+from lemonx.models.building import skeleton
 from lemonx.models.foreign import foreign
-from lemonx.verification.building import skeleton
 from lemonx.verification.outputs import within_memory
 
 

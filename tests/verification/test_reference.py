@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import lemonx
 import pico
-from lemonx.chains import LIMIT
+from lemonx.algebra.norm_chains import LIMIT
 from lemonx.errors import NotVerified, Refused
 from lemonx.verification.float64 import Float64
 from lemonx.verification.outputs import EXACT

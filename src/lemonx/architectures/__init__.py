@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, UnknownArchitecture
-from lemonx.spec import REGISTRY, Architecture
+from lemonx.specs.family import REGISTRY, Architecture
 
 # Fields by which a model is not what the other fields of config.json, and the files beside it, say it is.
 _ELSEWHERE = {

@@ -2,11 +2,13 @@
 
 from lemonx.architectures.bert import DEFAULTS, SIZES, masked_lm
 from lemonx.architectures.rotary import head
-from lemonx.modules import dropped, embedding, linear, parameter
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import avg, circ, fresh, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import avg, circ, fresh, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear, parameter
 
 GROUPS = "albert.encoder.albert_layer_groups"
 

@@ -1,11 +1,13 @@
 """BART, and the blocks that other encoder-decoders share with it."""
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import embedding, linear, parameter
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, avg, circ, fresh, scaled
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, avg, circ, fresh, scaled
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding, linear, parameter
 
 SIZES = {
     "width": "d_model",

@@ -5,11 +5,13 @@ from lemonx.architectures.patches import count
 from lemonx.architectures.rotary import head
 from lemonx.architectures.vit import block
 from lemonx.errors import Refused
-from lemonx.modules import conv, dropped, linear, parameter
-from lemonx.norms import layer_norm, scale
-from lemonx.rows import Row
-from lemonx.spaces import avg, circ, unscaled, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm, scale
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import avg, circ, unscaled, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import conv, dropped, linear, parameter
 
 TABLE, INDEX = (f"relative_position_bias.relative_position_{what}" for what in ("bias_table", "index"))
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 
 from lemonx.architectures.memory import refuse_memory
 from lemonx.architectures.rotary import head
-from lemonx.modules import dropped, embedding, linear, parameter
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, avg, circ, fresh, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, avg, circ, fresh, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear, parameter
 
 Rows = Mapping[str, Row]
 SIZES = {

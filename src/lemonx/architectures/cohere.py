@@ -3,10 +3,12 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding
-from lemonx.norms import layer_norm
-from lemonx.spaces import avg, circ, fresh, grouped, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.spaces import avg, circ, fresh, grouped, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding
 
 DEFAULTS = {"num_key_value_heads": None, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}
 COUPLED = {option: field for option, field in SIZES.items() if option != "head_dim"}

@@ -2,11 +2,13 @@
 
 from lemonx.architectures.heads import backbone
 from lemonx.architectures.patches import count
-from lemonx.modules import conv, depthwise, linear
-from lemonx.norms import layer_norm, scale
-from lemonx.rows import Row
-from lemonx.spaces import Space, avg, circ, unscaled, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm, scale
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, avg, circ, unscaled, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import conv, depthwise, linear
 
 EPS = 1e-6  # of every LayerNorm but the last, in code
 

@@ -2,11 +2,13 @@
 
 from lemonx.architectures.patches import count
 from lemonx.architectures.rotary import head
-from lemonx.modules import conv, linear, parameter
-from lemonx.norms import layer_norm, scale
-from lemonx.rows import Row
-from lemonx.spaces import avg, circ, unscaled, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm, scale
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import avg, circ, unscaled, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import conv, linear, parameter
 
 LAYER = "dinov2.encoder.layer.*"
 SHOWN = ("out_features", "out_indices")  # the blocks whose streams a backbone gives out

@@ -1,9 +1,11 @@
 """DistilBERT."""
 
 from lemonx.architectures.bert import masked_lm, spaces
-from lemonx.modules import dropped, embedding, linear
-from lemonx.norms import layer_norm
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear
 
 LAYER = "distilbert.transformer.layer.*"
 EPS = 1e-12  # of every LayerNorm, in code

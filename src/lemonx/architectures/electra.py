@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 from lemonx.architectures.bert import DEFAULTS, SIZES, encoder, masked_lm, post_ln
-from lemonx.modules import linear
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import avg, zero
-from lemonx.spec import Config, Spec, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import avg, zero
+from lemonx.specs.spec import Spec
+from lemonx.specs.weights import linear
 
 
 @architecture("electra", **SIZES, embeddings="embedding_size", kind="language",

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import dropped, embedding, linear
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, alibi, avg, circ, fresh, grouped, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, alibi, avg, circ, fresh, grouped, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear
 
 LAYER = "transformer.h.*"
 BOUND = "a head's ALiBi slope and its key-value head both follow from its place among all heads"

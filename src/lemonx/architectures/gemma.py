@@ -3,11 +3,13 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, SIZES, attention, check_divisible
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding, linear
-from lemonx.norms import rms_norm
-from lemonx.rows import Row
-from lemonx.spaces import circ, fresh, grouped, scaled, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import rms_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import circ, fresh, grouped, scaled, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding, linear
 
 DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
 

@@ -2,10 +2,12 @@
 
 from lemonx.architectures.llama import DEFAULTS, LAYER, LAYERS, SIZES, decoder
 from lemonx.architectures.mixtral import ALIASES, EXPERTS
-from lemonx.modules import linear, parameter, router
-from lemonx.rows import Row
-from lemonx.spaces import circ, experts
-from lemonx.spec import Config, Spec, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import circ, experts
+from lemonx.specs.spec import Spec
+from lemonx.specs.weights import linear, parameter, router
 
 MLP: dict[str, Row] = {
     f"{LAYER}.self_attn.sinks": parameter("heads"),

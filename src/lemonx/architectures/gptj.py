@@ -3,10 +3,12 @@
 from lemonx.architectures.gpt2 import ALIASES
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
-from lemonx.modules import dropped, embedding, linear
-from lemonx.norms import layer_norm
-from lemonx.spaces import avg, circ, fresh, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.spaces import avg, circ, fresh, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear
 
 LAYER = "transformer.h.*"
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from lemonx.modules import conv, linear
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, zero
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, zero
+from lemonx.specs.weights import conv, linear
 
 
 def language_model(tied: str | None, final: str = "final") -> dict[str, Row]:

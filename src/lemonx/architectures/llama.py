@@ -6,11 +6,13 @@ from typing import Any
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head, rotary
 from lemonx.errors import BadTarget
-from lemonx.modules import dropped, embedding, linear
-from lemonx.norms import rms_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, circ, fresh, grouped, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import rms_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, circ, fresh, grouped, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear
 
 SIZES = {
     "width": "hidden_size",

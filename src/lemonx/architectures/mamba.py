@@ -2,10 +2,12 @@
 
 import math
 
-from lemonx.modules import depthwise, embedding, linear, parameter
-from lemonx.norms import rms_norm
-from lemonx.spaces import circ, fresh, key, query, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import rms_norm
+from lemonx.specs.spaces import circ, fresh, key, query, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import depthwise, embedding, linear, parameter
 
 LAYER = "backbone.layers.*"
 # A flag for new models that transformers obeys whenever it loads one, so what a block writes depends on the depth.

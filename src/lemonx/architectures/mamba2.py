@@ -2,11 +2,13 @@
 
 from lemonx.architectures.mamba import RESCALED
 from lemonx.errors import BadTarget
-from lemonx.modules import depthwise, embedding, linear, parameter
-from lemonx.norms import rms_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, circ, fresh, grouped, key, query, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import rms_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, circ, fresh, grouped, key, query, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import depthwise, embedding, linear, parameter
 
 LAYER = "backbone.layers.*"
 MIXED = "(heads entries) + (groups state_in) + (groups state_out)"

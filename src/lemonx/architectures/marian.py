@@ -1,9 +1,11 @@
 """Marian (opus-mt)."""
 
 from lemonx.architectures.bart import ALIASES, DEFAULTS, PARTS, SIZES, cached, decoded, parts_of, stacked, units
-from lemonx.modules import embedding
-from lemonx.spaces import avg, fresh, scaled
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.spaces import avg, fresh, scaled
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding
 
 COMPUTED = "sinusoidal positions are computed from it, not stored"
 

@@ -1,7 +1,7 @@
 """Blocks that read another model's stream besides their own."""
 
 from lemonx.errors import Refused
-from lemonx.spec import Config
+from lemonx.specs.config import Config
 
 
 def refuse_memory(c: Config) -> None:

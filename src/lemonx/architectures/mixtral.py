@@ -5,10 +5,12 @@ from typing import Any
 
 from lemonx.architectures.llama import DEFAULTS, LAYER, QK_NORMS, SIZES, decoder
 from lemonx.errors import Refused
-from lemonx.modules import linear, router
-from lemonx.rows import Row
-from lemonx.spaces import Space, circ, experts
-from lemonx.spec import Config, Dense, Spec, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import Dense, architecture
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, circ, experts
+from lemonx.specs.spec import Spec
+from lemonx.specs.weights import linear, router
 
 EXPERTS = ("num_local_experts", "num_experts_per_tok")
 ALIASES = {"num_experts": "num_local_experts"}

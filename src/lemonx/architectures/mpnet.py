@@ -2,9 +2,11 @@
 
 from lemonx.architectures.bert import DEFAULTS, SIZES, spaces
 from lemonx.architectures.roberta import heads
-from lemonx.modules import dropped, embedding, linear
-from lemonx.norms import layer_norm
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear
 
 LAYER = "mpnet.encoder.layer.*"
 

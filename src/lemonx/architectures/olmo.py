@@ -3,10 +3,12 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, SIZES, attention
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding
-from lemonx.norms import layer_norm
-from lemonx.spaces import avg, circ, fresh, grouped, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.spaces import avg, circ, fresh, grouped, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding
 
 # A gain on queries would move them across the limits.
 CLIPPED = {"still": "queries are clipped"}

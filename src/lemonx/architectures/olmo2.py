@@ -3,11 +3,13 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import dropped, embedding, linear
-from lemonx.norms import rms_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, circ, fresh, grouped, iso, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import rms_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, circ, fresh, grouped, iso, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear
 
 
 @architecture("olmo2", **SIZES, kind="language", defaults=DEFAULTS | {"rms_norm_eps": 1e-5})

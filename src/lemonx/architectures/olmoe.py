@@ -6,10 +6,12 @@ from lemonx.architectures.mixtral import moe
 from lemonx.architectures.olmo import CLIPPED
 from lemonx.architectures.olmo2 import attention, heads_normed_together
 from lemonx.architectures.rotary import head, rotary
-from lemonx.modules import embedding
-from lemonx.norms import rms_norm
-from lemonx.spaces import circ, experts, fresh, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import rms_norm
+from lemonx.specs.spaces import circ, experts, fresh, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding
 
 
 @architecture(

@@ -2,11 +2,13 @@
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head
-from lemonx.modules import embedding, linear
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import avg, circ, fresh, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import avg, circ, fresh, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding, linear
 
 LAYER = "model.decoder.layers.*"
 EPS = 1e-5  # of every LayerNorm, in code

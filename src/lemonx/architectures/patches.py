@@ -3,7 +3,7 @@
 from typing import Any
 
 from lemonx.errors import Refused
-from lemonx.spec import Config
+from lemonx.specs.config import Config
 
 
 def grid(c: Config, part: str = "", *, square: bool = False) -> tuple[int, int]:

@@ -4,10 +4,12 @@ from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, attention
 from lemonx.architectures.rotary import PARTIAL, head, rotary
 from lemonx.errors import BadTarget
-from lemonx.modules import embedding, linear
-from lemonx.norms import layer_norm
-from lemonx.spaces import avg, circ, fresh, grouped, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.spaces import avg, circ, fresh, grouped, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding, linear
 
 OWN = {"layer_norm_eps": 1e-5, "qk_layernorm": False}
 

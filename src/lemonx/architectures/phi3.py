@@ -4,10 +4,12 @@ from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES
 from lemonx.architectures.rotary import PARTIAL, head, rotary
 from lemonx.errors import BadTarget
-from lemonx.modules import embedding, linear
-from lemonx.norms import rms_norm
-from lemonx.spaces import circ, fresh, grouped, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import rms_norm
+from lemonx.specs.spaces import circ, fresh, grouped, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding, linear
 
 
 def _check_factors(c: Config, head_dim: int) -> None:

@@ -1,10 +1,12 @@
 """The paper's Pre-LN BERT (lemonx.models.pre_ln_bert)."""
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import embedding, linear
-from lemonx.norms import layer_norm
-from lemonx.spaces import avg, circ, fresh, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.spaces import avg, circ, fresh, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import embedding, linear
 
 
 @architecture(

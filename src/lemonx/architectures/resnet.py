@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from lemonx.modules import conv, linear
-from lemonx.norms import batch_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, circ
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import batch_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, circ
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import conv, linear
 
 # Activations with act(act(x)) = act(x): a block ends in one, so only with these is a silent block the identity.
 IDEMPOTENT = ("relu", "relu6", "linear")

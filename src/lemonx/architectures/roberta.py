@@ -1,10 +1,12 @@
 """RoBERTa, XLM-RoBERTa, and RoBERTa with Pre-LN: BERT's table with other heads."""
 
 from lemonx.architectures.bert import DEFAULTS, SIZES, encoder, masked_lm, post_ln
-from lemonx.modules import linear, parameter
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spec import Config, Spec, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spec import Spec
+from lemonx.specs.weights import linear, parameter
 
 
 @architecture("roberta", "xlm-roberta", **SIZES, kind="language", defaults=DEFAULTS)

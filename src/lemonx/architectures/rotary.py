@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lemonx.errors import BadCheckpoint
-from lemonx.spaces import Space, fresh, key, query
-from lemonx.spec import Config
+from lemonx.specs.config import Config
+from lemonx.specs.spaces import Space, fresh, key, query
 
 PARTIAL = "partial_rotary_factor"
 # Rules under which pair i of r turns as fast as pair m i of m r.

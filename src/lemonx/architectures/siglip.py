@@ -3,11 +3,13 @@
 from lemonx.architectures.patches import count
 from lemonx.architectures.rotary import head
 from lemonx.architectures.tower import BOTH_SIZES, SIZES, TEXT_SIZES, Tower, encoder, joined, of_both, text
-from lemonx.modules import conv, dropped, embedding, linear, parameter
-from lemonx.norms import layer_norm, unit_length
-from lemonx.rows import Row
-from lemonx.spaces import avg, circ, fresh, zero
-from lemonx.spec import Config, Spec, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm, unit_length
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import avg, circ, fresh, zero
+from lemonx.specs.spec import Spec
+from lemonx.specs.weights import conv, dropped, embedding, linear, parameter
 
 TEXT = {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
         "num_attention_heads": 12, "max_position_embeddings": 64, "layer_norm_eps": 1e-6}  # fmt: skip

@@ -3,10 +3,12 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import LAYER, MLP, attention
 from lemonx.architectures.rotary import PARTIAL, head, rotary
-from lemonx.modules import dropped, embedding
-from lemonx.norms import layer_norm
-from lemonx.spaces import avg, circ, fresh, grouped, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.spaces import avg, circ, fresh, grouped, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding
 
 DEFAULTS = {"num_key_value_heads": 32, "tie_word_embeddings": False, "layer_norm_eps": 1e-5,
             "qk_layernorm": False, "use_parallel_residual": False}  # fmt: skip

@@ -3,11 +3,13 @@
 from lemonx.architectures.heads import backbone, images
 from lemonx.architectures.patches import merged
 from lemonx.architectures.rotary import head
-from lemonx.modules import conv, dropped, linear, parameter
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, avg, circ, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, avg, circ, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import conv, dropped, linear, parameter
 
 EPS = 1e-5  # of the norms around the stages, in code
 

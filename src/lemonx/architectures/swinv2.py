@@ -2,11 +2,13 @@
 
 from lemonx.architectures.heads import images
 from lemonx.architectures.patches import merged
-from lemonx.modules import conv, dropped, linear, parameter
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, avg, circ, fresh, key, query, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, avg, circ, fresh, key, query, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import conv, dropped, linear, parameter
 
 
 @architecture(

@@ -1,11 +1,13 @@
 """T5, T5 v1.1 (and Flan-T5), mT5."""
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import dropped, embedding, linear
-from lemonx.norms import rms_norm
-from lemonx.rows import Row
-from lemonx.spaces import circ, fresh, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import rms_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import circ, fresh, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear
 
 SIZES = {
     "width": "d_model",

@@ -8,11 +8,13 @@ from typing import Any
 from lemonx.architectures.resnet import torchvision_resnet
 from lemonx.architectures.rotary import head
 from lemonx.errors import Refused
-from lemonx.modules import conv, linear, parameter
-from lemonx.norms import layer_norm, scale
-from lemonx.rows import Row
-from lemonx.spaces import avg, circ, unscaled, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm, scale
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import avg, circ, unscaled, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import conv, linear, parameter
 
 # (embed_dim, depth, num_heads) behind the size in a name.
 VITS = {

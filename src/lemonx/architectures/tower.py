@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lemonx.architectures.rotary import head
-from lemonx.modules import dropped, embedding, linear
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import Space, avg, circ, fresh, zero
-from lemonx.spec import Config, Spec, Stack
+from lemonx.specs.config import Config
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Space, avg, circ, fresh, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import dropped, embedding, linear
 
 SIZES = {
     "width": "hidden_size",

@@ -2,11 +2,13 @@
 
 from lemonx.architectures.bart import ALIASES, EPS, PARTS, SIZES, blocks, cached, parts_of, units
 from lemonx.errors import Refused
-from lemonx.modules import conv, embedding, linear
-from lemonx.norms import layer_norm
-from lemonx.rows import Row
-from lemonx.spaces import avg, circ, fresh, zero
-from lemonx.spec import Config, Spec, Stack, architecture
+from lemonx.specs.config import Config
+from lemonx.specs.family import architecture
+from lemonx.specs.norms import layer_norm
+from lemonx.specs.rows import Row
+from lemonx.specs.spaces import avg, circ, fresh, zero
+from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.weights import conv, embedding, linear
 
 
 @architecture("whisper", **SIZES, positions="max_target_positions", kind="language",

@@ -14,7 +14,7 @@ from typing import Any
 
 from lemonx.checkpoints.folder import parse_object
 from lemonx.errors import BadCheckpoint
-from lemonx.limits import MOST_BLOCKS, MOST_ENTRIES, MOST_LABELS
+from lemonx.guards.limits import MOST_BLOCKS, MOST_ENTRIES, MOST_LABELS
 
 _BLOCKS = re.compile(r"(^|_)(layers?|depths?|blocks)$")
 _LABELS = re.compile(r"(^|_)(labels|experts|groups?)$")

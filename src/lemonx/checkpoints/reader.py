@@ -36,7 +36,7 @@ from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, rea
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.values import blocks, read_into
 from lemonx.errors import BadCheckpoint, UnknownArchitecture, raise_first
-from lemonx.limits import MOST_TENSORS
+from lemonx.guards.limits import MOST_TENSORS
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lemonx.checkpoints.opening import open_file
 from lemonx.checkpoints.plain import parse_flat
 from lemonx.errors import BadCheckpoint
-from lemonx.limits import MOST_TENSORS
+from lemonx.guards.limits import MOST_TENSORS
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,9 @@ import typer
 from lemonx.cli import expansion, catalogue, fsck, training, experiments  # noqa: F401
 
 # isort: on
-from lemonx import terminal
 from lemonx.cli.app import app
 from lemonx.errors import BadOutput, CannotVerify, LemonxError
+from lemonx.guards import terminal
 
 # sysexits.h: an internal software error.
 INTERNAL = 70

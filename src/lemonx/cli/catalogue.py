@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lemonx.cli.app import Json, app
-from lemonx.terminal import print_json
+from lemonx.guards.terminal import print_json
 
 
 @app.command("architectures", rich_help_panel="Commands")
@@ -19,8 +19,8 @@ def architectures_command(
     as_json: Json = False,
 ) -> None:
     """List the supported families: what grows, and how exactly."""
-    from lemonx.show import catalogue as show
-    from lemonx.show.console import waiting
+    from lemonx.cli.render import catalogue as show
+    from lemonx.cli.render.console import waiting
 
     if why is not None:
         with waiting("comparing with every family", quiet=as_json):
@@ -41,8 +41,8 @@ def methods_command(
     as_json: Json = False,
 ) -> None:
     """List LEMON and the methods it is compared with: what each grows, and what it keeps."""
-    from lemonx.show import catalogue as show
-    from lemonx.show.console import waiting
+    from lemonx.cli.render import catalogue as show
+    from lemonx.cli.render.console import waiting
 
     with waiting("growing a small model by every method", quiet=as_json or not check):
         content = show.methods_json(check)

@@ -31,8 +31,8 @@ from lemonx.cli.options import (
     sizes,
     value_of,
 )
-from lemonx.limits import MOST_STEPS
-from lemonx.terminal import print_json
+from lemonx.guards.limits import MOST_STEPS
+from lemonx.guards.terminal import print_json
 
 
 @app.command("plan", rich_help_panel="Commands")
@@ -60,7 +60,7 @@ def plan_command(
     `lemonx plan ./small --width 768 --depth 12`
     """
     from lemonx import api
-    from lemonx.show import expansion as show
+    from lemonx.cli.render import expansion as show
 
     made = api.plan(
         source,
@@ -138,8 +138,8 @@ def expand_command(
     `lemonx expand ./small ./large --width 768 --depth 12`
     """
     from lemonx import api
+    from lemonx.cli.render import expansion as show
     from lemonx.methods import Lessons
-    from lemonx.show import expansion as show
 
     target = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
     options: dict[str, Any] = {
@@ -189,8 +189,8 @@ def verify_command(
 ) -> None:
     """Load both checkpoints, run them on the same inputs in float64, and compare. Exit code 1 if they differ."""
     from lemonx import api
-    from lemonx.show import expansion as show
-    from lemonx.show.console import waiting
+    from lemonx.cli.render import expansion as show
+    from lemonx.cli.render.console import waiting
 
     with waiting("running both models in float64", quiet=as_json):
         measured = api.verify(source, output, layerwise=layerwise, allow_pickle=allow_pickle)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lemonx.cli.app import Json, app
-from lemonx.terminal import print_json
+from lemonx.guards.terminal import print_json
 
 
 @app.command("compare")
@@ -35,8 +35,8 @@ def compare_command(
 
     `lemonx compare vit --quick`; without a name, lists the experiments. Interrupted, it goes on where it was.
     """
+    from lemonx.cli.render import experiments as show
     from lemonx.experiments import compare, report
-    from lemonx.show import experiments as show
 
     if experiment is None:
         found = [compare.find(name) for name in compare.names()]
@@ -63,8 +63,8 @@ def report_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page: the answer first, then curves, plan and certificate. Needs no network."""
+    from lemonx.cli.render.console import Out
     from lemonx.experiments import report
-    from lemonx.show.console import Out
 
     page = report.write([report.read(path) for path in results], output)
     Out().line(f"wrote {page}")

@@ -10,7 +10,7 @@ import typer
 from lemonx.cli.app import Json, app
 from lemonx.cli.options import AllowPickle
 from lemonx.errors import BadCheckpoint
-from lemonx.terminal import print_json
+from lemonx.guards.terminal import print_json
 
 
 @app.command("fsck", rich_help_panel="Commands")
@@ -26,8 +26,8 @@ def fsck_command(
 
     `lemonx fsck ./small`
     """
-    from lemonx import fsck
-    from lemonx.show import fsck as show
+    from lemonx.cli.render import fsck as show
+    from lemonx.diagnostics import fsck
 
     with show.progress(0 if quick else fsck.total_bytes(folder), quiet=as_json) as tell:
         report = fsck.fsck(folder, quick=quick, allow_pickle=allow_pickle, progress=tell)

@@ -12,8 +12,8 @@ import typer
 from lemonx.cli.app import Json, app
 from lemonx.cli.options import Source
 from lemonx.errors import BadRecipe
-from lemonx.limits import MOST_AT_ONCE, MOST_STEPS
-from lemonx.terminal import complain, print_json, print_lines
+from lemonx.guards.limits import MOST_AT_ONCE, MOST_STEPS
+from lemonx.guards.terminal import complain, print_json, print_lines
 
 SCRATCH = "Training the target from scratch"
 
@@ -43,7 +43,7 @@ def train_command(
 
     `lemonx train vit-imagenet-small --output vit`
     """
-    from lemonx.show import training as show
+    from lemonx.cli.render import training as show
     from lemonx.training import recipe_file
 
     if list_:
@@ -101,7 +101,7 @@ def recipe_command(
 
     `lemonx recipe ./small ./large --steps 100000 --learning-rate 3e-4`
     """
-    from lemonx.show import training as show
+    from lemonx.cli.render import training as show
     from lemonx.training.advice import advise
 
     advice = advise(

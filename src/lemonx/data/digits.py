@@ -22,7 +22,7 @@ from lemonx.data.model import Model
 from lemonx.data.splitting import held_out
 from lemonx.data.strict import Strict
 from lemonx.errors import BadData
-from lemonx.limits import MOST_EXAMPLES
+from lemonx.guards.limits import MOST_EXAMPLES
 
 # The largest distortions, drawn uniformly: radians, pixels of the canvas per 16, factors; and the noise's deviation.
 ROTATION, SHIFT, SCALE, SHEAR, NOISE = math.radians(15), 1.5, (0.8, 1.2), 0.2, 0.1

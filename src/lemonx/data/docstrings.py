@@ -30,7 +30,7 @@ from lemonx.data.stdlib import sources
 from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import choose
 from lemonx.errors import BadData
-from lemonx.limits import LONGEST_TEXT
+from lemonx.guards.limits import LONGEST_TEXT
 
 _FRACTION = 0.15
 # Tables of characters and a copy of the manual, which are not docstrings.

@@ -18,7 +18,7 @@ from lemonx.data.strict import Strict
 from lemonx.data.table import read
 from lemonx.data.vocabulary import choose
 from lemonx.errors import BadData
-from lemonx.limits import LONGEST_TEXT
+from lemonx.guards.limits import LONGEST_TEXT
 
 _YES_NO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")

@@ -23,7 +23,7 @@ from lemonx.data.text import join
 from lemonx.data.vocabulary import choose
 from lemonx.data.windows import language
 from lemonx.errors import BadData
-from lemonx.limits import LARGEST_PICTURE, LONGEST_TEXT
+from lemonx.guards.limits import LARGEST_PICTURE, LONGEST_TEXT
 from lemonx.models import door
 from lemonx.models.foreign import foreign
 

@@ -17,7 +17,7 @@ from lemonx.data.labels import integers
 from lemonx.data.model import Model
 from lemonx.data.pixels import ImageOptions, arrays
 from lemonx.errors import BadData
-from lemonx.limits import INFLATED, MOST_INFLATION
+from lemonx.guards.limits import INFLATED, MOST_INFLATION
 
 # The third byte of the file names the type of its numbers, which are big-endian.
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

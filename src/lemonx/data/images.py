@@ -19,7 +19,7 @@ from lemonx.data.model import Model
 from lemonx.data.pixels import ImageOptions, normalise, open_image, pixels, require_pillow
 from lemonx.data.splitting import FRACTION, held_out, spread
 from lemonx.errors import BadData
-from lemonx.limits import LARGEST_PICTURE
+from lemonx.guards.limits import LARGEST_PICTURE
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 # What the folder for validation is called beside `train`.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lemonx.errors import BadData
-from lemonx.limits import MOST_LABELS
+from lemonx.guards.limits import MOST_LABELS
 
 
 class Labels(NamedTuple):

@@ -17,7 +17,7 @@ from lemonx.data.model import Model
 from lemonx.data.pixels import ImageOptions, arrays
 from lemonx.data.splitting import held_out
 from lemonx.errors import BadData
-from lemonx.limits import INFLATED, MOST_INFLATION
+from lemonx.guards.limits import INFLATED, MOST_INFLATION
 
 _SPLIT = ("x_train", "y_train", "x_test", "y_test")
 _WHOLE = ("images", "labels")

@@ -20,7 +20,7 @@ from lemonx.data.metrics import accuracy
 from lemonx.data.splitting import spread
 from lemonx.data.strict import Strict
 from lemonx.errors import BadData
-from lemonx.limits import LARGEST_PICTURE
+from lemonx.guards.limits import LARGEST_PICTURE
 
 if TYPE_CHECKING:
     from PIL import Image

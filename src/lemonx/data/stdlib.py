@@ -17,7 +17,7 @@ from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import BYTES
 from lemonx.data.windows import language
 from lemonx.errors import BadData
-from lemonx.limits import LONGEST_TEXT
+from lemonx.guards.limits import LONGEST_TEXT
 
 # Tests, what was installed beside the library, and what the machine's build wrote into it.
 _LEFT_OUT = re.compile(

@@ -19,7 +19,7 @@ from lemonx.data.splitting import split
 from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import choose
 from lemonx.errors import BadData
-from lemonx.limits import LONGEST_TEXT
+from lemonx.guards.limits import LONGEST_TEXT
 
 # What the columns of sentences are called, unless the options say.
 COLUMNS = (("sentence1", "sentence2"), ("text",), ("sentence",))

@@ -17,7 +17,7 @@ from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import Vocabulary, choose
 from lemonx.data.windows import language
 from lemonx.errors import BadData
-from lemonx.limits import LONGEST_TEXT
+from lemonx.guards.limits import LONGEST_TEXT
 
 
 class Options(Strict):

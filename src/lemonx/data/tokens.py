@@ -16,7 +16,7 @@ from lemonx.data.strict import Strict
 from lemonx.data.vocabulary import Vocabulary, from_folder, has_tokenizer
 from lemonx.data.windows import language
 from lemonx.errors import BadData
-from lemonx.limits import LARGEST, LONGEST_TEXT
+from lemonx.guards.limits import LARGEST, LONGEST_TEXT
 
 
 class Options(Strict):

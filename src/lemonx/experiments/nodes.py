@@ -128,7 +128,7 @@ def run_node(node: Node, cache: Path) -> None:
 
 def _grow(node: Node, cache: Path, folder: Path) -> None:
     from lemonx import api
-    from lemonx.free import Free, preset
+    from lemonx.algebra.free_parameters import Free, preset
 
     options = dict(node.what)
     options["fields"] = options.pop("set", {})

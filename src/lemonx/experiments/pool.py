@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 
 from lemonx.experiments.nodes import TRAINED, Node, run_node
-from lemonx.terminal import guard
+from lemonx.guards.terminal import guard
 
 
 @dataclass(frozen=True)

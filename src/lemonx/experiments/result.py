@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lemonx.certificate import FILE as CERTIFICATE
-from lemonx.certificate import versions
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.experiments.answer import Costs, figure, reach, saved
 from lemonx.experiments.nodes import DONE, Cell, Node, cells
 from lemonx.experiments.spec import Experiment
+from lemonx.verification.certificate import FILE as CERTIFICATE
+from lemonx.verification.certificate import versions
 
 FILE = "result.json"
 

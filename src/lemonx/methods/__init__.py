@@ -1,7 +1,7 @@
 """LEMON and the methods it is compared with: one file each, registered where it is defined.
 
-A method is a reading of the same rows (reading.py), so none of them knows an architecture. Some make their model
-instead of reading it from the source: `make` gives them the plan, and they give the tensors.
+A method is a policy for the same rows (planning/policy.py), so none of them knows an architecture. Some make their
+model instead of reading it from the source: `make` gives them the plan, and they give the tensors.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadTarget, Refused
-from lemonx.free import Free
-from lemonx.planning import Plan
-from lemonx.reading import Change, Reading
+from lemonx.planning.plan import Plan
+from lemonx.planning.policy import Change, Reading
 
 if TYPE_CHECKING:
     import torch

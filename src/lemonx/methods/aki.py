@@ -1,10 +1,10 @@
 """bert2BERT's advanced knowledge initialisation (AKI): rows from the next block; depth by stacking."""
 
-from lemonx.depth import Block
-from lemonx.free import EVEN, Free
+from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.methods import method
 from lemonx.methods.net2net import CIRCULAR
-from lemonx.reading import COPY, NEXT, Change, Reading, kept, stacked
+from lemonx.planning.depth import Block
+from lemonx.planning.policy import COPY, NEXT, Change, Reading, kept, stacked
 
 
 @method("aki", paper="Chen et al., bert2BERT: Towards Reusable Pretrained Language Models, ACL 2022")

@@ -1,9 +1,9 @@
 """bert2BERT's function-preserving initialisation (FPI): copies with an even split; depth by stacking."""
 
-from lemonx.free import EVEN, Free
+from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.methods import method
 from lemonx.methods.net2net import CIRCULAR
-from lemonx.reading import Change, Reading, copies, kept, stacked
+from lemonx.planning.policy import Change, Reading, copies, kept, stacked
 
 
 @method("fpi", paper="Chen et al., bert2BERT: Towards Reusable Pretrained Language Models, ACL 2022")

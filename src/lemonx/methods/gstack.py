@@ -1,9 +1,9 @@
 """G_stack: the whole stack repeated."""
 
+from lemonx.algebra.free_parameters import Free
 from lemonx.errors import Refused
-from lemonx.free import Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, placed, stacked
+from lemonx.planning.policy import Change, Reading, placed, stacked
 
 
 @method("gstack", paper="Du et al., Stacking Your Transformers (G_stack), NeurIPS 2024", grows=("depth",))

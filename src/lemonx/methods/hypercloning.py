@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.errors import Refused
-from lemonx.free import EVEN, Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, copies, kept
+from lemonx.planning.policy import Change, Reading, copies, kept
 
 PAPER = "Samragh et al., Scaling Smart: Accelerating Pre-training with Small Model Initialization, 2024"
 

@@ -1,9 +1,9 @@
 """Knowledge inheritance: a random target that is trained with a second loss, towards the source's predictions."""
 
-from lemonx.free import Free
+from lemonx.algebra.free_parameters import Free
 from lemonx.methods import method
 from lemonx.methods.scratch import fresh, unread
-from lemonx.reading import Change, Reading
+from lemonx.planning.policy import Change, Reading
 
 PAPER = "Qin et al., Knowledge Inheritance for Pre-trained Language Models, NAACL 2022"
 

@@ -1,9 +1,9 @@
 """LEMON: lossless at any width and depth, with copies told apart."""
 
-from lemonx.free import Free
+from lemonx.algebra.free_parameters import Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading
-from lemonx.reading import lemon as read
+from lemonx.planning.policy import Change, Reading
+from lemonx.planning.policy import lemon as read
 
 
 @method("lemon", paper="Wang et al., LEMON: Lossless Model Expansion, ICLR 2024")

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadData, Refused
-from lemonx.free import EVEN, Free
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
-from lemonx.planning import Plan
-from lemonx.reading import Change, Reading, copies, kept, stacked
-from lemonx.rows import Axis, Row
-from lemonx.steps import Step
+from lemonx.planning.plan import Plan
+from lemonx.planning.policy import Change, Reading, copies, kept, stacked
+from lemonx.planning.tensor_steps import Step
+from lemonx.specs.rows import Axis, Row
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +38,8 @@ def learn(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, 
     """The target's tensors after the operators were trained on the task's own loss."""
     import torch
 
+    from lemonx.models.building import disk_names, new_model
     from lemonx.models.foreign import foreign
-    from lemonx.verification.building import disk_names, new_model
 
     model = new_model(plan.target_config, plan.seed).train()
     named = {on_disk: name for name, on_disk in disk_names(model, buffers=True).items()}

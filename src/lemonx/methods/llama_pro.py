@@ -1,9 +1,9 @@
 """LLaMA-Pro: identity blocks spread over the stack."""
 
+from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.errors import Refused
-from lemonx.free import EVEN, Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, copies, silenced
+from lemonx.planning.policy import Change, Reading, copies, silenced
 
 
 @method("llama-pro", paper="Wu et al., LLaMA Pro: Progressive LLaMA with Block Expansion, ACL 2024", grows=("depth",))

@@ -1,11 +1,11 @@
 """MSLT, multi-stage layerwise training: copies of the top blocks on top."""
 
-from lemonx.depth import Block
+from lemonx.algebra.free_parameters import Free
 from lemonx.errors import Refused
-from lemonx.free import Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, in_order, placed
-from lemonx.spec import Stack
+from lemonx.planning.depth import Block
+from lemonx.planning.policy import Change, Reading, in_order, placed
+from lemonx.specs.spec import Stack
 
 
 @method("mslt", paper="Yang et al., Progressively Stacking 2.0: Multi-stage Layerwise Training, 2020", grows=("depth",))

@@ -1,8 +1,8 @@
 """Net2Net: copies of units with an even split, identity blocks."""
 
-from lemonx.free import EVEN, Free
+from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, copies, silenced
+from lemonx.planning.policy import Change, Reading, copies, silenced
 
 # A LayerNorm cannot follow copies of unequal number: that is where the method stops being lossless.
 CIRCULAR = (("avg", "circ"), ("zero", "circ"), ("scaled", "circ"))

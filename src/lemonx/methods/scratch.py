@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.checkpoints import Checkpoint
-from lemonx.free import EVEN, Free
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
-from lemonx.planning import Plan
-from lemonx.reading import Change, Reading, copies, kept, stacked
+from lemonx.planning.plan import Plan
+from lemonx.planning.policy import Change, Reading, copies, kept, stacked
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def fresh(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, torch.Tensor]:
     """The tensors of a new model of the target's class, drawn with the plan's seed."""
-    from lemonx.verification.building import new_model, tensors_on_disk
+    from lemonx.models.building import new_model, tensors_on_disk
 
     return tensors_on_disk(new_model(plan.target_config, plan.seed))
 

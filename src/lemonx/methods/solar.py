@@ -1,11 +1,11 @@
 """SOLAR: depth up-scaling by two overlapping copies of the stack."""
 
-from lemonx.depth import Block
+from lemonx.algebra.free_parameters import Free
 from lemonx.errors import Refused
-from lemonx.free import Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, in_order, placed
-from lemonx.spec import Stack
+from lemonx.planning.depth import Block
+from lemonx.planning.policy import Change, Reading, in_order, placed
+from lemonx.specs.spec import Stack
 
 
 @method("solar", paper="Kim et al., SOLAR 10.7B: Effective yet Simple Depth Up-Scaling, NAACL 2024", grows=("depth",))

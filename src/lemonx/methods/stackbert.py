@@ -1,9 +1,9 @@
 """StackBERT: the stack on top of itself."""
 
+from lemonx.algebra.free_parameters import Free
 from lemonx.errors import Refused
-from lemonx.free import Free
 from lemonx.methods import method
-from lemonx.reading import Change, Reading, placed, stacked
+from lemonx.planning.policy import Change, Reading, placed, stacked
 
 PAPER = "Gong et al., Efficient Training of BERT by Progressively Stacking, ICML 2019"
 

@@ -1,14 +1,14 @@
 """Staged training: width doubled by copies with halves, depth doubled by blocks whose norms are silent."""
 
-from lemonx import depth
-from lemonx.depth import Block
+from lemonx.algebra.free_parameters import EVEN, Free
+from lemonx.algebra.recipes import KEEP, SILENT
 from lemonx.errors import Refused
-from lemonx.free import EVEN, Free
 from lemonx.methods import method
-from lemonx.norms import BatchNorm, Norm
-from lemonx.operators import KEEP, SILENT
-from lemonx.reading import Change, Reading, copies
-from lemonx.rows import UNBIASED, Row
+from lemonx.planning import depth
+from lemonx.planning.depth import Block
+from lemonx.planning.policy import Change, Reading, copies
+from lemonx.specs.norms import BatchNorm, Norm
+from lemonx.specs.rows import UNBIASED, Row
 
 
 @method("staged", paper="Shen et al., Staged Training for Transformer Language Models, ICML 2022")

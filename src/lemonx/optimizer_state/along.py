@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lemonx.vectors import AVG, RAND, ZERO, Expansion
+from lemonx.algebra.expansions import AVG, RAND, ZERO, Expansion
 
 if TYPE_CHECKING:
     import torch

@@ -22,10 +22,10 @@ from lemonx.checkpoints.replaceable import OPTIMIZER_FOLDER
 from lemonx.checkpoints.safetensors_file import TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.values import read_into
 from lemonx.errors import BadCheckpoint
+from lemonx.models.building import disk_names, skeleton
 from lemonx.optimizer_state.grow import COUNT, grow_entry
 from lemonx.optimizer_state.moments import moments
-from lemonx.planning import Plan
-from lemonx.verification.building import disk_names, skeleton
+from lemonx.planning.plan import Plan
 
 if TYPE_CHECKING:
     import torch
@@ -157,8 +157,11 @@ def _begin(info: TensorInfo, offsets: Mapping[str, Any] | None, path: Path) -> t
         return (0,) * len(info.shape)
     entry = offsets.get(info.name)
     begin = entry.get(_OFFSETS) if isinstance(entry, dict) else None
-    fits = isinstance(begin, list) and len(begin) == len(info.shape)
-    if not fits or not all(type(number) is int and 0 <= number < 2**63 for number in begin):
+    if (
+        not isinstance(begin, list)
+        or len(begin) != len(info.shape)
+        or not all(type(number) is int and 0 <= number < 2**63 for number in begin)
+    ):
         raise BadCheckpoint(f"{str(path)!r} does not say where its slice of {info.name!r} begins: save it again")
     return tuple(begin)
 

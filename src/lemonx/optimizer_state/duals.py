@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lemonx.free import Free
-from lemonx.modules import Linear
-from lemonx.norms import LayerNorm, Norm
+from lemonx.algebra.expansions import AVG, ZERO, Expansion
+from lemonx.algebra.free_parameters import Free
 from lemonx.optimizer_state.along import Along, reads
-from lemonx.planning import Plan
-from lemonx.rows import Row
-from lemonx.vectors import AVG, ZERO, Expansion
+from lemonx.planning.plan import Plan
+from lemonx.specs.norms import LayerNorm, Norm
+from lemonx.specs.rows import Row
+from lemonx.specs.weights import Linear
 
 NOISE = "the copies of a unit are told apart by noise, which the source's gradients do not know"
 ZETA = "new coordinates that hold zeros are read with random weights"

@@ -9,7 +9,7 @@ from typing import Any
 from lemonx.errors import BadCheckpoint
 from lemonx.optimizer_state import by_name, trainer
 from lemonx.optimizer_state.moments import moments
-from lemonx.planning import Plan
+from lemonx.planning.plan import Plan
 
 
 def grow_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, Refused
+from lemonx.models.building import disk_names, skeleton
 from lemonx.optimizer_state.moments import FRESH, Moments, moments
-from lemonx.planning import Plan
-from lemonx.verification.building import disk_names, skeleton
+from lemonx.planning.plan import Plan
 
 FIRST, SECOND, COUNT = ("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"), "step"
 State = Mapping[str, Any]
@@ -40,7 +40,7 @@ def grow_entry(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, Any]
     if own is None:
         return None
     for name in (reading.source, reading.appended):
-        if name in on_disk:
+        if name is not None and name in on_disk:
             _check_adam(name, on_disk[name], reading.source_shape, set(own))
     result: dict[str, Any] = {}
     for key, value in own.items():

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lemonx import depth
+from lemonx.algebra.expansions import ZERO, Expansion, concat, identity, product
+from lemonx.algebra.recipes import KEEP, Vector
 from lemonx.errors import Refused
-from lemonx.norms import Norm, Scale
-from lemonx.operators import KEEP
 from lemonx.optimizer_state.along import Along, reads
 from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals
-from lemonx.planning import Plan
-from lemonx.rows import Row, Vector
-from lemonx.signature import Side
-from lemonx.steps import Step
-from lemonx.vectors import ZERO, Expansion, concat, identity, product
+from lemonx.planning import depth
+from lemonx.planning.plan import Plan
+from lemonx.planning.tensor_steps import Step
+from lemonx.specs.norms import Norm, Scale
+from lemonx.specs.rows import Row
+from lemonx.specs.signature import Side
 
 if TYPE_CHECKING:
     import torch

@@ -15,10 +15,10 @@ from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import file_inside, read_inside
 from lemonx.checkpoints.pickles import asked_to_run, read_pickle, why_unreadable
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
+from lemonx.models.building import disk_names, skeleton
 from lemonx.optimizer_state.grow import grow_optimizer
 from lemonx.optimizer_state.moments import moments
-from lemonx.planning import Plan
-from lemonx.verification.building import disk_names, skeleton
+from lemonx.planning.plan import Plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,7 +13,7 @@ from typing import Any
 
 from lemonx import api
 from lemonx.errors import BadRecipe
-from lemonx.planning import Plan
+from lemonx.planning.plan import Plan
 from lemonx.training.schedule import Schedule
 
 # Why, in the words of `lemonx recipe`.

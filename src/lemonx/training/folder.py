@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lemonx.certificate import versions
 from lemonx.checkpoints.creating import own_folder, remove, write_whole
 from lemonx.checkpoints.destination import OLD, beside, check_apart, clear_leftovers, hold, leftovers
 from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.replaceable import check_holds, is_of_a_model, is_of_a_run
-from lemonx.companions import Carried
 from lemonx.errors import BadCheckpoint, BadOutput
+from lemonx.execution.sidecar_files import Carried
 from lemonx.training.recipe import Recipe
+from lemonx.verification.certificate import versions
 
 RUN, CURVE, PICTURE = "run.json", "curve.csv", "curve.png"
 _STATE = "trainer_state.json"

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx import api, data
-from lemonx.certificate import versions
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import new_folder, remove, write_whole
-from lemonx.companions import carried
 from lemonx.errors import BadRecipe
+from lemonx.execution.sidecar_files import carried
 from lemonx.models.foreign import in_one_line, quiet
-from lemonx.planning import Plan
+from lemonx.planning.plan import Plan
 from lemonx.training import curve as curves
 from lemonx.training import folder, model
 from lemonx.training.folder import Saved
 from lemonx.training.recipe import Expand, Recipe
 from lemonx.training.schedule import Schedule
 from lemonx.training.stages import Leg, grow, legs
+from lemonx.verification.certificate import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,9 +19,9 @@ from torch import distributed as dist
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import remove
 from lemonx.errors import BadCheckpoint, Refused
+from lemonx.fsdp import compute_buffers, local_rows, tensors_on_disk
 from lemonx.optimizer_state.by_name import FOLDER, STATE, has_named_state
 from lemonx.optimizer_state.trainer import OPTIMIZER
-from lemonx.sharded_expansion import compute_buffers, local_rows, tensors_on_disk
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

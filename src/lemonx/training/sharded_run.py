@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from lemonx import api
 from lemonx.checkpoints.creating import new_folder
 from lemonx.errors import BadRecipe, LemonxError
-from lemonx.planning import Plan
-from lemonx.sharded_expansion import load_expanded
+from lemonx.fsdp import load_expanded
+from lemonx.planning.plan import Plan
 from lemonx.training import folder, model, sharded
 from lemonx.training.folder import Saved
 from lemonx.training.recipe import Expand

@@ -1,8 +1,8 @@
 """Does every entry of every tensor obey its rule? Read from the two files, block by block, without a model.
 
-A sample of outputs cannot see a rare token's row or the last position. The identities of `identities.py` can: together
-with the structure (structure.py) they prove that the target computes the source's function, as far as the spec is true
-of the model's code, which is what the sample of outputs is for.
+A sample of outputs cannot see a rare token's row or the last position. The identities of `identities.py` can:
+together with the structure (structure.py) they prove that the target computes the source's function, as
+far as the spec is true of the model's code, which is what the sample of outputs is for.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lemonx.algebra.expansions import Run, identity
+from lemonx.algebra.recipes import Matrix, Vector
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.values import all_below, all_finite
-from lemonx.operators import Matrix
-from lemonx.planning import RECOMPUTED, Plan
-from lemonx.rows import Vector
-from lemonx.runner import Job, in_parts, run_jobs
-from lemonx.sources import Source, Whole, blocks_within, is_whole
-from lemonx.steps import Step
-from lemonx.vectors import Run, identity
+from lemonx.execution.row_readers import Source, Whole, blocks_within, is_whole
+from lemonx.execution.runner import Job, in_parts, run_jobs
+from lemonx.planning.plan import RECOMPUTED, Plan
+from lemonx.planning.tensor_steps import Step
 
 if TYPE_CHECKING:
     import torch
 
-    from lemonx.identities import Fault
+    from lemonx.verification.identities import Fault
 
 # Copies of one matrix: the tensor of each, its recipe, and its number among the matrices of that tensor.
 Group = Sequence[tuple[Step, Matrix, int]]
@@ -120,7 +119,7 @@ class _Task:
     """A plan and its two checkpoints, and what was found wrong so far, by tensor."""
 
     def __init__(self, plan: Plan, source: Checkpoint, target: Checkpoint, steps: Sequence[Step]) -> None:
-        from lemonx import noise
+        from lemonx.execution import noise
 
         self.plan, self.source, self.target = plan, source, target
         # Each reads into memory of its own: a block of both is needed at once.
@@ -164,7 +163,7 @@ class _Task:
         return Source(here, same, self.plan, self.target, self.other)
 
     def _block(self, step: Step, how: Matrix, before: Source, after: Source, run: Run) -> None:
-        from lemonx import identities
+        from lemonx.verification import identities
 
         if step.name in self.wrong:
             return
@@ -187,7 +186,7 @@ class _Task:
 
     def _together(self, group: Group) -> None:
         """Copies of a matrix that are used together, told apart by noise: they add up to so many times the source."""
-        from lemonx import identities
+        from lemonx.verification import identities
 
         step, how, first = group[0]
         size, before = how.rows.target_size // len(how.copied.number if how.copied else [0]), self._before(step, how)
@@ -213,7 +212,7 @@ class _Task:
                 return
 
     def _vector(self, step: Step, how: Vector) -> None:
-        from lemonx import identities
+        from lemonx.verification import identities
 
         found, before = self.target.read(step.name), self.source.read(step.source)
         fault = identities.vector_fault(found, before, how)

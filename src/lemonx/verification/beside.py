@@ -13,8 +13,8 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.folder import ADAPTER, has, is_loaded
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
-from lemonx.companions import Carried, companions
-from lemonx.planning import Plan
+from lemonx.execution.sidecar_files import Carried, companions
+from lemonx.planning.plan import Plan
 
 # What transformers writes as it likes when it saves.
 _VOLATILE = ("transformers_version", "_from_model_config")

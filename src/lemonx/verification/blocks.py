@@ -7,9 +7,9 @@ from typing import Any
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
-from lemonx.coverage import matched
 from lemonx.errors import LemonxError
-from lemonx.spec import Spec
+from lemonx.specs.coverage import matched
+from lemonx.specs.spec import Spec
 
 # A stack and the index of a block in it.
 Block = tuple[str, int]

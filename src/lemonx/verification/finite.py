@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
-from lemonx.coverage import matched
 from lemonx.errors import LemonxError
-from lemonx.modules import Dropped
-from lemonx.sources import check_finite
+from lemonx.execution.row_readers import check_finite
+from lemonx.specs.coverage import matched
+from lemonx.specs.weights import Dropped
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.config import is_blocks
 from lemonx.errors import BadCheckpoint
-from lemonx.limits import MOST_BUFFERS
-from lemonx.verification.building import skeleton
+from lemonx.guards.limits import MOST_BUFFERS
+from lemonx.models.building import skeleton
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lemonx import depth
+from lemonx.algebra.expansions import RAND, Expansion
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, CannotVerify
-from lemonx.planning import Plan
-from lemonx.vectors import RAND, Expansion
+from lemonx.planning import depth
+from lemonx.planning.plan import Plan
 from lemonx.verification import outputs as whole
 from lemonx.verification.blocks import blocks_of, modules_of
-from lemonx.verification.loading import load
+from lemonx.verification.loading import load, running
 from lemonx.verification.reference import deepened
 from lemonx.verification.sample import View, views
 from lemonx.verification.stability import Stability
@@ -219,7 +219,7 @@ def _observe(
 
     from lemonx.verification.float64 import Float64
 
-    with Float64(), Temporary() as offloaded, _weights_in_files(checkpoint), whole.running(checkpoint.origin):
+    with Float64(), Temporary() as offloaded, _weights_in_files(checkpoint), running(checkpoint.origin):
         options = {"device_map": {"": "disk"}, "offload_folder": str(offloaded)}
         # It would warn that parameters are on the disk, which is the point.
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)

@@ -13,8 +13,8 @@ from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.errors import BadCheckpoint
 from lemonx.models import door
 from lemonx.models.foreign import foreign
+from lemonx.verification.generation_settings import with_plain_outputs
 from lemonx.verification.sample import shorten
-from lemonx.verification.settings import with_plain_outputs
 
 if TYPE_CHECKING:
     import torch

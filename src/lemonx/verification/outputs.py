@@ -16,17 +16,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lemonx.chains import LIMIT
+from lemonx.algebra.norm_chains import LIMIT
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, CannotVerify, NotVerified, Refused
 from lemonx.models.foreign import is_out_of_memory
-from lemonx.planning import Plan
+from lemonx.planning.plan import Plan
 from lemonx.verification.alignment import Back, aligned
 from lemonx.verification.finite import larger, not_finite
+from lemonx.verification.generation_settings import generation_settings
 from lemonx.verification.loading import Loaded, Name, all_outputs, floating_outputs, load, new_cache, running
 from lemonx.verification.reference import deepened
 from lemonx.verification.sample import UNPADDED, View, views
-from lemonx.verification.settings import generation_settings
 from lemonx.verification.stability import Stability, measure_stability
 
 if TYPE_CHECKING:
@@ -210,8 +210,8 @@ def compared(
         worst, largest = larger(worst, found), larger(largest, scale)
     # A new token may be the most likely one: then greedy texts differ, and old logits still agree.
     wider = any(after.found[name].shape != before.found[name].shape for name in shared if name[0].endswith("logits"))
-    unknown = wider or before.tokens is None or after.tokens is None
-    tokens = None if unknown else before.tokens.equal(after.tokens)
+    known = not wider and before.tokens is not None and after.tokens is not None
+    tokens = before.tokens.equal(after.tokens) if known else None
     return Comparison(
         difference=worst,
         tolerance=tolerance[0],
@@ -397,7 +397,7 @@ def round_once(weight: torch.Tensor, dtype: str, generator: torch.Generator) -> 
 
 def chosen_parameters(model: PreTrainedModel, rounding: Rounding) -> set[str] | None:
     """The parameters of these tensors; None for all, also where a parameter holds several tensors."""
-    from lemonx.verification.building import disk_names
+    from lemonx.models.building import disk_names
 
     if rounding.tensors is None:
         return None

@@ -1,8 +1,9 @@
 """The source as its deeper target must compute it: with every norm that added Post-LN blocks apply again.
 
 Such a target is not the source but for eps; it is, exactly, the source with some of its norms applied several times
-over (chains.py). So it is compared with that, to the same tolerance as any other, and no allowance is made in which a
-wrong weight could hide. What the repeated norms change, in the stream and in the outputs, is measured apart.
+over (algebra/norm_chains.py). So it is compared with that, to the same tolerance as any other, and no allowance is
+made in which a wrong weight could hide. What the repeated norms change, in the stream and in the outputs, is measured
+apart.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from lemonx.chains import Chain
-from lemonx.depth import stream_norms
+from lemonx.algebra.norm_chains import Chain
 from lemonx.errors import CannotVerify
-from lemonx.norms import Norm
-from lemonx.planning import Plan
-from lemonx.spec import Spec
+from lemonx.planning.depth import stream_norms
+from lemonx.planning.plan import Plan
+from lemonx.specs.norms import Norm
+from lemonx.specs.spec import Spec
 from lemonx.verification.blocks import names_in_model
 from lemonx.verification.finite import larger
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lemonx.errors import CannotVerify
-from lemonx.limits import MOST_PIXELS
+from lemonx.guards.limits import MOST_PIXELS
 
 if TYPE_CHECKING:
     import torch

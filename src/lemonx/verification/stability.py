@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.frames import LIMIT
+from lemonx.frames.construction import LIMIT
 from lemonx.verification.alignment import Back, aligned
 from lemonx.verification.loading import Name, all_outputs, load, running
 from lemonx.verification.sample import View

@@ -18,12 +18,12 @@ from typing import Any
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.models import door
+from lemonx.models.building import config_fields, skeleton
 from lemonx.models.foreign import foreign
-from lemonx.planning import Plan
-from lemonx.spec import flat_fields, with_fields
+from lemonx.planning.plan import Plan
+from lemonx.specs.config import flat_fields, with_fields
 from lemonx.verification.beside import beside_faults
 from lemonx.verification.blocks import modules_of, tensors_by_block
-from lemonx.verification.building import config_fields, skeleton
 
 # Fields that do not bear on what a model computes, and that transformers writes as it likes when it saves.
 VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.coverage import UNIT
-from lemonx.planning import Plan
-from lemonx.rows import Axis
-from lemonx.steps import Step
+from lemonx.planning.plan import Plan
+from lemonx.planning.tensor_steps import Step
+from lemonx.specs.coverage import UNIT
+from lemonx.specs.rows import Axis
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint, names_its_folder
-from lemonx.coverage import eps_problems, match, tensor_problems
 from lemonx.errors import LemonxError, Refused, UnknownArchitecture, raise_first
-from lemonx.exactness import MADE, ROUNDED
-from lemonx.planning import Plan
-from lemonx.steps import FLOATS
+from lemonx.planning.exactness import MADE, ROUNDED
+from lemonx.planning.plan import Plan
+from lemonx.planning.tensor_steps import FLOATS
+from lemonx.specs.coverage import eps_problems, match, tensor_problems
 from lemonx.verification import layerwise
 from lemonx.verification import outputs as whole
 from lemonx.verification.algebra import Algebra, check_algebra

@@ -17,7 +17,7 @@ from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
 from lemonx.experiments.report.schema import check
 from lemonx.experiments.report.view import page
 from lemonx.experiments.result import FILE
-from lemonx.shown import shown_lines
+from lemonx.guards.shown import shown_lines
 
 __all__ = ["read", "write", "render", "check_page"]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from lemonx.experiments import wording
 from lemonx.experiments.report.charts import Axis, Chart, Series, Style, Text, finite, svg
-from lemonx.summary import human
+from lemonx.planning.summary import human
 
 # The first steps are far above all that follows: the frame begins where this part of the longest run is done.
 _SETTLED = 0.1

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lemonx.errors import BadRecipe
-from lemonx.limits import MOST_STEPS
+from lemonx.guards.limits import MOST_STEPS
 
 
 class _Part(BaseModel):
@@ -133,7 +133,7 @@ class _Experiment(_Part):
 
 class _Versions(_Part):
     model_config = ConfigDict(extra="allow", strict=True)
-    __pydantic_extra__: dict[str, str] = Field(init=False)
+    __pydantic_extra__: dict[str, str] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
     lemonx: str
 
 

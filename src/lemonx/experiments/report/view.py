@@ -14,7 +14,7 @@ from lemonx.experiments.report.charts import Style, strip
 from lemonx.experiments.report.numbers import Mean, Number, Numbers
 from lemonx.experiments.report.styles import other_methods, styles
 from lemonx.experiments.verdict import Comparison
-from lemonx.summary import human
+from lemonx.planning.summary import human
 
 SAVED = ("steps", "flops", "flops_with_source")
 

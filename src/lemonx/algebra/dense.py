@@ -1,0 +1,146 @@
+"""Dense expansions: block matrices whose rows are sums of several source entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Blocks of one shape: entries `index` (g, p) of the source and P from `start` (g) on of the target, (g, p, P)."""
+
+    index: NDArray[np.int64]
+    start: NDArray[np.int64]
+    values: Array
+
+    @property
+    def height(self) -> int:
+        return self.values.shape[2]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A sparse matrix M (size x target): rows x of X become x M, and with `mean` m also mean(x) m.
+
+    It is the transpose of an expansion E, or a left inverse of one: W E^T along columns, W L along columns. With
+    `weights` u the mean is a sum, u . x.
+    """
+
+    size: int
+    target_size: int
+    stacks: tuple[Stack, ...]
+    mean: Array | None = None
+    weights: Array | None = None
+
+    def along_columns(self, x: torch.Tensor) -> torch.Tensor:
+        """X M + (X u) m, in float64."""
+        import torch
+
+        x = x.double()
+        y = torch.empty(len(x), self.target_size, dtype=torch.float64)
+        for stack in self.stacks:
+            groups, width = stack.index.shape
+            taken = x[:, torch.from_numpy(stack.index.reshape(-1))].view(len(x), groups, width).transpose(0, 1)
+            made = torch.bmm(taken, torch.from_numpy(stack.values)).transpose(0, 1).reshape(len(x), -1)
+            y[:, torch.from_numpy(_targets(stack).reshape(-1))] = made
+        if self.mean is not None:
+            y += (x @ torch.from_numpy(self._weights))[:, None] * torch.from_numpy(self.mean)
+        return y
+
+    @property
+    def _weights(self) -> Array:
+        return np.full(self.size, 1 / self.size) if self.weights is None else self.weights
+
+    def along_rows(
+        self, read: Callable[[int, int], torch.Tensor], mean: Callable[[], torch.Tensor], start: int, stop: int
+    ) -> torch.Tensor:
+        """Rows start..stop of M^T X + m mean(X), in float64, from the few rows of X that they are made of."""
+        import torch
+
+        assert self.weights is None
+        parts = {}
+        for stack in self.stacks:
+            for g in np.flatnonzero((stack.start < stop) & (stack.start + stack.height > start)):
+                # What is read is valid until the next is: a copy, also where it is float64 already.
+                taken = torch.cat([read(int(i), int(i) + 1).to(torch.float64, copy=True) for i in stack.index[g]])
+                parts[int(stack.start[g])] = torch.from_numpy(stack.values[g]).T @ taken
+        first = min(parts)
+        result = torch.cat([parts[at] for at in sorted(parts)])[start - first : stop - first]
+        if self.mean is not None:
+            result = result + torch.from_numpy(self.mean[start:stop, None]) * mean().double()
+        return result
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Rows start..stop of M + u m, dense."""
+        result = np.zeros((stop - start, self.target_size))
+        for stack in self.stacks:
+            group, place = np.nonzero((stack.index >= start) & (stack.index < stop))
+            where = stack.index[group, place] - start
+            result[where[:, None], _targets(stack)[group]] = stack.values[group, place]
+        if self.mean is not None:
+            result += self._weights[start:stop, None] * self.mean
+        return result
+
+    def columns(self, start: int, stop: int) -> Array:
+        """Rows start..stop of M^T + m u^T, dense: of the expansion itself."""
+        result = np.zeros((stop - start, self.size))
+        for stack in self.stacks:
+            targets = _targets(stack)
+            group, place = np.nonzero((targets >= start) & (targets < stop))
+            result[(targets[group, place] - start)[:, None], stack.index[group]] = stack.values[group, :, place]
+        if self.mean is not None:
+            result += self.mean[start:stop, None] * self._weights
+        return result
+
+    def scaled(self, by_source: Array, by_target: Array) -> Blocks:
+        """diag(by_source) M diag(by_target)."""
+        assert self.mean is None
+        stacks = tuple(
+            Stack(s.index, s.start, s.values * by_source[s.index][:, :, None] * by_target[_targets(s)][:, None, :])
+            for s in self.stacks
+        )
+        return Blocks(self.size, self.target_size, stacks)
+
+    def repeated(self, times: int) -> Blocks:
+        """M for each of so many vectors that lie one after the other; a mean over all of them would be another."""
+        assert self.mean is None
+        steps = np.arange(times)
+        stacks = tuple(
+            Stack(
+                np.concatenate([s.index + self.size * i for i in steps]),
+                np.concatenate([s.start + self.target_size * i for i in steps]),
+                np.tile(s.values, (times, 1, 1)),
+            )
+            for s in self.stacks
+        )
+        return Blocks(times * self.size, times * self.target_size, stacks)
+
+
+def _targets(stack: Stack) -> NDArray[np.int64]:
+    return stack.start[:, None] + np.arange(stack.height)
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A dense expansion: E^T, and what reads it back, if something does: L, with L E = I."""
+
+    forth: Blocks
+    back: Blocks | None = None
+
+    def repeated(self, times: int) -> Frame:
+        """The expansion of so many vectors in a row, each by this one."""
+        if times == 1:
+            return self
+        return Frame(self.forth.repeated(times), self.back.repeated(times) if self.back else None)

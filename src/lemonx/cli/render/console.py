@@ -1,0 +1,96 @@
+"""Lines, tables and bars on the terminal. Strings are text and never markup; style is given beside them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from lemonx.guards.shown import shown
+from lemonx.guards.terminal import bare, leave
+
+
+class _Plain(Console):
+    """Strings, wherever they stand, are shown as they are and fit to be shown: no markup, no emoji, no escapes."""
+
+    def __init__(self, *, stderr: bool) -> None:
+        stream = bare(sys.stderr if stderr else sys.stdout)
+        super().__init__(file=stream, highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(shown(text), **{**options, "markup": False, "emoji": False})
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        leave()
+
+
+class Out:
+    """Where results are printed, or, as `Out(stderr=True)`, how far it is."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        self.console = _Plain(stderr=stderr)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.console.is_terminal
+
+    def line(self, *parts: str | Text, wrapped: bool = True) -> None:
+        """One line, put together from its parts."""
+        self.console.print(Text.assemble(*(_text(part) for part in parts)), soft_wrap=not wrapped)
+
+    def table(self, table: Table) -> None:
+        self.console.print(table)
+
+
+def _text(part: str | Text) -> Text:
+    return part if isinstance(part, Text) else Text(shown(part))
+
+
+def styled(style: str, text: object) -> Text:
+    """A text in a colour, or bold."""
+    return Text(shown(text), style)
+
+
+def table(*headings: str) -> Table:
+    """A table without lines, to which rows of strings or styled texts are added."""
+    return Table(*headings, box=None, pad_edge=False)
+
+
+class _Description(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(shown(task.description))
+
+
+def bar(*columns: ProgressColumn, out: Out | None = None, hidden: bool) -> Progress:
+    """A bar behind the description of a task, and what else is told of it."""
+    return Progress(
+        _Description(),
+        BarColumn(),
+        *columns,
+        console=(out or Out(stderr=True)).console,
+        disable=hidden,
+        transient=True,
+        redirect_stdout=False,  # what others print passes the guard instead
+        redirect_stderr=False,
+    )
+
+
+@contextmanager
+def waiting(what: str, *, quiet: bool) -> Iterator[None]:
+    """A word while something takes long."""
+    if quiet:
+        yield
+        return
+    spinner = Spinner("dots", Text(shown(what)), style="status.spinner")
+    console = Out(stderr=True).console
+    with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+        yield

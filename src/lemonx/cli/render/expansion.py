@@ -1,0 +1,250 @@
+"""A plan, the progress of an expansion, and what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from lemonx.checkpoints.destination import size_text
+from lemonx.checkpoints.folder import CERTIFICATE
+from lemonx.checkpoints.opening import read_inside
+from lemonx.checkpoints.plain import parse_json
+from lemonx.cli.render.console import Out, bar, styled, table
+from lemonx.planning import summary
+from lemonx.planning.notices import notes
+from lemonx.planning.plan import Plan
+from lemonx.verification.certificate import stability_text
+from lemonx.verification.layerwise import Layers
+from lemonx.verification.outputs import EXACT
+from lemonx.verification.verify import Verified
+
+_STYLE = {
+    **{"bit-exact": "green", "exact-sum": "green"},
+    **{"rounding-limited": "yellow", "up to eps": "yellow", "made anew": "red"},
+}
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan as data, in the order of the printed tables."""
+    return {
+        "source": str(plan.source),
+        "model_type": plan.source_config.get("model_type", plan.family.model_types[0]),
+        "sizes": {name: [a, b] for name, a, b in summary.size_table(plan)},
+        "parameters": summary.parameters(plan),
+        "flops": summary.flops(plan),
+        "bytes": summary.bytes_on_disk(plan),
+        "config": {name: [a, b] for name, a, b in summary.changed_fields(plan)},
+        "method": plan.reading.method,
+        "lossless": plan.reading.lossless,
+        "free": plan.free.name,
+        "depth_type": plan.free.depth_type,
+        "exactness": plan.exactness,
+        "expected_loss": summary.lost_to_eps(plan),
+        "tensors": [
+            {
+                "name": f"{g.stack}.*.{g.name}" if g.stack else g.name,
+                "shape": g.shape,
+                "count": g.count,
+                "rule": g.rule,
+                "exactness": g.exactness,
+            }
+            for g in summary.groups(plan)
+        ],
+        "notes": notes(plan),
+        "not_written": dict(plan.dropped),
+    }
+
+
+def print_plan(plan: Plan) -> None:
+    out = Out()
+    out.line(styled("bold", plan.family.title), f"  {plan.source}")
+    sizes = table("size", "source", "target")
+    for name, before, after in summary.size_table(plan):
+        sizes.add_row(name, str(before), styled("bold" if before != after else "", after))
+    per = "image" if plan.family.kind == "vision" else "token"
+    for label, (before, after) in (
+        ("parameters", summary.parameters(plan)),
+        (f"FLOPs per {per}", summary.flops(plan)),
+        ("bytes on disk", summary.bytes_on_disk(plan)),
+    ):
+        sizes.add_row(label, summary.human(before), summary.human(after))
+    out.table(sizes)
+    tensors = table("tensors", "shape", "number", "rule", "exactness")
+    heading = None
+    for group in summary.groups(plan):
+        if group.stack != heading and group.stack is not None:
+            tensors.add_row(styled("bold", f"{group.stack}.*"))
+        heading = group.stack
+        shape = " x ".join(map(str, group.shape)) or "scalar"
+        name = f"  {group.name}" if group.stack else group.name
+        exactness = styled(_STYLE[group.exactness], group.exactness)
+        tensors.add_row(name, shape, str(group.count), group.rule, exactness)
+    out.table(tensors)
+    fields = table("config.json", "source", "target")
+    for name, before, after in summary.changed_fields(plan):
+        fields.add_row(name, _short(before), _short(after))
+    out.table(fields)
+    out.line(f"method: {plan.reading.method}, {'lossless' if plan.reading.lossless else 'not lossless'}")
+    for note in notes(plan):
+        out.line(f"note: {note}")
+    out.line(
+        f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}; "
+        f"weakest exactness in the stored dtype: {plan.exactness}"
+    )
+    if lost := summary.lost_to_eps(plan):
+        out.line(
+            f"expected loss: {lost['of_stream']:.1e} of the stream at most, at {lost['places']} places where added "
+            f"blocks norm it again, if its variance is at least {lost['variance']} there"
+        )
+    for name, why in plan.dropped.items():
+        out.line(f"not written: {name} ({why})")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the progress bar listens to: the plan, bytes written, and the steps of a method that learns."""
+
+    planned: Callable[[Plan], None]
+    written: Callable[[int], None]
+    learned: Callable[[int, float], None]
+
+
+@contextmanager
+def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
+    """A bar over the bytes written; then a word on the verification, which takes the rest of the time."""
+    with bar(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), hidden=quiet) as far:
+        task = far.add_task("planning", total=None)
+
+        def planned(plan: Plan) -> None:
+            far.update(task, total=summary.bytes_on_disk(plan)[1], description="expanding")
+
+        def written(count: int) -> None:
+            far.advance(task, count)
+            far.update(task, description="verifying" if verify and far.tasks[0].finished else "expanding")
+
+        def learned(step: int, loss: float) -> None:
+            far.update(task, description=f"learning to grow: step {step + 1} of {lessons}, loss {loss:.3f}")
+
+        yield Told(planned, written, learned)
+
+
+def expanded_json(output: Path) -> dict[str, Any]:
+    return parse_json(read_inside(output.resolve(), CERTIFICATE))
+
+
+def print_expanded(source: Path, output: Path) -> None:
+    out, content = Out(), expanded_json(output)
+    before, after = content["source"]["parameters"], content["target"]["parameters"]
+    out.line(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
+    if content["optimizer"]:
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(content["optimizer"]["moments"].items()))
+        out.line(f"Adam's moments at step {content['optimizer']['step']}: {counts} (docs/optimizer-state.md)")
+    verified = content["verified"]
+    _print_evidence(out, verified)
+    if verified["outputs"] and not content["lossless"]:
+        kl = verified["outputs"]["kl"]
+        far = "" if kl is None else f": its predictions are {kl:.2g} nats from the source's"
+        out.line(styled("yellow", f"{content['method']} is not lossless here"), far)
+    if not verified["outputs"]:
+        what = "outputs not compared" if verified["algebra"] else "not verified"
+        out.line(f"{what} ({verified['skipped']}): `lemonx verify {source} {output}` does it later")
+
+
+def verified_json(measured: Verified) -> dict[str, Any]:
+    return {"passed": measured.passed, **measured.as_dict()}
+
+
+def print_verified(measured: Verified) -> None:
+    out = Out()
+    _print_evidence(out, measured.as_dict())
+    if measured.layers:
+        _print_layers(out, measured.layers)
+    if measured.proven and measured.outputs:
+        rounded = "" if measured.outputs.tolerance <= EXACT else ", up to the rounding of the stored weights"
+        eps = ", up to the eps of its norms" if measured.outputs.stream_loss else ""
+        out.line(styled("green", "the same function"), f"{eps}{rounded}")
+    elif measured.passed and measured.algebra:
+        out.line(
+            styled("green", "every tensor and block is as it must be"), f"; outputs not compared: {measured.skipped}"
+        )
+    elif measured.passed:
+        out.line(
+            styled("yellow", "the outputs agree on this sample"), f", and nothing else was checked: {measured.skipped}"
+        )
+    else:
+        out.line(styled("red", "not the same function"), f": {measured.reason()}")
+
+
+def _print_evidence(out: Out, verified: dict[str, Any]) -> None:
+    """What was checked, a line for each kind."""
+    algebra, structure = verified["algebra"], verified["structure"]
+    if algebra and algebra["passed"]:
+        out.line(f"tensors: all {algebra['entries']:,} entries of {algebra['tensors']} tensors obey their rules")
+    if structure and structure["passed"]:
+        out.line(
+            f"structure: {structure['blocks']} blocks have all {structure['attributes']} plain attributes of the "
+            "blocks they come from, and config.json is as planned"
+        )
+    if verified["outputs"]:
+        _print_outputs(out, verified["outputs"])
+    if verified["symmetry"]:
+        _print_symmetry(out, verified["symmetry"])
+
+
+def _print_outputs(out: Out, outputs: dict[str, Any]) -> None:
+    out.line(
+        f"outputs: {', '.join(outputs['outputs'])} on {outputs['inputs']}, in float64: largest difference "
+        f"{outputs['difference']:.1e} of the largest output (tolerance {outputs['tolerance']:.1e}: "
+        f"{outputs['derived']})"
+    )
+    if outputs["stream_loss"]:
+        out.line(
+            f"this is against the source with its norms applied as often as in the target, which moves its stream by "
+            f"at most {outputs['stream_loss']:.1e} of itself and its outputs by {outputs['output_loss']:.1e} of the "
+            "largest: what eps costs"
+        )
+    if outputs["missing"]:
+        named = ", ".join(outputs["missing"][:3]) + ("..." if len(outputs["missing"]) > 3 else "")
+        out.line(f"the files have no {named}: zero in both models, and what they read was compared instead")
+    if outputs["stability"]:
+        out.line(stability_text(outputs["stability"]))
+    if outputs["tokens_equal"] is not None:
+        out.line(f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens")
+
+
+def _print_symmetry(out: Out, symmetry: dict[str, Any]) -> None:
+    where = f" (in {', '.join(symmetry['where'][:3])})" if symmetry["twins"] else ""
+    out.line(f"symmetry: {symmetry['copies']} copies of units, {symmetry['twins']} of them twins of another{where}")
+
+
+def _print_layers(out: Out, layers: Layers) -> None:
+    if layers.places:
+        worst = max(layers.places, key=lambda place: place.difference)
+        out.line(
+            f"block by block: the stream behind {len(layers.places)} blocks of the target differs from the source's, "
+            f"expanded, by at most {worst.difference:.1e} of its largest entry (behind {worst.block})"
+        )
+    if layers.skipped:
+        out.line(f"block by block: no streams compared, {layers.skipped}")
+    if first := layers.first:
+        out.line(
+            "the first block that differs is ",
+            styled("bold", first.block),
+            f" (from {first.source}): {first.difference:.1e}, more than {first.tolerance:.1e}",
+        )
+    out.line(
+        f"at most {size_text(layers.weights)} of weights in memory at once, in float64; the largest block has "
+        f"{size_text(layers.block)}, the larger model {size_text(layers.model)}; peak of the process "
+        f"{size_text(layers.memory)}"
+    )

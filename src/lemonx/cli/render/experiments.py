@@ -1,0 +1,48 @@
+"""Experiments: the list of them, how far one is, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
+
+from lemonx.cli.render.console import Out, bar, styled, table
+from lemonx.experiments import wording
+from lemonx.experiments.pool import Progress as Far
+from lemonx.experiments.pool import Tell
+from lemonx.experiments.spec import Experiment
+
+
+def print_list(found: list[Experiment]) -> None:
+    out = Out()
+    for experiment in found:
+        out.line(styled("bold", experiment.name), f": {experiment.title}")
+        out.line(f"  {experiment.claim} Cost: {experiment.cost}")
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Tell]:
+    """A bar over the pieces of an experiment, with the time left as far as it can be told."""
+    with bar(MofNCompleteColumn(), TimeElapsedColumn(), hidden=quiet) as far_bar:
+        task = far_bar.add_task("looking at the cache", total=None)
+
+        def tell(far: Far) -> None:
+            left = "" if far.left is None else f", about {far.left / 60:.0f} min left"
+            far_bar.update(task, completed=far.done, total=far.total, description=f"{far.label}{left}")
+
+        yield tell
+
+
+def print_result(content: dict[str, Any], page: Path) -> None:
+    out, experiment = Out(), content["experiment"]
+    out.line(styled("bold", experiment["title"]))
+    out.line(f"mark: {wording.mark_text(content)}; {wording.seeds_text(content)}")
+    names, *rows = wording.table(content, {"steps": "saved"})
+    answer = table(*names)
+    for row in rows:
+        answer.add_row(*row)
+    out.table(answer)
+    out.line(f"report: {page}")

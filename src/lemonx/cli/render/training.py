@@ -1,0 +1,102 @@
+"""Recipes, the progress of a run, what it ended with, and advice."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
+from lemonx.cli.render.console import Out, bar, table
+from lemonx.planning.summary import human
+from lemonx.training.advice import REASONS, Advice, as_arguments, as_recipe
+from lemonx.training.curve import COLUMNS, columns
+from lemonx.training.run import Run
+
+# Rows of the printed curve; the whole of it is in curve.csv.
+_ROWS = 12
+
+
+def print_recipes(found: Mapping[str, str]) -> None:
+    listed = table("recipe", "what it trains")
+    for name, text in found.items():
+        listed.add_row(name, text)
+    Out().table(listed)
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Callable[[int, int, Mapping[str, Any]], None]]:
+    """A bar over the steps with the last validation loss; where no terminal can show one, a line an evaluation."""
+    err = Out(stderr=True)
+    hidden = quiet or not err.is_terminal
+    with bar(MofNCompleteColumn(), TimeRemainingColumn(), out=err, hidden=hidden) as steps:
+        task = steps.add_task("preparing", total=None)
+
+        def tell(step: int, total: int, figures: Mapping[str, Any]) -> None:
+            steps.update(task, completed=step, total=total)
+            if "eval_loss" in figures:
+                text = f"validation loss {figures['eval_loss']:.4f}"
+                steps.update(task, description=text)
+                if not quiet and not err.is_terminal:
+                    err.line(f"step {step} of {total}: {text}")
+
+        yield tell
+
+
+def run_json(done: Run) -> dict[str, Any]:
+    return {**asdict(done), "output": str(done.output)}
+
+
+def print_run(done: Run) -> None:
+    out = Out()
+    shown = [row for row in done.curve if "validation_loss" in row]
+    every = -(-len(shown) // _ROWS)
+    shown = [row for place, row in enumerate(shown) if place % every == 0 or row is done.final]
+    names = [name for name in columns(done.curve) if name != "seconds"]
+    figures = table(*(name.replace("_", " ") for name in names))
+    for row in shown:
+        figures.add_row(*(_cell(name, row.get(name)) for name in names))
+    out.table(figures)
+    out.line(f"wrote {done.output}: {human(done.flops)} FLOPs, {done.seconds:.0f} s; curve.csv, curve.png, run.json")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name == "flops":
+        return human(value)
+    if name == "learning_rate":
+        return f"{value:.2e}"
+    return str(value) if name in COLUMNS[:1] else f"{value:.4f}"
+
+
+def advice_text(advice: Advice, form: str) -> str:
+    """The advice as YAML or as Python, with its reasons as comments."""
+    return "".join(f"# {line}\n" for line in _reasons(advice)) + (_yaml(advice) if form == "yaml" else _python(advice))
+
+
+def _reasons(advice: Advice) -> Iterator[str]:
+    unit = advice.unit
+    sentences = (
+        f"{advice.length} {unit}, {advice.fraction:.3g} of the {advice.scratch} of training from scratch: the source "
+        f"has {advice.share:.3g} of the target's weights, and the nearest growth in the paper is {advice.evidence}.",
+        f"learning rate {advice.maximum:g}: {REASONS['learning_rate']}.",
+        f"down to {advice.minimum:g}: {REASONS['min_learning_rate']}.",
+        f"warm-up of {advice.warmup} {unit}: {REASONS['warmup']}.",
+    )
+    for sentence in sentences:
+        yield from textwrap.wrap(sentence, 116, subsequent_indent="  ", break_long_words=False)
+
+
+def _yaml(advice: Advice) -> str:
+    import yaml
+
+    return yaml.safe_dump(as_recipe(advice), sort_keys=False)
+
+
+def _python(advice: Advice) -> str:
+    lines = "".join(f"    {name}={value!r},\n" for name, value in as_arguments(advice).items())
+    return f'TrainingArguments(\n    "OUTPUT",\n{lines})\n'

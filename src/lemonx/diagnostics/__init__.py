@@ -1,0 +1,1 @@
+"""What can grow, what is broken, and why a growth is refused."""

@@ -1,0 +1,125 @@
+"""What can grow in which family, and how exactly: derived from the specs by asking the type check.
+
+Each family is tried at the default sizes of its transformers config, once for every size that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from lemonx import architectures
+from lemonx.errors import LemonxError
+from lemonx.planning.notices import conditions
+from lemonx.planning.request import Target, target_config
+from lemonx.planning.typecheck import check, with_tied
+from lemonx.specs.config import TIED
+from lemonx.specs.family import Architecture
+
+EXACT, REFUSED, NONE = "exact", "refused", "-"
+COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn", "head_dim", "vocab", "experts")
+
+
+def matrix() -> dict[str, dict[str, str]]:
+    """Model type -> column -> `exact`, `exact, but ...`, `-` (no such size), or why it is refused."""
+    result = {}
+    for name, family in sorted(architectures.families().items()):
+        config = {**default_config(name), "model_type": name}
+        result[name] = {column: cell(family, config, column)[0] for column in COLUMNS}
+    return result
+
+
+def default_config(model_type: str) -> Mapping[str, Any]:
+    """The config of a family as transformers makes it without being told any size."""
+    from transformers import AutoConfig
+
+    from lemonx import models
+
+    models.register()
+    return AutoConfig.for_model(model_type).to_dict()
+
+
+def cell(family: Architecture, config: Mapping[str, Any], column: str) -> tuple[str, Target | None]:
+    """The first of the ways to grow this size that is exact, and what it asks for; else the last way's refusal."""
+    ways = list(_ways(family, config, column))
+    answers = [(_answer(family, config, wanted, note), wanted) for wanted, note in ways]
+    exact = [answer for answer in answers if answer[0].startswith(EXACT)]
+    return next(iter([*exact, *answers[::-1]]), (NONE, None))
+
+
+def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, note: str) -> str:
+    values = family.config(config)
+    try:
+        new = target_config(family, config, wanted)
+        source, target = family.spec(config), family.spec(new)
+        rows = with_tied(source, [n for n, row in source.rows.items() if not row.optional])
+        types = check(source, target, rows, values)
+    except LemonxError as refusal:
+        return f"{REFUSED}: {refusal}"
+    notes = [note, "by frames" if types.framed else "", *conditions(source, target, types)]
+    try:
+        check(source, target, with_tied(source, list(source.rows)), values)
+    except LemonxError as refusal:
+        notes.append(f"not with every head: {refusal}")
+    return ", ".join([EXACT, *filter(None, notes)])
+
+
+def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Iterator[tuple[Target, str]]:
+    """Targets that grow this size: alone, or with what it is coupled to, as the note says."""
+    if column == "ffn" and column not in family.sizes:
+        column = "ffn_ratio"  # it is given in widths
+    if column == "width x2":
+        yield Target(width_factor=Fraction(2)), ""
+    elif column == "width x1.5":
+        yield Target(width_factor=Fraction(3, 2)), ""
+        if family.spec(config).ties:
+            yield Target(width_factor=Fraction(3, 2), fields={TIED: False}), f"with {TIED}=false"
+        # Three heads cannot grow by half, but by a third; a prime number of heads by one.
+        yield Target(width_factor=Fraction(4, 3)), "at x4/3"
+        if isinstance(heads := _sizes(family, config, "heads").get(family.sizes.get("heads", ("",))[0]), int):
+            yield Target(width_factor=Fraction(heads + 1, heads)), f"at x{heads + 1}/{heads}"
+    elif column == "head_dim" and column not in family.sizes and "heads" in family.sizes:
+        kept = _sizes(family, config, "heads") | _sizes(family, config, "kv_heads")
+        yield Target(width_factor=Fraction(2), fields=kept), "together with the width"
+    elif column in family.sizes and _is_asked(family, config, column):
+        yield Target(fields=_grown(family, config, column)), ""
+        if column == "head_dim":
+            kept = _sizes(family, config, "heads") | _grown(family, config, column)
+            yield Target(width_factor=Fraction(2), fields=kept), "together with the width"
+        if column == "kv_heads":
+            together = _grown(family, config, "heads") | _grown(family, config, "kv_heads")
+            yield Target(fields=together), "together with heads"
+        for stack in family.spec(config).stacks.values() if column == "depth" else ():
+            if stack.stored != stack.size:
+                grown = _grown(family, config, column)
+                own = grown | {stack.sets_in: max(grown.values())}
+                yield Target(fields=own), "with weights of its own for every block"
+        if column in ("heads", "kv_heads"):
+            yield Target(width_factor=Fraction(2)), "together with the width"
+
+
+def _is_asked(family: Architecture, config: Mapping[str, Any], column: str) -> bool:
+    """Whether a model with this config has such a size: a Falcon whose heads share one key has no number of keys."""
+    asked = family.config(config)
+    family.build(asked)
+    return not asked.asked.isdisjoint(family.sizes[column])
+
+
+def _sizes(family: Architecture, config: Mapping[str, Any], column: str) -> dict[str, Any]:
+    """The fields behind a column that have a size here, given or derived."""
+    values = family.config(config)
+    derived = family.build(values).config
+    fields = [name for name in family.sizes.get(column, ()) if name in values.asked]
+    return {name: size for name in fields if (size := derived.get(name) or values[name])}
+
+
+def _grown(family: Architecture, config: Mapping[str, Any], column: str) -> dict[str, Any]:
+    fields, values = family.sizes[column], family.config(config)
+    grow: Callable[[int], int] = (lambda n: n + 2) if column == "depth" else (lambda n: n * 2)
+    given = _sizes(family, config, column)
+    if not given:
+        # A size that follows the width unless it is given, such as GPT-2's inner size or all heads' own.
+        base = values[family.sizes["heads" if column == "kv_heads" else "width"][0]]
+        return {name: base * (2 if column == "kv_heads" else 8) for name in fields}
+    return {n: [grow(v) for v in value] if isinstance(value, list) else grow(value) for n, value in given.items()}

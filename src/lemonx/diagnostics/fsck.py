@@ -1,0 +1,321 @@
+"""What is wrong with a checkpoint folder: the checks that every command makes, all of them, and all they find.
+
+Files first (they need no spec, so any folder of safetensors can be checked); then, where a spec covers the model
+type, the tensors against config.json; then the numbers, streamed. A file that is broken is left out of what follows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lemonx import architectures
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.config import parse_config
+from lemonx.checkpoints.destination import leftovers
+from lemonx.checkpoints.folder import (
+    CONFIG,
+    INDEX,
+    PICKLE,
+    WEIGHTS,
+    all_files,
+    has,
+    has_weights,
+    no_weights,
+    pickles,
+    stray_weights,
+    weight_map,
+)
+from lemonx.checkpoints.opening import file_inside, read_inside, real_file
+from lemonx.checkpoints.pickles import has_pickles
+from lemonx.checkpoints.plain import parse_flat
+from lemonx.checkpoints.reader import index_problems, repeated_tensors
+from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
+from lemonx.checkpoints.values import all_finite, blocks
+from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
+from lemonx.guards.limits import MOST_FINDINGS
+from lemonx.planning.tensor_steps import FLOATS
+from lemonx.planning.typecheck import with_tied
+from lemonx.specs.coverage import (
+    eps_problems,
+    gaps,
+    list_problems,
+    lost_head,
+    matched,
+    settled,
+    tensor_problems,
+    tied_copies,
+    without_row,
+)
+from lemonx.specs.spec import Spec
+from lemonx.specs.weights import Dropped
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about a file: an error (the checkpoint is not sound), a warning, or a note; and what to do."""
+
+    level: str
+    file: str
+    found: str
+    remedy: str
+
+
+@dataclass
+class Report:
+    """Everything that was found in a folder, and what was looked at.
+
+    `spec`: the family whose rows the tensors were compared with, if there is one; `scanned`: bytes of numbers read;
+    `more`: how many findings came after the first thousand, which are not listed.
+    """
+
+    path: Path
+    spec: str | None = None
+    files: int = 0
+    tensors: int = 0
+    scanned: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    more: int = 0
+
+    def add(self, finding: Finding) -> None:
+        """List a finding, or count it where there are too many for anyone to read."""
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(finding)
+        else:
+            self.more += 1
+
+    @property
+    def clean(self) -> bool:
+        return not self.more and not any(finding.level == ERROR for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path), "clean": self.clean}
+
+
+def fsck(
+    path: str | os.PathLike[str],
+    *,
+    quick: bool = False,
+    allow_pickle: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """All that is wrong with the folder `path`. `quick`: without reading the tensors' numbers."""
+    folder = Path(path)
+    try:
+        return _fsck(folder, quick, allow_pickle, progress or (lambda count: None))
+    except OSError as error:
+        raise BadCheckpoint(f"{str(folder)!r} cannot be read ({error.strerror}): check its permissions") from None
+
+
+def _fsck(folder: Path, quick: bool, allow_pickle: bool, tell: Callable[[int], None]) -> Report:
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise BadCheckpoint(f"{str(folder)!r} {what}: give the folder of a saved model")
+    with ExitStack() as stack:
+        origin = folder = folder.resolve()
+        if allow_pickle and has_pickles(folder) and not has_weights(folder):
+            try:
+                folder = stack.enter_context(Checkpoint.open(folder, allow_pickle=True)).path
+            except LemonxError as error:
+                return Report(origin, findings=[_finding(error, origin)])
+        check = _Check(Report(origin), folder, tell)
+        check.run(quick=quick)
+        return check.report
+
+
+def _finding(error: LemonxError, file: Path, level: str = ERROR) -> Finding:
+    """An error in one line, which ends in `: ` and advice, in its parts."""
+    found, _, remedy = str(error).removeprefix(f"{str(file)!r} ").removeprefix(f"{file.name}: ").rpartition(": ")
+    return Finding(level, str(file), found, remedy)
+
+
+class _Check:
+    def __init__(self, report: Report, folder: Path, tell: Callable[[int], None]) -> None:
+        self.report, self.folder, self.tell = report, folder, tell
+        self.spec: Spec | None = None
+        self.config: dict[str, Any] | None = None
+        self.dropped = frozenset[str]()
+
+    def run(self, *, quick: bool) -> None:
+        self._read_config()
+        files = self._read_weights()
+        self._look_at_names()
+        tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
+        self.report.files, self.report.tensors = len(files), len(tensors)
+        if self.spec is not None and tensors:
+            self._compare_with_spec(self.spec, tensors)
+        if not quick:
+            self._scan(files)
+            self._compare_tied(tensors)
+
+    def _add(self, error: LemonxError, name: str, level: str = ERROR) -> None:
+        said = _finding(error, self.folder / name, level)
+        self._say(level, name, said.found, said.remedy)
+
+    def _say(self, level: str, name: str, found: str, remedy: str) -> None:
+        if self.folder != self.report.path and name.endswith(".safetensors"):
+            name = PICKLE  # what was read is a converted copy
+        self.report.add(Finding(level, str(self.report.path / name), found, remedy))
+
+    def _look_at_names(self) -> None:
+        """Links that lead out, text that is not JSON, pickles, code, and what a killed run left beside the folder."""
+        blamed = {finding.file for finding in self.report.findings}
+        for name in all_files(self.folder):
+            try:
+                real_file(self.folder, name)
+            except BadCheckpoint as error:
+                if str(self.folder / name) not in blamed:  # config and weights were opened before
+                    self._add(error, name)
+                continue
+            if name.endswith(".json") and name not in (CONFIG, INDEX):
+                self._check_json(name)
+            if name == "adapter_config.json":
+                self._say(
+                    WARNING, name, "is an adapter of PEFT, which is not expanded", "merge it into the model first"
+                )
+            if name.endswith(".py"):
+                self._say(WARNING, name, "is code, which is never run", "nothing need be done")
+        for name in pickles(self.folder) if has_weights(self.folder) else ():
+            self._say(WARNING, name, "is a pickle, which can run code in tools that read it", "remove it if unused")
+        for path in leftovers(self.report.path):
+            self.report.add(
+                Finding(
+                    WARNING,
+                    str(path),
+                    "is what an interrupted run left, or what one is writing now",
+                    "the next run to the same output clears it away",
+                )
+            )
+
+    def _check_json(self, name: str) -> None:
+        try:
+            parse_flat(read_inside(self.folder, name), repeats=True)
+        except BadCheckpoint as error:
+            self._add(error, name)
+        except ValueError as error:
+            self._say(ERROR, name, f"is not valid JSON ({error})", "download or save it again")
+
+    def _read_config(self) -> None:
+        try:
+            self.config = parse_config(read_inside(self.folder, CONFIG), self.folder / CONFIG)
+            if self.config.get("quantization_config"):
+                self._say(WARNING, CONFIG, "says that the model is quantised", "dequantise it before it is expanded")
+            if self.config.pop("auto_map", None):
+                found = "asks for code of its own (auto_map), which is never run"
+                self._say(WARNING, CONFIG, found, "take auto_map out if transformers' own class has the same weights")
+            family = architectures.find(self.config)
+            self.spec, self.report.spec = family.spec(self.config), family.title
+            for problem in list_problems(self.spec, self.config):
+                self._add(problem, CONFIG)
+            for problem in eps_problems(self.spec, family.config(self.config)):
+                self._add(problem, CONFIG)
+        except UnknownArchitecture as error:
+            self._add(error, CONFIG, NOTE)
+            self._say(NOTE, CONFIG, "names a model without a spec", "files are checked, shapes and layers are not")
+        except LemonxError as error:
+            self._add(error, CONFIG)
+
+    def _read_weights(self) -> list[SafetensorsFile]:
+        """The files of weights that are sound in themselves; whatever is wrong with the others is noted."""
+        mapping = None
+        shards = [WEIGHTS] if has(self.folder, WEIGHTS) else []
+        if has(self.folder, INDEX):
+            try:
+                mapping = weight_map(self.folder)
+                shards = sorted(set(mapping.values()))
+            except BadCheckpoint as error:
+                self._add(error, INDEX)
+                # The index cannot be trusted, the files may still be looked at.
+                shards = sorted(name for name in os.listdir(self.folder) if name.endswith(".safetensors"))
+        elif not shards:
+            self._add(no_weights(self.folder), "")
+        files = []
+        for shard in shards:
+            try:
+                with file_inside(self.folder, shard) as opened:
+                    files.append(read_header_from(opened.fileno(), self.folder / shard))
+            except BadCheckpoint as error:
+                self._add(error, shard)
+        for problem in stray_weights(self.folder, set(shards)):
+            self._add(problem, _blamed(problem, self.folder))
+        for problem in repeated_tensors(files):
+            self._add(problem, _blamed(problem, self.folder))
+        whole = len(files) == len(shards)
+        if whole and shards and not any(file.tensors for file in files):
+            self._say(ERROR, "", "holds no tensors", "save the model again")
+        if mapping is not None and whole:
+            for problem in index_problems(mapping, files, self.folder / INDEX):
+                self._add(problem, INDEX)
+        return files
+
+    def _compare_with_spec(self, spec: Spec, tensors: dict[str, TensorInfo]) -> None:
+        found, unknown = matched(spec, tensors)
+        self.dropped = frozenset(hit.name for hit in found if isinstance(spec.rows[hit.row], Dropped))
+        for name in unknown:
+            what = f"holds the tensor {name!r}, which no row covers"
+            self._say(ERROR, tensors[name].file.name, what, without_row(spec, name))
+        for problem in gaps(spec, found):
+            self._add(problem, CONFIG)
+        rows = with_tied(settled(spec, found), {hit.row for hit in found})
+        if lost := lost_head(spec, rows, self.config or {}):
+            self._say(WARNING, CONFIG, lost, "save the whole model, or name the class that was saved")
+        for hit in found:
+            for problem in tensor_problems(spec, hit, tensors[hit.name], FLOATS):
+                self._add(problem, tensors[hit.name].file.name)
+
+    def _scan(self, files: list[SafetensorsFile]) -> None:
+        """Read every number once."""
+        for file in files:
+            try:
+                with file_inside(self.folder, file.path.name) as opened:
+                    for tensor in file.tensors:
+                        self._scan_tensor(opened.fileno(), tensor)
+            except BadCheckpoint as error:
+                self._add(error, file.path.name)
+            except OSError as error:
+                self._say(ERROR, file.path.name, f"cannot be read ({error.strerror})", "check its permissions")
+
+    def _scan_tensor(self, fd: int, tensor: TensorInfo) -> None:
+        finite = True
+        for block in blocks(fd, tensor):
+            finite = finite and all_finite(block)
+            self.report.scanned += block.nbytes
+            self.tell(block.nbytes)
+        if not finite and tensor.name not in self.dropped:  # a mask may well hold -Inf
+            name = tensor.file.name
+            self._say(ERROR, name, f"{tensor.name} holds NaN or Inf", "go back to a checkpoint that is whole")
+
+    def _compare_tied(self, tensors: dict[str, TensorInfo]) -> None:
+        """A weight that a file repeats although config.json ties it."""
+        if self.spec is None or not self.report.clean:
+            return  # a broken folder cannot be opened
+        with Checkpoint.open(self.folder) as checkpoint:
+            found, _ = matched(self.spec, tensors)
+            for hit, row in tied_copies(settled(self.spec, found), found):
+                original = next((other.name for other in found if (other.row, other.suffix) == (row, "weight")), None)
+                if original is not None and not checkpoint.same(hit.name, original):
+                    self._say(
+                        ERROR,
+                        CONFIG,
+                        f"ties {hit.name} to {original}, but the file holds two different weights",
+                        "set tie_word_embeddings to false, as transformers reads it",
+                    )
+
+
+def _blamed(problem: LemonxError, folder: Path) -> str:
+    """The file that a complaint begins with."""
+    return str(problem).partition("' ")[0].removeprefix(f"'{folder}/")
+
+
+def total_bytes(path: str | os.PathLike[str]) -> int:
+    """The bytes of all safetensors files in a folder, about what a scan reads; 0 if it cannot be looked into."""
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".safetensors"))
+    except OSError:
+        return 0

@@ -1,0 +1,1 @@
+"""Runs a plan over the bytes of a checkpoint, block by block."""

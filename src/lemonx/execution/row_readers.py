@@ -1,0 +1,252 @@
+"""Where the rows of a step come from: the blocks it is made in, and the rows of the file that each of them takes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lemonx.algebra.expansions import AVG, DENSE, WEIGHED, Run
+from lemonx.algebra.recipes import Matrix
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.safetensors_file import torch_dtype
+from lemonx.checkpoints.values import all_finite
+from lemonx.errors import BadCheckpoint
+from lemonx.execution.matrix import Reader, blocks
+from lemonx.planning.plan import Plan
+from lemonx.planning.tensor_steps import Step
+
+if TYPE_CHECKING:
+    import torch
+
+    from lemonx.execution.noise import Scratch
+
+# Bytes per block of the target: large enough that a call's cost does not show, small enough for the caches.
+# Measured with bf16 and float32: at 1 MB a fifth of the speed is lost, at 8 MB between a tenth and a half.
+BLOCK = 1 << 21
+# Bytes of a weight that a file keeps transposed: of its target and of its source so much is in memory at a time. Each
+# strip is a piece of every row of the file, so a small one costs many short reads and writes.
+STRIP = 1 << 24
+# Rows whose noise, where several tensors share it, is drawn from one generator.
+NOISE_ROWS = 64
+
+
+def _rows_per_block(width: int, dtype: torch.dtype) -> int:
+    return max(1, BLOCK // (width * dtype.itemsize))
+
+
+def is_whole(step: Step) -> bool:
+    """The rows that a block is made of are not the first axis of the file: the tensor is made in tables and strips."""
+    how = step.recipe
+    return isinstance(how, Matrix) and (how.transposed or step.shape[0] != how.rows.target_size)
+
+
+def tables(shape: tuple[int, ...]) -> int:
+    """How many tables a tensor is made of that are made one at a time: of (experts, in, out) one for each expert."""
+    return shape[0] if len(shape) == 3 else 1
+
+
+def blocks_within(step: Step, rows: range) -> Iterator[tuple[int, Run]]:
+    """The blocks of a matrix that hold any of these rows, numbered: a block's number seeds its generator."""
+    how = step.recipe
+    assert isinstance(how, Matrix)
+    return blocks(how.rows, _rows_per_block(how.columns.target_size, torch_dtype(step.dtype)), rows)
+
+
+def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int]]:
+    """The rows of the file, `rows` in all, that the wanted rows of a whole tensor are made of, as (start, stop).
+
+    Where the file keeps (in, out), an input of the target needs the weights of its own input in the source only:
+    copies and means of outputs are taken input by input. An expert of several needs those that it is made of.
+    """
+    how = step.recipe
+    assert isinstance(how, Matrix)
+    if (count := tables(step.shape)) > 1:
+        size = how.rows.target_size // count
+        runs = [run for _, run in blocks_within(step, range(wanted.start * size, wanted.stop * size))]
+        last = [np.arange(run.source, run.source + run.length) for run in runs if run.source >= 0]
+        units = np.unique(np.concatenate(last) // (how.rows.size // rows)) if last else np.array([], np.int64)
+        everywhere = any(run.source in (AVG, DENSE, WEIGHED) for run in runs)
+    else:
+        units = np.unique(how.columns.source[wanted.start : wanted.stop])
+        units = units[units >= 0]
+        everywhere = not how.transposed or how.columns.frame is not None
+    if everywhere:
+        yield 0, rows
+        return
+    for block in np.split(units, np.flatnonzero(np.diff(units) > 1) + 1):
+        if len(block):
+            yield int(block[0]), int(block[-1]) + 1
+
+
+class Source:
+    """The rows of a step's source tensors, as matrices in the target's dtype."""
+
+    def __init__(self, step: Step, how: Matrix, plan: Plan, checkpoint: Checkpoint, scratch: Scratch) -> None:
+        from lemonx.checkpoints.safetensors_file import torch_dtype
+
+        self.dtype = torch_dtype(step.dtype)
+        self._seed, self._phi = plan.seed, plan.free.phi
+        self.how = how
+        self._step = step
+        self._checkpoint = checkpoint
+        self._scratch = scratch
+        self._stored = torch_dtype(checkpoint.tensors[step.source].dtype)
+        self._lock = threading.Lock()
+        self._mean: torch.Tensor | None = None
+
+    def reader(self, *, further: bool) -> Reader:
+        """Access to the source's rows; further copies may come from another tensor."""
+        name = self._step.appended if further and self._step.appended else self._step.source
+        return Reader(partial(self._rows, name, checked=further), self._mean_row, self._apart, self._mean_size)
+
+    def _apart(self, copy: int, start: int, stop: int) -> torch.Tensor:
+        """The noise of the source's rows in the copy with this number: of these rows, whoever asks and in what blocks.
+
+        The first copy takes what all others have, so what is drawn hangs on the source's name and rows alone.
+        """
+        import torch
+
+        from lemonx.execution import noise
+
+        step, width = self._step, self.how.columns.size
+        parts = []
+        for chunk in range(start // NOISE_ROWS, -(-stop // NOISE_ROWS)):
+            rng = noise.generator(self._seed, f"{step.source} in {step.block}, copy {copy}", chunk)
+            phi = noise.normal(torch.empty(NOISE_ROWS, width, dtype=self.dtype), self._phi, rng)
+            first = chunk * NOISE_ROWS
+            parts.append(phi[max(start - first, 0) : stop - first])
+        return torch.cat(parts)
+
+    def _rows(self, name: str, start: int, stop: int, *, checked: bool = False) -> torch.Tensor:
+        """Rows of a tensor, valid until this thread asks again. First copies read every row: these are checked."""
+        rows = self._read(name, start, stop)
+        if rows.dtype != self.dtype:
+            rows = self._scratch.tensor("cast", self.dtype, *rows.shape).copy_(rows)
+        if not checked:
+            check_finite(rows, name, self._checkpoint)
+        return rows
+
+    def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        shape = (stop - start, *self._checkpoint.tensors[name].shape[1:])
+        rows = self._checkpoint.read(name, start, stop, out=self._scratch.tensor("source", self._stored, *shape))
+        return rows.view(stop - start, self.how.columns.size)
+
+    def _mean_row(self) -> torch.Tensor:
+        """The mean row, summed in float64 over blocks, once for all the blocks that want it."""
+        with self._lock:
+            if self._mean is None:
+                self._mean = self._mean_of(lambda terms: terms).to(self.dtype)
+        return self._mean
+
+    def _mean_size(self) -> torch.Tensor:
+        """The mean of the sizes of the entries of every column: what the rounding of their mean is measured by."""
+        return self._mean_of(lambda terms: terms.abs())
+
+    def _mean_of(self, terms: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        import torch
+
+        count, width = self.how.rows.size, self.how.columns.size
+        total, weights = torch.zeros(width, dtype=torch.float64), self._weights()
+        for start in range(0, count, limit := _rows_per_block(width, torch.float64)):
+            rows = terms(self._rows(self._step.source, start, min(start + limit, count)).double())
+            by = None if weights is None else terms(weights[start : start + len(rows)])
+            total += rows.sum(0) if by is None else by @ rows
+        return total / count
+
+    def _weights(self) -> torch.Tensor | None:
+        """The factors that a scale behind this weight has for its rows, relative to the factor of new ones."""
+        if self._step.scaled_by is None:
+            return None
+        values = self._checkpoint.read(self._step.scaled_by).double()
+        return values / level(values.numpy())
+
+
+class Whole(Source):
+    """The same for tensors whose rows are not the first axis of the file: the last few strips are held in memory."""
+
+    HELD = 4  # two threads, and each may read a second tensor for further copies
+
+    def __init__(
+        self, step: Step, how: Matrix, plan: Plan, checkpoint: Checkpoint, scratch: Scratch, wanted: range
+    ) -> None:
+        super().__init__(step, how, plan, checkpoint, scratch)
+        self._wanted = wanted
+        self._held: dict[tuple[str, int], torch.Tensor] = {}
+        self._reading = threading.Lock()
+
+    def pieces(self) -> Iterator[range]:
+        """The rows that are made at a time: a table, or a strip of one that is kept transposed."""
+        count = tables(self._step.shape)
+        size = self.how.rows.target_size // count
+        limit = self._limit(size, self.how.columns.target_size, self.dtype)
+        for first in (table * size for table in (self._wanted if count > 1 else (0,))):
+            for start in range(first, first + size, limit):
+                yield range(start, min(start + limit, first + size))
+
+    def _limit(self, size: int, width: int, dtype: torch.dtype) -> int:
+        return min(size, max(1, STRIP // (width * dtype.itemsize))) if self.how.transposed else size
+
+    def as_stored(self, rows: torch.Tensor) -> torch.Tensor:
+        """A piece as the file keeps it."""
+        shape = self._step.shape
+        if self.how.transposed:
+            return rows.T.reshape(*(1,) * (len(shape) - 2), -1, len(rows))
+        return rows.view(shape[0] // tables(shape), *shape[1:])
+
+    def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        import torch
+
+        width = self.how.columns.size
+        size = self.how.rows.size // tables(self._checkpoint.tensors[name].shape)
+        limit, parts = self._limit(size, width, self._stored), []
+        while start < stop:
+            table, place = divmod(start, size)
+            first = table * size + place // limit * limit
+            end = min(first + limit, (table + 1) * size)
+            parts.append(self._strip(name, first, end)[start - first : stop - first])
+            start = end
+        return torch.cat(parts) if parts else torch.empty(0, width, dtype=self._stored)
+
+    def _strip(self, name: str, first: int, end: int) -> torch.Tensor:
+        with self._reading:
+            if (name, first) not in self._held:
+                while len(self._held) >= self.HELD:
+                    del self._held[next(iter(self._held))]
+                kept = self._needed(name, first, end)
+                width = self.how.columns.size
+                rows = kept.reshape(width, -1).T.contiguous() if self.how.transposed else kept.view(-1, width)
+                self._held[name, first] = rows
+            return self._held[name, first]
+
+    def _needed(self, name: str, first: int, end: int) -> torch.Tensor:
+        """Rows as the file keeps them, with zeros in rows of the file that the wanted ones do not need."""
+        import torch
+
+        shape = self._checkpoint.tensors[name].shape
+        table, place = divmod(first, self.how.rows.size // tables(shape))
+        columns = range(place, place + end - first) if self.how.transposed else None
+        if tables(shape) > 1:
+            return self._checkpoint.read(name, table, table + 1, columns=columns)
+        held = torch.zeros((*shape[:-1], len(columns) if columns else shape[-1]), dtype=self._stored)
+        for start, stop in source_rows(self._step, shape[0], self._wanted):
+            self._checkpoint.read(name, start, stop, columns=columns, out=held[start:stop])
+        return held
+
+
+def level(values: np.ndarray) -> float:
+    """The root of the mean square, or 1 where that is 0."""
+    return float(np.sqrt(np.mean(np.square(values)))) or 1.0
+
+
+def check_finite(tensor: torch.Tensor, name: str, checkpoint: Checkpoint | None = None) -> None:
+    """Raise if a number is NaN or Inf, perhaps because it was cast to a dtype that is too small for it."""
+    if not all_finite(tensor):
+        where = f"{str(checkpoint.origin / checkpoint.tensors[name].file.name)!r}: " if checkpoint else ""
+        raise BadCheckpoint(
+            f"{where}{name} holds NaN or Inf, or numbers too large for {tensor.dtype}: go back to a checkpoint that is "
+            "whole"
+        )

@@ -1,0 +1,237 @@
+"""Runs a plan over a checkpoint: block of rows by block of rows, read, expanded, written in place.
+
+The blocks of a tensor depend on its shape alone and each has a generator of its own, so the bytes written
+depend on neither threads nor shards, and a process that holds some rows of a tensor makes only the blocks that these
+are in. Memory holds a few blocks per thread, whatever the size of the model and of its largest tensor; of weights
+that a file keeps transposed (GPT-2; experts, in, out) it holds a few strips.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from lemonx.algebra.expansions import Expansion, Run
+from lemonx.algebra.recipes import Matrix, Vector
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.safetensors_file import torch_dtype
+from lemonx.errors import BadCheckpoint
+from lemonx.execution.matrix import expand_block
+from lemonx.execution.row_readers import Source, Whole, blocks_within, check_finite, is_whole, level, tables
+from lemonx.planning.plan import Plan
+from lemonx.planning.tensor_steps import Step
+
+if TYPE_CHECKING:
+    import torch
+
+Progress = Callable[[int], None]
+Job = Callable[[], None]
+# Which rows of a tensor, along its first axis as the file keeps it, are wanted here.
+Wanted = Callable[[Step], range]
+
+
+class Sink(Protocol):
+    """Where rows of tensors go: a file, or what one process holds of a model."""
+
+    def write(self, name: str, start: int, values: torch.Tensor, column: int = 0, /) -> None:
+        """Take the rows from `start` on, or of their last axis what begins at `column`; valid during the call only."""
+
+
+def everything(step: Step) -> range:
+    """All rows; a tensor without axes counts as one row."""
+    return range(step.shape[0] if step.shape else 1)
+
+
+def run_plan(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    writer: Sink,
+    *,
+    wanted: Wanted = everything,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write every tensor of the plan, at least the rows that are `wanted`; `progress` gets counts of bytes written."""
+    import torch
+
+    tell = progress or (lambda count: None)
+    _check_tied(plan, checkpoint, wanted)
+    task = _Task(plan, checkpoint, writer, wanted, tell)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        parts = in_parts(plan.steps, threads or min(os.cpu_count() or 1, 8))
+        run_jobs([task.jobs(steps) for steps in parts])
+    finally:
+        torch.set_num_threads(before)
+    checkpoint.check_unchanged()
+
+
+def write_made(plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, progress: Progress | None = None) -> None:
+    """Write the tensors that a method made, by name, in the dtypes of the plan."""
+    if odd := sorted(tensors.keys() ^ {step.name for step in plan.steps}):
+        raise BadCheckpoint(
+            f"{odd[0]} is named otherwise by transformers than by the source's file: load the source with "
+            "transformers, save it again, and use that"
+        )
+    for step in plan.steps:
+        tensor = tensors[step.name].to(torch_dtype(step.dtype))
+        if tensor.is_floating_point():
+            check_finite(tensor, step.name)
+        writer.write(step.name, 0, tensor)
+        if progress:
+            progress(tensor.nbytes)
+
+
+def in_parts(steps: Sequence[Step], count: int) -> list[Sequence[Step]]:
+    """The steps in so many parts, one after the other, of about as many numbers each."""
+    ends = np.cumsum([math.prod(step.shape) for step in steps])
+    cuts = np.searchsorted(ends, [ends[-1] * part / count for part in range(count + 1)])
+    return [steps[start:stop] for start, stop in pairwise([0, *cuts[1:-1], len(steps)])]
+
+
+def run_jobs(parts: list[Iterator[Job]]) -> None:
+    """Do all the jobs, with a worker for each part: two that write to one file wait for one another.
+
+    Who is done with a part helps with the next. A worker takes a job when it is free, so there is no list of them.
+    """
+    locks, stop = [threading.Lock() for _ in parts], threading.Event()
+
+    def take(first: int) -> Job | None:
+        for part in (*range(first, len(parts)), *range(first)):
+            with locks[part]:
+                if job := next(parts[part], None):
+                    return job
+        return None
+
+    def work(first: int) -> None:
+        try:
+            while not stop.is_set() and (job := take(first)):
+                job()
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        try:
+            for done in [pool.submit(work, part) for part in range(len(parts))]:
+                done.result()
+        finally:
+            stop.set()
+
+
+class _Task:
+    """A plan, where it reads from and where it writes to."""
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, writer: Sink, wanted: Wanted, tell: Progress) -> None:
+        from lemonx.execution import noise
+
+        self.plan = plan
+        self.checkpoint = checkpoint
+        self.writer = writer
+        self.wanted = wanted
+        self.tell = tell
+        self.scratch = noise.Scratch()
+        self.whole_tensors = threading.Semaphore(2)
+
+    def jobs(self, steps: Sequence[Step]) -> Iterator[Job]:
+        """The independent pieces of work that make these tensors, in order."""
+        for step in steps:
+            wanted = self.wanted(step)
+            if not wanted:
+                continue
+            if isinstance(step.recipe, Vector):
+                yield partial(self._write_vector, step, step.recipe)
+            elif is_whole(step):
+                source = Whole(step, step.recipe, self.plan, self.checkpoint, self.scratch, wanted)
+                for rows in source.pieces():
+                    yield partial(self._write_piece, step, step.recipe, source, rows)
+            else:
+                source = Source(step, step.recipe, self.plan, self.checkpoint, self.scratch)
+                for part, run in blocks_within(step, wanted):
+                    yield partial(self._write_block, step, step.recipe, source, part, run)
+
+    def _write_block(self, step: Step, how: Matrix, source: Source, part: int, run: Run) -> None:
+        out = self.scratch.tensor("target", source.dtype, run.length, how.columns.target_size)
+        block = self._expanded(step, how, source, part, run, out)
+        self.writer.write(step.name, run.target, block.reshape(run.length, *step.shape[1:]))
+        self.tell(out.nbytes)
+
+    def _write_piece(self, step: Step, how: Matrix, source: Whole, rows: range) -> None:
+        """A strip of a weight kept as (in, out), one expert's of several, or a table such as (1, positions, width)."""
+        import torch
+
+        table, column = divmod(rows.start, how.rows.target_size // tables(step.shape))
+        with self.whole_tensors:
+            made = torch.empty(len(rows), how.columns.target_size, dtype=source.dtype)
+            # A block may reach beyond: it is made for both pieces, and each takes its rows.
+            for part, run in blocks_within(step, rows):
+                low, high = max(run.target, rows.start), min(run.target + run.length, rows.stop)
+                block = self._expanded(step, how, source, part, run)
+                made[low - rows.start : high - rows.start] = block[low - run.target : high - run.target]
+            result = source.as_stored(made)
+            self.writer.write(step.name, table, result, column)
+        self.tell(result.nbytes)
+
+    def _expanded(
+        self, step: Step, how: Matrix, source: Source, part: int, run: Run, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        from lemonx.execution import noise
+
+        rng = noise.generator(self.plan.seed, step.name, part)
+        return expand_block(run, how, source.reader(further=run.copy > 0), self.plan.free, rng, out)
+
+    def _write_vector(self, step: Step, recipe: Vector) -> None:
+        import torch
+
+        from lemonx.checkpoints.safetensors_file import torch_dtype
+        from lemonx.execution import noise
+
+        result = self.checkpoint.read(step.source)
+        if result.is_floating_point():
+            check_finite(result, step.source, self.checkpoint)
+            values = result.reshape(-1).double().numpy()
+            if recipe.constant is not None:
+                values = np.full_like(values, recipe.constant)
+                values -= recipe.offset
+            placed = _placed(values, recipe.expansion)
+            if recipe.levelled:
+                placed[recipe.expansion.source < 0] = level(values) if recipe.constant is None else recipe.constant
+            values = placed * recipe.factor + recipe.rest
+            # The gain v + offset takes the factor: what stays has no rounding.
+            values = torch.from_numpy(values + recipe.offset * (recipe.factor - 1.0))
+            free = torch.from_numpy(recipe.expansion.source < 0)
+            if recipe.fill and not recipe.expansion.frame and bool(free.any()):
+                zeta = torch.empty(int(free.sum()), dtype=torch.float64)
+                bound = recipe.fill * self.plan.free.norm_zeta
+                values[free] = noise.uniform(zeta, bound, noise.generator(self.plan.seed, step.name, 0))
+            result = values.to(torch_dtype(step.dtype)).reshape(step.shape)
+        self.writer.write(step.name, 0, result)
+        self.tell(result.nbytes)
+
+
+def _placed(values: np.ndarray, expansion: Expansion) -> np.ndarray:
+    """Each target entry's source; entries without one have any, and a factor of 0. Dense entries are sums."""
+    return expansion.expand(values) if expansion.frame else values[np.maximum(expansion.source, 0)]
+
+
+def _check_tied(plan: Plan, checkpoint: Checkpoint, wanted: Wanted) -> None:
+    """A file may repeat a tied weight; were it another weight, leaving it out would lose it."""
+    for name, row in plan.tied.items():
+        step = next(step for step in plan.steps if step.row == row)
+        # Each process checks the rows it holds; those that a larger vocabulary adds are nobody's.
+        held = wanted(step)
+        rows = range(held.start, min(held.stop, plan.tensors[name].shape[0]))
+        if not checkpoint.same(name, step.source, rows):
+            raise BadCheckpoint(
+                f"{str(checkpoint.origin / 'config.json')!r} ties {name} to {step.source}, but the file holds two "
+                "different weights: set tie_word_embeddings to false there, as transformers reads it"
+            )

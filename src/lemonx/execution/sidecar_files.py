@@ -1,0 +1,114 @@
+"""Files that come along with the weights, and the few of them that repeat a size or point at a block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO, TypeAlias
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.folder import GENERATION, module_weights, parse_object
+from lemonx.checkpoints.opening import file_inside, read_small
+from lemonx.checkpoints.plain import parse_json
+from lemonx.errors import BadCheckpoint, Refused
+from lemonx.planning.plan import Plan
+
+MODULES = "modules.json"
+# sentence-transformers repeats the width of the embeddings in the settings of its pooling module.
+_WIDTHS = {"word_embedding_dimension", "embedding_dimension"}
+
+
+Carried: TypeAlias = str | Callable[[], BinaryIO]
+"""The text that a file becomes, or what opens the file that is carried as it is."""
+
+
+def companions(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:
+    """What is written beside the weights, by name."""
+    return {**carried(checkpoint, plan), **_modules(checkpoint, plan)}
+
+
+def carried(checkpoint: Checkpoint, plan: Plan | None) -> dict[str, Carried]:
+    """The tokenizer and the like; without a plan they stay as they are."""
+    found: dict[str, Carried] = {}
+    for name in checkpoint.companions:
+        text = plan and _following(name, checkpoint, plan)
+        found[name] = partial(checkpoint.open_companion, name) if text is None else text
+    return found
+
+
+def _following(name: str, checkpoint: Checkpoint, plan: Plan) -> str | None:
+    """The text of a companion that follows the sizes; None if the file is carried as it is."""
+    if name.endswith("_Pooling/config.json"):
+        return _pooling(_content(checkpoint, name), plan)
+    if name == GENERATION and plan.source_spec.pointers:
+        return _pointing(parse_object(_content(checkpoint, name), checkpoint.path / name), plan)
+    return None
+
+
+def _content(checkpoint: Checkpoint, name: str) -> bytes:
+    with checkpoint.open_companion(name) as file:
+        return read_small(file, checkpoint.path / name)
+
+
+def _width(plan: Plan) -> tuple[Any, Any] | None:
+    """The width before and after, where it is one number."""
+    fields = plan.family.sizes.get("width", ())
+    if len(fields) != 1:
+        return None
+    before, after = (plan.family.config(config)[fields[0]] for config in (plan.source_config, plan.target_config))
+    return before, after
+
+
+def _pooling(raw: bytes, plan: Plan) -> str | None:
+    width = _width(plan)
+    try:
+        content = parse_json(raw)
+    except ValueError:
+        return None
+    if width is None or width[0] == width[1] or not isinstance(content, dict):
+        return None
+    changed = {key: width[1] if key in _WIDTHS and value == width[0] else value for key, value in content.items()}
+    return json.dumps(changed, indent=2) + "\n"
+
+
+def _pointing(content: dict[str, Any], plan: Plan) -> str:
+    """generation_config.json whose lists of [block, unit] name the same units of the target."""
+    for field, (stack, space) in plan.source_spec.pointers.items():
+        if content.get(field) is not None:
+            content[field] = [_pointer(pair, stack, space, plan, field) for pair in _listed(content[field])]
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _pointer(pair: Any, stack: str, space: str, plan: Plan, field: str) -> list[int]:
+    """The first block of the target that is this one of the source, and the unit in it that is this one first."""
+    blocks, units = plan.blocks[stack], plan.types.spaces[space]
+    whole = isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)
+    if not whole or not (0 <= pair[0] < plan.source_spec.stacks[stack].size and 0 <= pair[1] < units.size):
+        raise BadCheckpoint(
+            f"{GENERATION}: {field} names {str(pair)[:60]}, which is no block and head of this model: correct it, or "
+            "take the field out"
+        )
+    here = [index for index, block in enumerate(blocks) if block.source == pair[0]]
+    block = next((index for index in here if not blocks[index].added), here[0])
+    return [block, units.source.tolist().index(pair[1])]
+
+
+def _modules(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:
+    """The weights of modules behind the model, which read as many numbers as it gives out."""
+    folder = checkpoint.origin
+    names = module_weights(folder) if MODULES in checkpoint.companions else []
+    width = _width(plan)
+    for name in names:
+        if width is None or width[0] != width[1]:
+            raise Refused(
+                f"{name} is a layer of sentence-transformers behind the model and reads its width, which would grow: "
+                f"keep the width, or move the layer and its entry in {MODULES} away and train another"
+            )
+        if name.endswith(".bin"):
+            raise Refused(f"{name} is a pickle, which is not carried along: save it as safetensors, or move it away")
+    return {name: partial(file_inside, folder, name) for name in names}

@@ -1,0 +1,244 @@
+"""Frames: dense blocks that carry a LayerNorm's output into a stream that LayerNorms read, at any width.
+
+A mean in the remainder (avg) is what a LayerNorm can read; but no LayerNorm can write it, because its gain is one
+number a coordinate. So let few source coordinates, p of them, become P = rho p target coordinates by a dense block A,
+
+    A^T A = rho I,   A 1 = 1:    mean and variance of A x are those of x, so every LayerNorm reads it (eta = 1).
+
+A LayerNorm with gain mu writes mu n (n: its normed input), and must now write A (mu n). With gains 1/w that is U n,
+U = diag(w) A diag(mu), if U n is normed too:
+
+    U^T U = rho I,   1^T U = s rho 1^T:   then its input is to be G x, G = U (I - J) + J, J the mean.
+
+A and w are found together, group by group (frames/solver.py). A group can have a solution if
+(p-1)(P-1) - p(p-1)/2 + P >= p(p+1)/2 + p.
+
+A LayerNorm that only reads a frame has gains of its choice, m, and its bias is m too. It writes m A v with v = n + 1.
+Because the mean of n is 0, that of v is 1, and what the source's norm writes is linear in v, whatever its gains mu and
+its bias b are, zeros as well:
+
+    mu n + b = mu v + (b - mu) mean(v),   v = A^T diag(1/m) y* / rho.
+
+Not in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lemonx.errors import Refused
+from lemonx.frames.solver import SMALL, SOLVED, solve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+from lemonx.algebra.dense import Array, Blocks, Frame, Stack, _targets
+
+# Unknowns of a group beyond which solving takes minutes.
+UNKNOWNS = 420
+# What is beside a frame shrinks on its way through a Post-LN block to so much of what the source's stream does.
+DAMPING = 0.5
+# How many times the source's the gains of a frame may be, and so the float32 noise and the gradient of a framed model.
+LIMIT = 10.0
+TINY = 1e-300
+# 1^T U / rho: with 1 the equations are singular.
+SHARES = (0.6, 0.5, 0.75, 0.4)
+
+
+@dataclass(frozen=True, eq=False)
+class Feeder:
+    """What a LayerNorm that feeds a framed stream needs: A, its own gains 1/w, and G, what its input becomes."""
+
+    stream: Frame
+    gains: Array
+    inputs: Frame
+    residual: float
+
+    @property
+    def spread(self) -> float:
+        """The largest gain over the smallest that is not near 0: how unevenly coordinates are scaled."""
+        size = np.abs(self.gains[~_small(self.gains)])
+        return float(size.max() / size.min()) if len(size) else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Normed:
+    """What a LayerNorm that reads a frame writes, m A v: `read` turns it into what the source's norm writes.
+
+    That is mu v + `offset` mean(v) for the source's `gain` mu. `gains` and `bias` are the target's own.
+    """
+
+    carried: Frame
+    read: Frame
+    gain: Array
+    offset: Array
+    gains: Array
+    bias: Array
+
+    def turned(self, into: Blocks, start: int, stop: int) -> Array:
+        """Rows start..stop of what must be added to it to have the source's output in another frame, of v."""
+        rows = into.columns(start, stop)
+        wanted = rows * self.gain + (rows @ self.offset)[:, None] / len(self.gain)
+        return wanted - self.carried.forth.columns(start, stop)
+
+
+# ----------------------------------------------------------------- sizes
+
+
+def freedom(p: int, wide: int) -> int:
+    """Unknowns less equations of a group of p coordinates that become `wide`."""
+    return (p - 1) * (wide - 1) - p * (p - 1) // 2 + wide - p * (p + 1) // 2 - p
+
+
+def group_sizes(size: int, target: int, *, fed: bool = True) -> list[tuple[int, int]]:
+    """Groups (p, P) that make up a width; Refused if none of a size that can be solved has enough freedom.
+
+    Where no norm feeds them there is nothing to solve, and any size does.
+
+    >>> group_sizes(48, 72)[:2], len(group_sizes(48, 72))
+    ([(6, 9), (6, 9)], 8)
+    """
+    found = _group_sizes(size, target, fed)
+    if found is None:
+        near = [n for n in _near(size, target) if _group_sizes(size, n, fed)]
+        advice = " or ".join(str(n) for n in near[:2]) or "a multiple of the width"
+        raise Refused(
+            f"no frame carries {size} coordinates into {target}: groups of them have too little freedom, or too many "
+            f"unknowns to solve for: try {advice}"
+        )
+    return found
+
+
+def _group_sizes(size: int, target: int, fed: bool) -> list[tuple[int, int]] | None:
+    """The smallest groups with freedom to spare: with just enough, most starts end in no solution."""
+    common = math.gcd(size, target)
+    wide, step = target // common, size // common
+    for p in range(step, size + 1, step):
+        last = p + size % p
+        solvable = (last + 1) * last * wide // step <= UNKNOWNS and freedom(p, p * wide // step) >= p
+        if p > 1 and (solvable or not fed):
+            return [(n, n * wide // step) for n in [p] * (size // p - 1) + [last]]
+    return None
+
+
+def _near(size: int, target: int) -> Iterator[int]:
+    """Widths above the source's, nearest first."""
+    for far in range(1, size + 1):
+        yield from (n for n in (target - far, target + far) if n > size)
+
+
+# ----------------------------------------------------------------- solving
+
+
+@lru_cache(maxsize=64)
+def _feed(gain: bytes, target: int, fed: bool = True) -> Feeder:
+    mu = np.frombuffer(gain)
+    shapes = group_sizes(len(mu), target, fed=fed)
+    if not np.ptp(mu):  # any frame is written by equal gains
+        found = _built(np.ones(len(mu)), shapes, target, 1.0)
+        return replace(found, gains=np.full(target, mu[0]))
+    # One share for all groups. That of small gains is also the gentlest to others.
+    own = math.sqrt(len(mu) / target)
+    found = list[Feeder]()
+    for share in (own,) if _small(mu).any() else (own, *SHARES):
+        found.append(_built(mu, shapes, target, share))
+        if found[-1].residual <= SOLVED:
+            break
+    return min(found, key=lambda feeder: feeder.residual)
+
+
+def _built(mu: Array, shapes: list[tuple[int, int]], target: int, share: float) -> Feeder:
+    """The frame of groups of these shapes, with one share 1^T U / rho."""
+    forth, written, gains, worst, at = list[Stack](), list[Stack](), np.empty(target), 0.0, 0
+    for (_, wide), index in _dealt(mu, shapes).items():
+        start = at + wide * np.arange(len(index))
+        solution = solve(mu[index], wide, share, _usual(mu), _small(mu)[index])
+        forth.append(Stack(index, start, solution.a.transpose(0, 2, 1)))
+        written.append(Stack(index, start, solution.u.transpose(0, 2, 1)))
+        gains[start[:, None] + np.arange(wide)] = solution.gains
+        worst, at = max(worst, solution.residual), at + wide * len(index)
+    sums = np.zeros(target)
+    for stack in written:
+        sums += np.bincount(_targets(stack).ravel(), stack.values.sum(1).ravel(), target)
+    a, rho = Blocks(len(mu), target, tuple(forth)), target / len(mu)
+    inputs = Blocks(len(mu), target, tuple(written), 1.0 - sums)
+    return Feeder(Frame(a, a.scaled(np.full(len(mu), 1 / rho), np.ones(target))), gains, Frame(inputs), worst)
+
+
+def _small(gain: Array) -> NDArray[np.bool_]:
+    """The gains that are 0, or near it beside the others."""
+    return np.abs(gain) <= SMALL * np.abs(gain).max()
+
+
+def _usual(gain: Array) -> float:
+    """The root of the mean square of gains; 1 if all are 0."""
+    return float(np.sqrt(np.mean(np.square(gain)))) or 1.0
+
+
+def _dealt(mu: Array, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], NDArray[np.int64]]:
+    """Which coordinates each group has: small and large gains in all, since like gains make the equations singular."""
+    order = np.argsort(np.abs(mu), kind="stable")
+    result, (last, _) = dict[tuple[int, int], NDArray[np.int64]](), shapes[-1]
+    if shapes[0] != shapes[-1]:
+        taken = np.linspace(0, len(mu) - 1, last).round().astype(np.int64)
+        result[shapes[-1]] = order[taken][None]
+        order, shapes = np.delete(order, taken), shapes[:-1]
+    result[shapes[0]] = order.reshape(shapes[0][0], len(shapes)).T
+    return result
+
+
+def feeder(gain: Array, target: int, name: str = "a LayerNorm") -> Feeder:
+    """The frame that a LayerNorm with these gains can write, at `target` coordinates."""
+    found, small = _feed(np.asarray(gain, np.float64).tobytes(), target), int(_small(gain).sum())
+    which = f"its gains, {small} of which are near 0," if small else "its gains"
+    remedy = "try another width, or a multiple of it"
+    if found.residual > SOLVED:
+        raise Refused(
+            f"{name}: no frame was found that carries {which} into {target} coordinates (what is left of the "
+            f"equations is {found.residual:.0e}): {remedy}"
+        )
+    if (growth := _usual(found.gains) / _usual(gain)) > LIMIT:
+        raise Refused(
+            f"{name}: the frame that carries {which} into {target} coordinates has gains {growth:.0f} times as large, "
+            f"and would amplify rounding and gradients by that: {remedy}"
+        )
+    return found
+
+
+def any_frame(size: int, target: int) -> Feeder:
+    """A frame that linear maps write: with equal gains, any is one."""
+    return _feed(np.ones(size).tobytes(), target, fed=False)
+
+
+def normed(stream: Frame, gain: Array, bias: Array | None, gains: Array) -> Normed:
+    """What a LayerNorm with this gain and bias writes when it reads a frame, and has these gains instead."""
+    assert stream.back is not None
+    size, wide = stream.forth.size, stream.forth.target_size
+    ones, reads = np.ones(size), 1.0 / gains
+    carried = Frame(stream.forth.scaled(ones, gains), stream.back.scaled(ones, reads))
+    back = stream.back.scaled(gain, reads)
+    if bias is None:
+        return Normed(carried, Frame(carried.forth, back), gain, np.zeros(size), gains, np.zeros(wide))
+    back = replace(back, mean=reads / wide, weights=bias - gain)
+    return Normed(carried, Frame(carried.forth, back), gain, bias - gain, gains, gains)
+
+
+def damped(gain: Array, behind: Array) -> Array:
+    """The gains of a norm that reads a frame and leaves it in the stream, to be normed again with the gains `behind`.
+
+    Readers do not see what is not in the frame: it goes on with the stream, times these gains and those behind. In the
+    source the stream itself goes that way, times its own two. So on this way nothing beside the frame gets more than
+    DAMPING of the product of the usual ones, also where a gain behind is large.
+    """
+    return DAMPING * _usual(gain) * np.minimum(1.0, _usual(behind) / np.maximum(np.abs(behind), TINY))
+
+
+def even(gain: Array, target: int) -> Array:
+    """The gains of a norm that reads a frame for linear maps alone: the usual one, so that weights keep their size."""
+    return np.full(target, _usual(gain))

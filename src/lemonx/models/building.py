@@ -1,0 +1,129 @@
+"""Models of a config that no file holds: with weights, or with names and shapes alone; and their names on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.temporary import Temporary
+from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.models import door
+from lemonx.models.foreign import foreign, quiet, reason
+from lemonx.planning.plan import Plan
+from lemonx.specs.config import flat_fields
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+def new_model(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
+    """A model of the class that a config.json names, as transformers initialises it, in float32."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _built(config, "cpu")
+
+
+def skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of a config.json without weights: its parameters have names, shapes and an order, and no memory."""
+    return _built(config, "meta")
+
+
+def config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of a config.json as transformers reads it, defaults and all."""
+    with foreign("read config.json", "save the model again"):
+        return flat_fields(door.config_object(config).to_dict())
+
+
+def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
+    import torch
+
+    with foreign("build the model of config.json", "save it again"), torch.device(device):
+        made = door.config_object(config)
+        return door.build(door.model_class(made), made)
+
+
+def check_builds(plan: Plan, source: Checkpoint, *, verified: bool) -> None:
+    """BadTarget if transformers builds the source's config.json and not the target's: hours before it is tried.
+
+    `verified`: the source is to be loaded and run too, so all that takes is looked at.
+    """
+    with quiet():
+        try:
+            skeleton(plan.target_config)
+        except BadCheckpoint as error:
+            try:
+                skeleton(plan.source_config)
+            except BadCheckpoint as first:
+                if verified:
+                    raise BadCheckpoint(f"{first}, or expand with --no-verify") from None
+                return
+            why = reason(error.__cause__ or error)
+            raise BadTarget(f"transformers cannot build a model of these sizes ({why}): choose others") from None
+        if verified:
+            door.generation_config(source)  # settings that transformers rejects would have it reject the model
+
+
+def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What save_pretrained would write, by the names it would write."""
+    with Temporary() as folder:
+        with quiet():
+            model.save_pretrained(folder)
+        with Checkpoint.open(folder) as written:
+            return {name: written.read(name) for name in written.tensors}
+
+
+def disk_names(model: PreTrainedModel, *, buffers: bool = False) -> dict[str, str]:
+    """Module name -> name on disk of every parameter, in the model's order; tied parameters stand once.
+
+    transformers renames as it saves; it is asked with a marker in each parameter's place. `buffers`: those that are
+    saved, too.
+    """
+    import torch
+
+    names = [name for name, _ in model.named_parameters()]
+    if buffers:
+        names += [name for name, _ in model.named_buffers() if name in model.state_dict()]
+    try:
+        marked = _reverted(model, names, [torch.tensor(i) for i in range(len(names))])
+        found = {names[int(marker)]: name for name, marker in marked.items()}
+    except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
+        found = {}
+    if sorted(found) != sorted(names):
+        raise Refused(
+            f"{type(model).__name__} keeps parameters on disk in other shapes than in memory, and neither optimizer "
+            "state nor a method that learns can follow: expand without --with-optimizer, by another --method"
+        )
+    return {name: found[name] for name in names}
+
+
+def held_in(model: PreTrainedModel) -> dict[str, list[str]]:
+    """Module name of every parameter -> the names of the tensors on disk that hold it: several, for fused experts.
+
+    Each parameter's stand-in has its shape, repeats its number and takes no memory.
+    """
+    import torch
+
+    names = [name for name, _ in model.named_parameters()]
+    shapes = [parameter.shape for _, parameter in model.named_parameters()]
+    marked = [torch.tensor(i).expand(shape) for i, shape in enumerate(shapes)]
+    found: dict[str, list[str]] = {name: [] for name in names}
+    for disk, marker in _reverted(model, names, marked).items():
+        same = marker.numel() == 1 or not any(marker.stride())
+        numbers = [int(marker.flatten()[0])] if same else torch.bincount(marker.flatten()).nonzero().flatten().tolist()
+        for number in numbers:
+            found[names[number]].append(disk)
+    return found
+
+
+def _reverted(model: PreTrainedModel, names: list[str], tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors under module names as transformers would rename, split and join them on the way to disk."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    # A head that stands before the embedding gives a tied parameter its name in the model, but not on disk.
+    tied: dict[str, str] = model.all_tied_weights_keys or {}
+    saved = [tied[name] if tied.get(name, name) not in names else name for name in names]
+    return revert_weight_conversion(model, dict(zip(saved, tensors, strict=True)))

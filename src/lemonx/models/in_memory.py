@@ -1,0 +1,215 @@
+"""Models in memory: which can be expanded, and the larger model made like the one that was given.
+
+A model goes through a folder, as checkpoints do, so the plan, the check and the verification are the same. What a
+folder does not hold is put back: the dtype and requires_grad of every parameter, attention, modes, the device.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.creating import write_whole
+from lemonx.checkpoints.folder import CONFIG, GENERATION
+from lemonx.checkpoints.opening import read_inside
+from lemonx.checkpoints.plain import parse_json
+from lemonx.checkpoints.safetensors_file import torch_dtype
+from lemonx.errors import Refused
+from lemonx.models import door
+from lemonx.models.building import held_in
+from lemonx.models.foreign import foreign
+from lemonx.planning.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+_FOLDER = "or expand its folder: lemonx.expand(folder, output)"
+
+
+def unwrapped(model: Any) -> PreTrainedModel:
+    """The model inside the wrappers of torch.compile and of data parallelism; Refused unless it is whole and plain."""
+    import torch
+    from transformers import PreTrainedModel
+
+    replicas = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while (compiled := type(model).__name__ == "OptimizedModule") or isinstance(model, replicas):
+        model = model._orig_mod if compiled else model.module
+    if type(model).__module__.partition(".")[0] == "peft" or getattr(model, "_hf_peft_config_loaded", False):
+        raise Refused("the model has adapters of PEFT: merge them first, with merge_and_unload()")
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in _modules(model)):
+        raise _sharded()
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"expand takes a folder or a model of transformers, not a {type(model).__name__}")
+    _check_plain(model)
+    return model
+
+
+def _modules(model: Any) -> Iterable[Any]:
+    import torch
+
+    return model.modules() if isinstance(model, torch.nn.Module) else ()
+
+
+def _sharded() -> Refused:
+    return Refused(
+        "the model is sharded over processes, and each holds a part of it: expand the folder it came from, or fill a "
+        "sharded model of the target's sizes with lemonx.fsdp.load_expanded"
+    )
+
+
+def _check_plain(model: PreTrainedModel) -> None:
+    import torch
+
+    if getattr(model, "hf_quantizer", None) or getattr(model.config, "quantization_config", None):
+        raise Refused(f"the model is quantised: call model.dequantize() first, {_FOLDER}")
+    if any("_hf_hook" in vars(module) for module in model.modules()):
+        raise Refused(f"the model is spread over devices by accelerate: load it without device_map, {_FOLDER}")
+    names: dict[int, str] = {}
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
+        if type(tensor.data).__name__ == "DTensor":
+            raise _sharded()
+        if type(tensor.data) is not torch.Tensor:
+            raise Refused(f"{name} is a {type(tensor.data).__name__}, not a plain tensor: dequantise the model first")
+        if tensor.is_meta:
+            raise Refused(f"{name} is on the meta device and has no numbers: load the model's weights first")
+        first = names.setdefault(id(tensor), name)
+        if first != name and not {first, name} & (model.all_tied_weights_keys or {}).keys():
+            raise Refused(
+                f"{first} and {name} are one tensor, but the config does not tie them: set tie_word_embeddings to "
+                "True, or clone one of them"
+            )
+
+
+def save(model: PreTrainedModel, folder: Path, *, verify: bool) -> None:
+    """Write the model as a checkpoint under the name of a class that transformers has; the model stays as it is."""
+    known = _known_class(model)
+    if verify and type(model).forward is not known.forward:
+        raise Refused(
+            f"{type(model).__name__} has a forward of its own, which verification does not run: expand with "
+            f"verify=False what computes as {known.__name__} does"
+        )
+    config = model.config
+    try:
+        model.config = copy.deepcopy(config)  # save_pretrained writes into it
+        with foreign(f"save this {type(model).__name__}", "make save_pretrained work first"):
+            model.save_pretrained(folder)
+    finally:
+        model.config = config
+    if known is not type(model):
+        content = parse_json(read_inside(folder, CONFIG))
+        write_whole(folder / CONFIG, json.dumps({**content, "architectures": [known.__name__]}))
+
+
+def _known_class(model: PreTrainedModel) -> Any:
+    """The model's class, or the first that it is derived from, that can be built from a name in config.json."""
+    from transformers import PreTrainedModel
+
+    for known in type(model).__mro__:
+        if known is PreTrainedModel:
+            break
+        if door.class_named(known.__name__) is known:
+            return known
+    raise Refused(
+        f"{type(model).__name__} is not a class of transformers, nor derived from one, so nothing is known of what it "
+        "computes: expand a model of transformers' own class"
+    )
+
+
+def load_like(model: PreTrainedModel, folder: Path, plan: Plan) -> PreTrainedModel:
+    """The expanded model of a folder, and all about it that is not a number as it is in `model`."""
+    dtypes = {torch_dtype(step.dtype) for step in plan.steps}
+    name = type(model).__name__
+    options = {"dtype": _widest(dtypes), **_implementations(model)}
+    with (
+        Checkpoint.open(folder) as written,
+        foreign(f"load the expanded {name}", "expand a folder instead of a model", Refused),
+    ):
+        result: Any = door.load(written, type(model), door.read_config(written), **options)[0]
+    _restore_parameters(model, result, plan)
+    _restore_modules(model, result)
+    if model.can_generate():
+        result.generation_config = _generation(model, folder, plan)
+    result.config.architectures = model.config.architectures
+    result.config.dtype = result.dtype
+    result.config._name_or_path = model.config._name_or_path
+    result.name_or_path = model.name_or_path
+    return result.to(model.device)
+
+
+def _generation(model: PreTrainedModel, folder: Path, plan: Plan) -> Any:
+    """The model's own settings; a file may lose some of them. What points at blocks is the target's."""
+    settings = copy.deepcopy(model.generation_config)
+    if plan.source_spec.pointers:
+        written = parse_json(read_inside(folder, GENERATION))
+        for field in plan.source_spec.pointers.keys() & written.keys():
+            setattr(settings, field, written[field])
+    return settings
+
+
+def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """The dtype that holds every number of these."""
+    import torch
+
+    return reduce(torch.promote_types, (dtype for dtype in dtypes if dtype.is_floating_point))
+
+
+def _implementations(model: PreTrainedModel) -> dict[str, Any]:
+    """How attention and experts are computed, as from_pretrained takes it; each part of a config may have its own."""
+    found = {}
+    for option in ("attn_implementation", "experts_implementation"):
+        parts = {"": model.config, **{name: getattr(model.config, name, None) for name in model.config.sub_configs}}
+        values = {name: getattr(part, f"_{option}", None) for name, part in parts.items()}
+        values = {name: value for name, value in values.items() if value is not None}
+        if values:
+            found[option] = values if model.config.sub_configs else values[""]
+    return found
+
+
+def _restore_parameters(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> None:
+    """Every parameter in the dtype that the plan gives it; trained if that which it comes from is."""
+    trained = _by_disk_name(model)
+    steps = {step.name: step for step in plan.steps}
+    held = held_in(result)
+    for name, parameter in result.named_parameters():
+        found = [steps[disk] for disk in held.get(name, ()) if disk in steps]
+        if found:
+            parameter.data = parameter.data.to(_widest(torch_dtype(step.dtype) for step in found))
+            parameter.requires_grad_(any(trained.get(step.source, True) for step in found))
+    dtypes = {_starred(name): buffer.dtype for name, buffer in model.named_buffers()}
+    for name, buffer in result.named_buffers():
+        buffer.data = buffer.data.to(dtypes.get(_starred(name), buffer.dtype))
+
+
+def _by_disk_name(model: PreTrainedModel) -> dict[str, bool]:
+    """Whether each tensor on disk belongs to a parameter that is trained."""
+    found: dict[str, bool] = {}
+    trained: Mapping[str, bool] = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, disks in held_in(model).items():
+        found |= {disk: trained[name] or found.get(disk, False) for disk in disks}
+    return found
+
+
+def _restore_modules(model: PreTrainedModel, result: PreTrainedModel) -> None:
+    """Training or not, module by module, and gradient checkpointing."""
+    modes: dict[str, set[bool]] = {}
+    for name, module in model.named_modules():
+        modes.setdefault(_starred(name), set()).add(module.training)
+    for name, module in result.named_modules():
+        mode = modes.get(_starred(name), set())
+        module.training = model.training if len(mode) != 1 else True in mode
+    checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    if checkpointed:
+        how = getattr(checkpointed[0], "_gradient_checkpointing_func", None)
+        result.gradient_checkpointing_enable(getattr(how, "keywords", None))
+
+
+def _starred(name: str) -> str:
+    """A name with `*` for every index: blocks may be more than they were."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

@@ -1,0 +1,150 @@
+"""Lossless depth expansion: where added blocks stand, and what is silenced in them.
+
+An added block stands right after the block it comes from. Whatever writes the stream in it writes nothing
+(type 1: zeros; type 2: copies that cancel), so the stream passes unchanged.
+
+Post-LN has norms *in* the stream. There the source block's last norm and all norms of the added blocks lose
+their affine part, and the last norm of the group takes it: Norm(Norm(x)) = Norm(x) up to eps, and
+algebra/norm_chains.py has what that comes to. (The paper prints the group in the other order,
+which is not lossless: docs/errata.md.)
+
+Paper: section 4.3 and appendix D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lemonx.algebra.norm_chains import Chain
+from lemonx.algebra.recipes import CANCEL, KEEP, SILENT
+from lemonx.errors import Refused
+from lemonx.specs.norms import Norm
+from lemonx.specs.rows import IDENTITY, Row
+from lemonx.specs.spec import Spec, Stack
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of the target: the source block it comes from, and its place among that one's copies."""
+
+    source: int
+    added: bool
+    closes: bool
+
+
+def arrange(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
+    """The blocks of a stack of `target` blocks, added ones spread evenly and next to their origin.
+
+    >>> [(block.source, block.added) for block in arrange("layers", Stack(2, "residual"), 3)]
+    [(0, False), (1, False), (1, True)]
+    """
+    extra = target - stack.size
+    if extra and stack.size <= stack.pinned:
+        raise Refused(
+            f"{name} has only blocks that change the shape of their input, and none of them can be copied: "
+            f"its depth must stay {stack.size}"
+        )
+    # Whole periods are added after a period, so that what follows keeps its phase; the rest goes last.
+    period = min(stack.period, stack.size - stack.pinned) or 1
+    added, rest = divmod(extra, stack.period)
+    units = max(1, (stack.size - stack.pinned) // period)
+    order: list[tuple[int, bool]] = [(i, False) for i in range(stack.pinned)]
+    for unit in range(units):
+        first = stack.pinned + unit * period
+        members = list(range(first, first + period if unit < units - 1 else stack.size))
+        order += [(i, False) for i in members]
+        times = (unit + 1) * added // units - unit * added // units
+        copied = (members[-stack.period :] * stack.period)[: stack.period]
+        order += [(i, True) for i in copied] * times
+    order += [(stack.size - 1, True)] * rest
+    return tuple(
+        Block(source, is_added, closes=i + 1 == len(order) or order[i + 1][0] != source)
+        for i, (source, is_added) in enumerate(order)
+    )
+
+
+def on_top(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
+    """The source's blocks as they are, then added copies of them in turn: all that is new is on top.
+
+    >>> [(block.source, block.added) for block in on_top("layers", Stack(2, "residual"), 5)]
+    [(0, False), (1, False), (0, True), (1, True), (0, True)]
+    """
+    copied = range(stack.pinned, stack.size)
+    if target > stack.size and not copied:
+        return arrange(name, stack, target)  # which says why not
+    order = [(i, False) for i in range(stack.size)]
+    order += [(copied[i % len(copied)], True) for i in range(target - stack.size)]
+    return tuple(Block(source, added, closes=True) for source, added in order)
+
+
+def check_added(source: Spec, target: Spec) -> None:
+    """Refused if a stack is to have more blocks and a silent one would not be the identity."""
+    for name, stack in source.stacks.items():
+        if stack.still and target.stacks[name].size != stack.size:
+            raise Refused(f"{name} cannot have more blocks, since {stack.still}: keep its depth at {stack.size}")
+
+
+def placed(
+    name: str, source: Stack, target: Stack, arrange: Callable[[str, Stack, int], tuple[Block, ...]] = arrange
+) -> tuple[Block, ...]:
+    """Every set of weights of the target's stack as a block, with the set that it comes from."""
+    if target.stored != target.size:  # shared, as before: the check has seen to that
+        return arrange(name, replace(source, size=source.stored), target.stored)
+    blocks = arrange(name, source, target.size)
+    return tuple(replace(block, source=source.set_of(block.source)) for block in blocks)
+
+
+def in_stream(row: Row, stream: str) -> bool:
+    """A norm that stands in the stream itself: Post-LN."""
+    return row.is_norm and stream in row.reads.axes and stream in row.writes.axes
+
+
+def stream_norms(spec: Spec, stack: str) -> list[str]:
+    """The norms in the stream of a stack's blocks, in order; Pre-LN blocks have none."""
+    stream = spec.stacks[stack].stream
+    return [name for name, row in spec.rows.items() if name.startswith(f"{stack}.*.") and in_stream(row, stream)]
+
+
+def eps_of(spec: Spec, norm: str, config: Mapping[str, Any]) -> float:
+    """The eps of a norm, from config.json or from the code of its model."""
+    row = spec.rows[norm]
+    assert isinstance(row, Norm)
+    where = spec.eps if row.eps is None else row.eps
+    return float(config[where] if isinstance(where, str) else where or 0.0)
+
+
+def chains(
+    source: Spec, target: Spec, config: Mapping[str, Any], small: bool = False
+) -> dict[tuple[str, int], tuple[Chain, ...]]:
+    """The norms in a row behind the last norm of Post-LN blocks with copies, by stack and set of weights.
+
+    A set that several blocks of the source share has a chain for each of them, in order. `small`: with small gains.
+    """
+    found: dict[tuple[str, int], tuple[Chain, ...]] = {}
+    for name, stack in source.stacks.items():
+        norms = stream_norms(source, name)
+        run = [norm for norm in norms if not getattr(source.rows[norm], "idle", False)]
+        eps = eps_of(source, norms[-1], config) if norms else 0.0
+        if not eps or target.stacks[name].size == stack.size:
+            continue
+        counts: dict[int, list[int]] = {}
+        for block in placed(name, stack, target.stacks[name]):
+            uses = counts.setdefault(block.source, [])
+            if block.added:
+                uses[-1] += len(run)
+            else:
+                uses.append(0)
+        found |= {(name, i): tuple(Chain(eps, n, small) for n in uses) for i, uses in counts.items() if any(uses)}
+    return found
+
+
+def mode(row: Row, last_norm: bool, stream: str, block: Block, depth_type: int) -> str:
+    """What becomes of a row in this block; `last_norm`: the last norm in the stream of a Post-LN block."""
+    if in_stream(row, stream):
+        takes_affine = block.closes if last_norm else not block.added
+        return KEEP if takes_affine else IDENTITY
+    if block.added and stream in row.writes.axes:
+        return SILENT if depth_type == 1 else CANCEL
+    return KEEP

@@ -1,0 +1,110 @@
+"""What a plan costs, and on what conditions: said before anything is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from lemonx.algebra.expansions import RAND, ZERO
+from lemonx.frames.solution import Solved
+from lemonx.planning.plan import Plan
+from lemonx.planning.typecheck import Types, is_tied
+from lemonx.specs.coverage import lost_head
+from lemonx.specs.spec import Spec
+from lemonx.specs.weights import Router
+
+
+def notes(plan: Plan) -> list[str]:
+    """The notes of the method, and those that follow from the types."""
+    return [
+        *plan.reading.notes,
+        *_frames(plan),
+        *conditions(plan.source_spec, plan.target_spec, plan.types),
+        *_new_routers(plan),
+        *_untied(plan),
+        *_lost_head(plan),
+    ]
+
+
+def conditions(source: Spec, target: Spec, types: Types) -> Iterator[str]:
+    """What is exact, but not as one might expect it: entries and experts that do not learn by themselves."""
+    names = [name for name in source.spaces if name.startswith("query")]
+    if any(_dead(types, name) and _dead(types, name.replace("query", "key")) for name in names):
+        yield (
+            "new entries of queries and keys are 0 in both because a norm reads them: they have no gradient and stay 0 "
+            "until something disturbs them"
+        )
+    for name, space in source.spaces.items():
+        unused = int((types.spaces[name].source < 0).sum()) if space.chosen else 0
+        if unused:
+            why = "their bias keeps them out" if types.spaces[name].has(RAND) else "they score the mean of all"
+            yield f"{unused} of {target.spaces[name].size} {name} are never picked at first: {why}"
+    worst = max((chain for uses in types.chains.values() for chain in uses), key=lambda chain: chain.loss, default=None)
+    if worst:
+        yield (
+            f"up to eps = {worst.eps:g}, which changes the stream by at most {worst.loss:.0e} of itself wherever "
+            "blocks are added"
+        )
+        if worst.small:
+            yield (
+                f"among added blocks the stream has the size {worst.gains.first:.1e}: what they learn to write is "
+                "divided by that"
+            )
+
+
+def _dead(types: Types, name: str) -> bool:
+    return name in types.spaces and types.spaces[name].has(ZERO)
+
+
+def _frames(plan: Plan) -> Iterator[str]:
+    for solved in plan.frames.streams if plan.frames else ():
+        yield from _frame(plan, solved)
+
+
+def _frame(plan: Plan, solved: Solved) -> Iterator[str]:
+    framed = solved.framed
+    grouped = framed.last and any(block.added for block in plan.blocks[framed.stack or ""])
+    (p, wide), number = framed.groups[0], solved.number + bool(grouped)
+    fed = framed.entry or framed.last
+    spread = (
+        f"the gains of norms that feed it spread over a factor of {solved.spread:.1f}" if fed else "no norm feeds it"
+    )
+    yield (
+        f"{framed.stream} {framed.size} -> {framed.target} is carried by {number} frame{'s' if number > 1 else ''} of "
+        f"{len(framed.groups)} dense blocks, {wide} x {p}: {p} products for an entry of a weight beside it instead of "
+        f"a copy; solved in {solved.seconds:.1f} s, to {solved.residual:.0e}; {spread}"
+    )
+    if framed.hidden:
+        yield (
+            f"{2 * framed.size} of the {plan.target_spec.spaces[framed.hidden].size} units of {framed.hidden} in every "
+            "block pass the stream through, act(a) - act(-a) = a, and begin with no other use"
+        )
+    if framed.ends and plan.family.config(plan.source_config).headless:
+        yield (
+            f"what the model gives out of {framed.stream} is the source's in another basis of {framed.target} "
+            "coordinates, not a copy of it"
+        )
+
+
+def _new_routers(plan: Plan) -> Iterator[str]:
+    rows = {step.row for step in plan.steps if step.source != step.name and step.suffix == "weight"}
+    for name in sorted(rows):
+        row = plan.source_spec.rows[name]
+        if isinstance(row, Router) and plan.source_config["model_type"] not in plan.family.model_types:
+            yield (
+                f"{name} is new and random: all experts are one, so any choice among them is right; they come to "
+                "differ by the tokens they are sent"
+            )
+
+
+def _lost_head(plan: Plan) -> Iterator[str]:
+    if lost := lost_head(plan.source_spec, plan.rows, plan.source_config):
+        yield f"config.json {lost} anew whenever it loads the model"
+
+
+def _untied(plan: Plan) -> Iterator[str]:
+    for name in plan.rows:
+        row = plan.source_spec.rows[name]
+        if getattr(row, "tied", None) and not is_tied(plan.target_spec, name):
+            step = next(step for step in plan.steps if step.row == name)
+            yield f"{name} is no longer the embedding: {math.prod(step.shape)} parameters more"

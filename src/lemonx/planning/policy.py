@@ -1,0 +1,125 @@
+"""A reading of a spec's rows: what a method makes of copies, of added blocks, and of further units.
+
+LEMON is one reading; every method it is compared with is another (methods/), so none of them needs to know an
+architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from lemonx.algebra.free_parameters import EVEN, Free
+from lemonx.algebra.recipes import KEEP
+from lemonx.errors import Refused
+from lemonx.planning import depth
+from lemonx.planning.depth import Block
+from lemonx.specs.rows import Row
+from lemonx.specs.spec import Spec, Stack
+
+# Where the further units of a block come from: copies of its own, the next block's, or copies with noise.
+COPY, NEXT, JITTER = "copy", "next", "jitter"
+
+Arrange = Callable[[str, Stack, int], tuple[Block, ...]]
+Mode = Callable[[Row, bool, str, Block], str]
+Further = Callable[[Block, str], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is asked for: two specs of one family."""
+
+    source: Spec
+    target: Spec
+
+    @property
+    def widens(self) -> bool:
+        # Spaces that only one of the two has are for the check to refuse.
+        shared = self.source.spaces.keys() & self.target.spaces.keys()
+        return any(self.target.spaces[name].size != self.source.spaces[name].size for name in shared)
+
+    @property
+    def deepens(self) -> bool:
+        return any(self.target.stacks[name].size != stack.size for name, stack in self.source.stacks.items())
+
+    @property
+    def whole_streams(self) -> bool:
+        """Every stream that a norm reads or writes grows by a whole multiple; units may grow at will."""
+        streams = {name: space.size for name, space in self.source.spaces.items() if space.kind in ("avg", "zero")}
+        return all(self.target.spaces[name].size % size == 0 for name, size in streams.items())
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a method reads the rows.
+
+    `lossless`: the type check must pass and the result must verify; otherwise norms are copied as they are and
+    `kinds` maps each kind of space to the kind that the method uses instead. `arrange` places added blocks, `mode`
+    says what becomes of a row in a block, `further` where further units come from, in order of preference.
+    `notes` go into the certificate (a recipe that belongs to the method, such as freezing). `made`: the rows give
+    names and shapes only, and this is how the method makes all tensors instead ("fresh", "learned").
+    """
+
+    free: Free
+    lossless: bool
+    mode: Mode
+    further: Further
+    arrange: Arrange = depth.arrange
+    kinds: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    made: str | None = None
+    method: str = "lemon"
+
+
+def copies(block: Block, mode: str) -> tuple[str, ...]:
+    """Further units are copies of the block's own, everywhere."""
+    return (COPY,)
+
+
+def kept(row: Row, last_norm: bool, stream: str, block: Block) -> str:
+    """Nothing is silenced, in no block."""
+    return KEEP
+
+
+# Added blocks write zeros: identity blocks, as LEMON's type 1.
+silenced = partial(depth.mode, depth_type=1)
+
+
+def in_order(sources: Iterable[int]) -> tuple[Block, ...]:
+    """Blocks that come from these source blocks, none of them silenced."""
+    return tuple(Block(source, added=False, closes=True) for source in sources)
+
+
+def placed(arrange: Arrange, *notes: str) -> Reading:
+    """Trained blocks placed anew and nothing else: what methods that stack do, and why they are not lossless."""
+    return Reading(EVEN, lossless=False, mode=kept, further=copies, arrange=arrange, notes=notes)
+
+
+def stacked(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
+    """The whole stack on top of itself until it is full; blocks that change the shape stand first, once.
+
+    >>> [block.source for block in stacked("layers", Stack(2, "residual"), 5)]
+    [0, 1, 0, 1, 0]
+    """
+    first, others = list(range(stack.pinned)), list(range(stack.pinned, stack.size))
+    if target > stack.size and not others:
+        raise Refused(f"{name} has only blocks that change the shape of their input: its depth must stay {stack.size}")
+    return in_order([*first, *(others[i % len(others)] for i in range(target - len(first)))])
+
+
+def lemon(change: Change, free: Free) -> Reading:
+    """LEMON: copies told apart by their fan-out; inside silent blocks, where that is zero, by their fan-in."""
+
+    def further(block: Block, mode: str) -> tuple[str, ...]:
+        if not block.added or mode != KEEP or free.depth_type != 1:
+            return (COPY,)
+        return (NEXT, JITTER) if free.append_next else (JITTER,)
+
+    arrange = depth.arrange
+    if free.stacked:
+        if change.deepens and any(depth.stream_norms(change.source, name) for name in change.source.stacks):
+            raise Refused("a Post-LN block is added next to its origin, whose norm it takes over: not stacked")
+        arrange = depth.on_top
+    mode = partial(depth.mode, depth_type=free.depth_type)
+    return Reading(free, lossless=True, mode=mode, further=further, arrange=arrange)

@@ -1,0 +1,187 @@
+"""lemonx.json: what was expanded from what, how exactly, and what was measured; and the model card."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx import methods
+from lemonx.algebra.free_parameters import Free
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.folder import CERTIFICATE, has, parse_object
+from lemonx.checkpoints.opening import read_inside
+from lemonx.errors import BadCheckpoint
+from lemonx.guards.shown import as_code, as_yaml, shown
+from lemonx.planning.notices import notes
+from lemonx.planning.plan import Plan
+from lemonx.planning.summary import changed_fields, lost_to_eps, parameters, size_table
+
+if TYPE_CHECKING:
+    from lemonx.verification.verify import Verified
+
+FILE = CERTIFICATE
+
+
+def versions() -> dict[str, str]:
+    """What computed a result."""
+    packages = ("lemonx", "torch", "transformers", "safetensors", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a certificate says of how its checkpoint was made: enough to plan it again."""
+
+    method: str
+    free: Free
+    seed: int
+    dtype: str | None
+
+
+def read_certificate(checkpoint: Checkpoint) -> Said | None:
+    """The certificate of a checkpoint; None if it has none, BadCheckpoint if it is not one."""
+    path = checkpoint.path / FILE
+    if not has(checkpoint.path, FILE):
+        return None
+    content = parse_object(read_inside(checkpoint.path, FILE), path)
+    try:
+        free = Free(**content["free"])
+        told = Said(content["method"], free, content["seed"], content.get("dtype"))
+        fits = isinstance(told.method, str) and isinstance(told.seed, int) and isinstance(told.dtype, str | None)
+        numbers = (free.split, free.phi, free.zeta, free.norm_zeta, free.cancel)
+        if not fits or not all(isinstance(n, float | int) for n in numbers) or free.depth_type not in (1, 2):
+            raise TypeError("a value of another kind")
+    except (KeyError, TypeError) as error:
+        raise BadCheckpoint(
+            f"{str(path)!r} is not a certificate of lemonx's ({error}): remove it to compare outputs alone"
+        ) from None
+    return told
+
+
+def certificate(plan: Plan, source: Checkpoint, found: Verified) -> dict[str, Any]:
+    """Everything a reader needs to check the claim again."""
+    before, after = parameters(plan)
+    return {
+        "method": plan.reading.method,
+        "paper": methods.find(plan.reading.method).paper,
+        "lossless": plan.reading.lossless,
+        "notes": notes(plan),
+        "source": {
+            "name": shown(plan.source.name, 200),
+            "model_type": plan.source_config.get("model_type", plan.family.model_types[0]),
+            "architectures": plan.source_config.get("architectures"),
+            "sha256": source.content_digest(),
+            "parameters": before,
+        },
+        "target": {"parameters": after},
+        "sizes": {name: {"source": a, "target": b} for name, a, b in size_table(plan)},
+        "config": {name: {"source": a, "target": b} for name, a, b in changed_fields(plan)},
+        "free": asdict(plan.free),
+        "seed": plan.seed,
+        "dtype": plan.dtype,
+        "versions": versions(),
+        "expected_loss": lost_to_eps(plan),
+        "exactness": dict(Counter(step.exactness for step in plan.steps)),
+        "tensors": {
+            step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
+        },
+        "not_written": dict(plan.dropped),
+        "left_behind": [shown(name, 200) for name in source.left_behind],
+        "verified": found.as_dict(),
+    }
+
+
+def certificate_text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, sort_keys=False) + "\n"
+
+
+def model_card(plan: Plan, content: dict[str, Any]) -> str:
+    """README.md of the output: what it is, from what, and how it was checked."""
+    sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in size_table(plan))
+    checked = shown(" ".join(_checked(content["verified"])))
+    base = hub_name(plan.source)
+    if plan.reading.lossless:
+        claim = f"This checkpoint computes the same function as {as_code(base)} and has more capacity to train on."
+        if (lost := content["expected_loss"]) is not None:
+            claim += (
+                f"\nIt does so up to the eps of its norms, {lost['eps']:g}: added blocks norm the stream again at "
+                f"{lost['places']} places,\nwhich changes it by at most {lost['of_stream']:.1e} of itself in all."
+            )
+    else:
+        claim = f"This checkpoint was grown from {as_code(base)} by a method that is not lossless."
+    return f"""---
+library_name: transformers
+base_model: {as_yaml(base)}
+tags: [lemonx, model-expansion]
+---
+# {as_code(base)}, expanded
+
+{claim}
+It was written by lemonx {content["versions"]["lemonx"]}: method {plan.reading.method}, free parameters
+{plan.free.name}, seed {plan.seed}.
+
+| size | source | this |
+|---|---|---|
+{sizes}
+| parameters | {content["source"]["parameters"]:,} | {content["target"]["parameters"]:,} |
+
+{checked}
+`{FILE}` holds the certificate: digest of the source, rule and exactness of every tensor, figures.
+
+Train on with the maximum learning rate of training from scratch and a faster decay.
+"""
+
+
+def hub_name(folder: Path) -> str:
+    """What a model is called on the hub, if the folder is in the hub's cache; else what the folder is called.
+
+    >>> hub_name(Path("/cache/models--org--small/snapshots/0123")), hub_name(Path("models/small"))
+    ('org/small', 'small')
+    """
+    kind, *parts = folder.parent.parent.name.split("--")
+    return "/".join(parts) if kind == "models" and parts and folder.parent.name == "snapshots" else folder.name
+
+
+def stability_text(stability: dict[str, Any]) -> str:
+    """What a certificate says of how steadily a framed model computes, in a sentence."""
+    if stability["skipped"]:
+        return f"Float32 noise and gradient were {stability['skipped']}"
+    before, after = stability["source"], stability["target"]
+    return (
+        f"In float32 its noise is {after['noise']:.1e} (source: {before['noise']:.1e}) and the norm of its gradient "
+        f"{after['gradient']:.2g} (source: {before['gradient']:.2g}); more than {stability['limit']:g} times as much "
+        "would be refused"
+    )
+
+
+def _checked(verified: dict[str, Any]) -> Iterator[str]:
+    """How a checkpoint was verified, in sentences."""
+    algebra, structure, outputs = (verified[part] for part in ("algebra", "structure", "outputs"))
+    if algebra:
+        yield (
+            f"Verified entry by entry: all {algebra['entries']:,} numbers in {algebra['tensors']} tensors obey the "
+            "rule that makes them from the source's."
+        )
+    if structure:
+        yield f"Verified block by block: {structure['blocks']} blocks are wired like the blocks they come from."
+    if outputs:
+        yield (
+            "Verified in float64 after a reload from disk: on random inputs "
+            f"({outputs['inputs']}) the outputs differ by at most {outputs['difference']:.1e} of the largest; "
+            f"the tolerance was {outputs['tolerance']:.1e} ({outputs['derived']})."
+        )
+        if outputs["stream_loss"]:
+            yield (
+                "That is against the source with its norms applied as often; against the source as it is, it is "
+                f"{outputs['output_loss']:.1e}."
+            )
+        if stability := outputs["stability"]:
+            yield f"{stability_text(stability)}."
+    else:
+        yield f"{'Outputs were not compared' if algebra else 'Not verified'}: {verified['skipped']}."
