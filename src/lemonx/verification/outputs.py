@@ -210,8 +210,9 @@ def compared(
         worst, largest = larger(worst, found), larger(largest, scale)
     # A new token may be the most likely one: then greedy texts differ, and old logits still agree.
     wider = any(after.found[name].shape != before.found[name].shape for name in shared if name[0].endswith("logits"))
-    known = not wider and before.tokens is not None and after.tokens is not None
-    tokens = before.tokens.equal(after.tokens) if known else None
+    tokens = None
+    if not wider and before.tokens is not None and after.tokens is not None:
+        tokens = before.tokens.equal(after.tokens)
     return Comparison(
         difference=worst,
         tolerance=tolerance[0],
