@@ -295,10 +295,10 @@ def run_load_save(folder: str, kind: str, threads: int) -> dict[str, float]:
 def run_lemonx(folder: str, kind: str, threads: int) -> dict[str, float]:
     import torch  # noqa: F401  (imported before the clock starts, as for load+save)
 
-    from lemonx.api import wanted
     from lemonx.checkpoints import Checkpoint, CheckpointWriter
     from lemonx.execution.runner import run_plan
     from lemonx.planning.plan import make_plan
+    from lemonx.workflows.options import sizes as wanted
 
     source = Path(folder, "source")
     layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]

@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 
 import lemonx
 import pico
-from lemonx import api
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
 from lemonx.errors import LemonxError
@@ -31,6 +30,7 @@ from lemonx.verification.algebra import Algebra, check_algebra
 from lemonx.verification.certificate import read_certificate
 from lemonx.verification.float64 import Float64
 from lemonx.verification.structure import check_structure
+from lemonx.workflows.planning import plan_again
 
 # By how much an entry is changed, of its own size.
 SIZE = 1e-3
@@ -147,7 +147,7 @@ def grown(case: Case, folder: Path) -> Iterator[Grown]:
     with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
         said = read_certificate(large)
         assert said is not None
-        plan = api._plan_again(small, large, said)
+        plan = plan_again(small, large, said)
         kind: Any = getattr(__import__("transformers"), large.config["architectures"][0], type(model))
         yield Grown(kind, target, small, large, plan)
 
@@ -241,7 +241,7 @@ def config_is_caught(made: Grown) -> bool:
         with Checkpoint.open(made.folder) as large:
             said = read_certificate(large)
             assert said is not None
-            plan = api._plan_again(made.source, large, said)
+            plan = plan_again(made.source, large, said)
             if not check_structure(plan, made.source, large).passed:
                 return True
             return not check_algebra(plan, made.source, large, threads=1).passed

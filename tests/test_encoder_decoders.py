@@ -23,6 +23,7 @@ from lemonx.diagnostics.why import diagnose
 from lemonx.errors import BadCheckpoint, BadTarget, NotVerified
 from lemonx.planning.request import target_config
 from lemonx.verification.sample import views
+from lemonx.workflows.options import sizes as requested
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_second_names_of_sizes_follow(source: Any, tmp_path: Path) -> None:
                                 ("marian", "num_hidden_layers", {"fields": {"encoder_layers": 3}})):  # fmt: skip
         config = json.loads((source(name) / "config.json").read_text()) | {second: 2}
         family = architectures.find(config)
-        assert target_config(family, config, api.wanted(**sizes))[second] == 3, name
+        assert target_config(family, config, requested(**sizes))[second] == 3, name
 
 
 # ----------------------------------------------------------------- verification

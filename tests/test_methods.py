@@ -12,8 +12,8 @@ import lemonx
 from lemonx import methods
 from lemonx.algebra.free_parameters import EVEN
 from lemonx.checkpoints import Checkpoint
-from lemonx.diagnostics import method_table
 from lemonx.errors import Refused
+from lemonx.experiments import method_table
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.policy import lemon
 from lemonx.planning.request import Target

@@ -136,7 +136,7 @@ def test_a_wrong_list_in_the_plan_itself_is_seen(tmp_path: Path, monkeypatch: py
     """Structure compares the models of the two configs, whatever the plan holds to be right."""
     folder = SOURCES["smollm3"].save(tmp_path / "source")
     wrong = {"no_rope_layers": [0, 1, 0, 1], "layer_types": [FULL] * 4}
-    monkeypatch.setattr("lemonx.api._as_read", lambda config: wrong)
+    monkeypatch.setattr("lemonx.workflows.planning.as_read", lambda config: wrong)
     with pytest.raises(NotVerified, match=r"no_rope_layers .* does not follow the source's .*block by block"):
         lemonx.expand(folder, tmp_path / "target", depth=8)
 

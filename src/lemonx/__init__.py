@@ -3,18 +3,70 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lemonx.api import expand, plan, verify
-    from lemonx.errors import LemonxError
+    from lemonx.algebra.free_parameters import Free
+    from lemonx.api import expand, fsck, plan, verify
+    from lemonx.diagnostics.fsck import Finding, Report
+    from lemonx.errors import (
+        BadCheckpoint,
+        BadOutput,
+        BadTarget,
+        CannotVerify,
+        LemonxError,
+        NotVerified,
+        Refused,
+        UnknownArchitecture,
+    )
+    from lemonx.methods import Lessons
+    from lemonx.planning.plan import Plan
+    from lemonx.verification.certificate import Certificate
+    from lemonx.verification.verify import Verified
+    from lemonx.workflows.expanding import Expanded
 
-__all__ = ["expand", "plan", "verify", "LemonxError"]
-_HOME = {"LemonxError": "lemonx.errors"}
+# Where each public name lives. Imported when asked for, so that `lemonx --help` does not wait for torch.
+_HOME = {
+    **dict.fromkeys(("plan", "expand", "verify", "fsck"), "lemonx.api"),
+    "Plan": "lemonx.planning.plan",
+    "Expanded": "lemonx.workflows.expanding",
+    "Certificate": "lemonx.verification.certificate",
+    "Verified": "lemonx.verification.verify",
+    **dict.fromkeys(("Report", "Finding"), "lemonx.diagnostics.fsck"),
+    "Free": "lemonx.algebra.free_parameters",
+    "Lessons": "lemonx.methods",
+    **dict.fromkeys(("LemonxError", "BadTarget", "BadCheckpoint", "BadOutput"), "lemonx.errors"),
+    **dict.fromkeys(("Refused", "UnknownArchitecture", "NotVerified", "CannotVerify"), "lemonx.errors"),
+}
+__all__ = [
+    "BadCheckpoint",
+    "BadOutput",
+    "BadTarget",
+    "CannotVerify",
+    "Certificate",
+    "Expanded",
+    "Finding",
+    "Free",
+    "LemonxError",
+    "Lessons",
+    "NotVerified",
+    "Plan",
+    "Refused",
+    "Report",
+    "UnknownArchitecture",
+    "Verified",
+    "expand",
+    "fsck",
+    "plan",
+    "verify",
+]
 
 
-def __getattr__(name: str) -> Any:
-    # Imported when asked for, so that `lemonx --help` does not wait for torch.
-    if name not in __all__:
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
         raise AttributeError(f"module 'lemonx' has no attribute {name!r}")
-    return getattr(import_module(_HOME.get(name, "lemonx.api")), name)
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -68,7 +68,7 @@ def plan_command(
         method=method,
         seed=seed,
         free=value_of(free),
-        depth_type=depth_type,
+        depth_type=cast("Literal[1, 2] | None", depth_type),
         small_gains=small_gains,
         dtype=value_of(dtype),
         allow_pickle=allow_pickle,
@@ -152,7 +152,7 @@ def expand_command(
         "allow_pickle": allow_pickle,
     }
     with show.progress(quiet=as_json, verify=verify, lessons=lessons) as tell:
-        api.expand(
+        made = api.expand(
             source,
             output,
             **target,
@@ -167,9 +167,9 @@ def expand_command(
             with_optimizer=with_optimizer,
         )
     if as_json:
-        print_json(show.expanded_json(output))
+        print_json(made.certificate.as_dict())
     else:
-        show.print_expanded(source, output)
+        show.print_expanded(source, made)
 
 
 @app.command("verify", rich_help_panel="Commands")

@@ -22,7 +22,7 @@ Examples = Annotated[int, Field(gt=0, le=MOST_AT_ONCE)]
 
 
 class Expand(Strict):
-    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.api.plan`."""
+    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.plan`."""
 
     width: Size | None = None
     depth: Size | None = None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from lemonx import methods
 from lemonx.algebra.free_parameters import Free
@@ -21,9 +20,8 @@ from lemonx.guards.shown import as_code, as_yaml, shown
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
 from lemonx.planning.summary import changed_fields, lost_to_eps, parameters, size_table
-
-if TYPE_CHECKING:
-    from lemonx.verification.verify import Verified
+from lemonx.verification.stability import Stability
+from lemonx.verification.verify import Verified
 
 FILE = CERTIFICATE
 
@@ -64,51 +62,123 @@ def read_certificate(checkpoint: Checkpoint) -> Said | None:
     return told
 
 
-def certificate(plan: Plan, source: Checkpoint, found: Verified) -> dict[str, Any]:
-    """Everything a reader needs to check the claim again."""
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint that was expanded."""
+
+    name: str
+    model_type: str
+    architectures: list[str] | None
+    sha256: str
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Before:
+    """A size, or a field of config.json, in the source and in the target."""
+
+    source: object
+    target: object
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a tensor of the target comes from, by which rule, and how exactly."""
+
+    origin: str
+    rule: str
+    exactness: str
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """lemonx.json: everything a reader needs to check the claim again.
+
+    `expected_loss`: what the eps of added Post-LN blocks costs at most; None where nothing is lost. `not_written`:
+    tensors of the source that the target has no use for, and why; `left_behind`: files beside the weights.
+    """
+
+    method: str
+    paper: str
+    lossless: bool
+    notes: list[str]
+    source: Origin
+    parameters: int
+    sizes: Mapping[str, Before]
+    config: Mapping[str, Before]
+    free: Free
+    seed: int
+    dtype: str | None
+    versions: Mapping[str, str]
+    expected_loss: Mapping[str, float] | None
+    exactness: Mapping[str, int]
+    tensors: Mapping[str, Provenance]
+    not_written: Mapping[str, str]
+    left_behind: list[str]
+    verified: Verified
+    optimizer: Mapping[str, object] | None = None
+    files: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """As it stands in lemonx.json."""
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        content["source"] = asdict(self.source)
+        del content["parameters"]
+        content |= {"sizes": {name: asdict(sizes) for name, sizes in self.sizes.items()}}
+        content |= {"config": {name: asdict(values) for name, values in self.config.items()}}
+        content |= {"free": asdict(self.free), "verified": self.verified.as_dict(), "files": list(self.files)}
+        content["tensors"] = {
+            name: {"from": made.origin, "rule": made.rule, "exactness": made.exactness}
+            for name, made in self.tensors.items()
+        }
+        order = [*list(content)[: list(content).index("source") + 1], "target", *content]
+        content["target"] = {"parameters": self.parameters}
+        return {name: content[name] for name in dict.fromkeys(order)}
+
+
+def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
+    """What a plan says of its target, and what was measured."""
     before, after = parameters(plan)
-    return {
-        "method": plan.reading.method,
-        "paper": methods.find(plan.reading.method).paper,
-        "lossless": plan.reading.lossless,
-        "notes": notes(plan),
-        "source": {
-            "name": shown(plan.source.name, 200),
-            "model_type": plan.source_config.get("model_type", plan.family.model_types[0]),
-            "architectures": plan.source_config.get("architectures"),
-            "sha256": source.content_digest(),
-            "parameters": before,
-        },
-        "target": {"parameters": after},
-        "sizes": {name: {"source": a, "target": b} for name, a, b in size_table(plan)},
-        "config": {name: {"source": a, "target": b} for name, a, b in changed_fields(plan)},
-        "free": asdict(plan.free),
-        "seed": plan.seed,
-        "dtype": plan.dtype,
-        "versions": versions(),
-        "expected_loss": lost_to_eps(plan),
-        "exactness": dict(Counter(step.exactness for step in plan.steps)),
-        "tensors": {
-            step.name: {"from": step.origin, "rule": step.rule, "exactness": step.exactness} for step in plan.steps
-        },
-        "not_written": dict(plan.dropped),
-        "left_behind": [shown(name, 200) for name in source.left_behind],
-        "verified": found.as_dict(),
-    }
+    return Certificate(
+        method=plan.reading.method,
+        paper=methods.find(plan.reading.method).paper,
+        lossless=plan.reading.lossless,
+        notes=notes(plan),
+        source=Origin(
+            name=shown(plan.source.name, 200),
+            model_type=plan.source_config.get("model_type", plan.family.model_types[0]),
+            architectures=plan.source_config.get("architectures"),
+            sha256=source.content_digest(),
+            parameters=before,
+        ),
+        parameters=after,
+        sizes={name: Before(a, b) for name, a, b in size_table(plan)},
+        config={name: Before(a, b) for name, a, b in changed_fields(plan)},
+        free=plan.free,
+        seed=plan.seed,
+        dtype=plan.dtype,
+        versions=versions(),
+        expected_loss=lost_to_eps(plan),
+        exactness=dict(Counter(step.exactness for step in plan.steps)),
+        tensors={step.name: Provenance(step.origin, step.rule, step.exactness) for step in plan.steps},
+        not_written=dict(plan.dropped),
+        left_behind=[shown(name, 200) for name in source.left_behind],
+        verified=found,
+    )
 
 
-def certificate_text(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=2, sort_keys=False) + "\n"
+def certificate_text(content: Certificate) -> str:
+    return json.dumps(content.as_dict(), indent=2, sort_keys=False) + "\n"
 
 
-def model_card(plan: Plan, content: dict[str, Any]) -> str:
+def model_card(plan: Plan, content: Certificate) -> str:
     """README.md of the output: what it is, from what, and how it was checked."""
     sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in size_table(plan))
-    checked = shown(" ".join(_checked(content["verified"])))
+    checked = shown(" ".join(_checked(content.verified)))
     base = hub_name(plan.source)
     if plan.reading.lossless:
         claim = f"This checkpoint computes the same function as {as_code(base)} and has more capacity to train on."
-        if (lost := content["expected_loss"]) is not None:
+        if (lost := content.expected_loss) is not None:
             claim += (
                 f"\nIt does so up to the eps of its norms, {lost['eps']:g}: added blocks norm the stream again at "
                 f"{lost['places']} places,\nwhich changes it by at most {lost['of_stream']:.1e} of itself in all."
@@ -123,13 +193,13 @@ tags: [lemonx, model-expansion]
 # {as_code(base)}, expanded
 
 {claim}
-It was written by lemonx {content["versions"]["lemonx"]}: method {plan.reading.method}, free parameters
+It was written by lemonx {content.versions["lemonx"]}: method {plan.reading.method}, free parameters
 {plan.free.name}, seed {plan.seed}.
 
 | size | source | this |
 |---|---|---|
 {sizes}
-| parameters | {content["source"]["parameters"]:,} | {content["target"]["parameters"]:,} |
+| parameters | {content.source.parameters:,} | {content.parameters:,} |
 
 {checked}
 `{FILE}` holds the certificate: digest of the source, rule and exactness of every tensor, figures.
@@ -148,40 +218,40 @@ def hub_name(folder: Path) -> str:
     return "/".join(parts) if kind == "models" and parts and folder.parent.name == "snapshots" else folder.name
 
 
-def stability_text(stability: dict[str, Any]) -> str:
-    """What a certificate says of how steadily a framed model computes, in a sentence."""
-    if stability["skipped"]:
-        return f"Float32 noise and gradient were {stability['skipped']}"
-    before, after = stability["source"], stability["target"]
+def stability_text(stability: Stability) -> str:
+    """How steadily a framed model computes, in a sentence."""
+    if stability.source is None or stability.target is None:
+        return f"Float32 noise and gradient were {stability.skipped}"
+    before, after = stability.source, stability.target
     return (
-        f"In float32 its noise is {after['noise']:.1e} (source: {before['noise']:.1e}) and the norm of its gradient "
-        f"{after['gradient']:.2g} (source: {before['gradient']:.2g}); more than {stability['limit']:g} times as much "
+        f"In float32 its noise is {after.noise:.1e} (source: {before.noise:.1e}) and the norm of its gradient "
+        f"{after.gradient:.2g} (source: {before.gradient:.2g}); more than {stability.limit:g} times as much "
         "would be refused"
     )
 
 
-def _checked(verified: dict[str, Any]) -> Iterator[str]:
+def _checked(verified: Verified) -> Iterator[str]:
     """How a checkpoint was verified, in sentences."""
-    algebra, structure, outputs = (verified[part] for part in ("algebra", "structure", "outputs"))
+    algebra, structure, outputs = verified.algebra, verified.structure, verified.outputs
     if algebra:
         yield (
-            f"Verified entry by entry: all {algebra['entries']:,} numbers in {algebra['tensors']} tensors obey the "
+            f"Verified entry by entry: all {algebra.entries:,} numbers in {algebra.tensors} tensors obey the "
             "rule that makes them from the source's."
         )
     if structure:
-        yield f"Verified block by block: {structure['blocks']} blocks are wired like the blocks they come from."
+        yield f"Verified block by block: {structure.blocks} blocks are wired like the blocks they come from."
     if outputs:
         yield (
             "Verified in float64 after a reload from disk: on random inputs "
-            f"({outputs['inputs']}) the outputs differ by at most {outputs['difference']:.1e} of the largest; "
-            f"the tolerance was {outputs['tolerance']:.1e} ({outputs['derived']})."
+            f"({outputs.inputs}) the outputs differ by at most {outputs.difference:.1e} of the largest; "
+            f"the tolerance was {outputs.tolerance:.1e} ({outputs.derived})."
         )
-        if outputs["stream_loss"]:
+        if outputs.stream_loss:
             yield (
                 "That is against the source with its norms applied as often; against the source as it is, it is "
-                f"{outputs['output_loss']:.1e}."
+                f"{outputs.output_loss:.1e}."
             )
-        if stability := outputs["stability"]:
-            yield f"{stability_text(stability)}."
+        if outputs.stability:
+            yield f"{stability_text(outputs.stability)}."
     else:
-        yield f"{'Outputs were not compared' if algebra else 'Not verified'}: {verified['skipped']}."
+        yield f"{'Outputs were not compared' if algebra else 'Not verified'}: {verified.skipped}."

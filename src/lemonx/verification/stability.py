@@ -42,6 +42,11 @@ class Stability:
     skipped: str | None = None
 
     @property
+    def limit(self) -> float:
+        """How many times the source's figures the target's may be."""
+        return LIMIT
+
+    @property
     def noise(self) -> float:
         """How many times the source's the target's noise is."""
         assert self.source and self.target

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def methods_json(check: bool) -> list[dict[str, Any]]:
     """Every method: its title, paper, what it grows; with `check` what was measured."""
-    from lemonx.diagnostics import method_table
+    from lemonx.experiments import method_table
 
     measured = method_table.overview() if check else {}
     return [

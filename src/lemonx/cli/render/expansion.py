@@ -12,17 +12,16 @@ from typing import Any
 from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from lemonx.checkpoints.destination import size_text
-from lemonx.checkpoints.folder import CERTIFICATE
-from lemonx.checkpoints.opening import read_inside
-from lemonx.checkpoints.plain import parse_json
 from lemonx.cli.render.console import Out, bar, styled, table
 from lemonx.planning import summary
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
 from lemonx.verification.certificate import stability_text
 from lemonx.verification.layerwise import Layers
-from lemonx.verification.outputs import EXACT
+from lemonx.verification.outputs import EXACT, Comparison
+from lemonx.verification.symmetry import Symmetry
 from lemonx.verification.verify import Verified
+from lemonx.workflows.expanding import Expanded
 
 _STYLE = {
     **{"bit-exact": "green", "exact-sum": "green"},
@@ -139,26 +138,23 @@ def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
         yield Told(planned, written, learned)
 
 
-def expanded_json(output: Path) -> dict[str, Any]:
-    return parse_json(read_inside(output.resolve(), CERTIFICATE))
-
-
-def print_expanded(source: Path, output: Path) -> None:
-    out, content = Out(), expanded_json(output)
-    before, after = content["source"]["parameters"], content["target"]["parameters"]
-    out.line(f"wrote {output}: {summary.human(before)} -> {summary.human(after)} parameters")
-    if content["optimizer"]:
-        counts = ", ".join(f"{count} {status}" for status, count in sorted(content["optimizer"]["moments"].items()))
-        out.line(f"Adam's moments at step {content['optimizer']['step']}: {counts} (docs/optimizer-state.md)")
-    verified = content["verified"]
+def print_expanded(source: Path, made: Expanded) -> None:
+    out, content = Out(), made.certificate
+    before, after = summary.human(content.source.parameters), summary.human(content.parameters)
+    out.line(f"wrote {made.path}: {before} -> {after} parameters")
+    if content.optimizer:
+        moments: Any = content.optimizer["moments"]
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(moments.items()))
+        out.line(f"Adam's moments at step {content.optimizer['step']}: {counts} (docs/optimizer-state.md)")
+    verified = made.verified
     _print_evidence(out, verified)
-    if verified["outputs"] and not content["lossless"]:
-        kl = verified["outputs"]["kl"]
+    if verified.outputs and not content.lossless:
+        kl = verified.outputs.kl
         far = "" if kl is None else f": its predictions are {kl:.2g} nats from the source's"
-        out.line(styled("yellow", f"{content['method']} is not lossless here"), far)
-    if not verified["outputs"]:
-        what = "outputs not compared" if verified["algebra"] else "not verified"
-        out.line(f"{what} ({verified['skipped']}): `lemonx verify {source} {output}` does it later")
+        out.line(styled("yellow", f"{content.method} is not lossless here"), far)
+    if not verified.outputs:
+        what = "outputs not compared" if verified.algebra else "not verified"
+        out.line(f"{what} ({verified.skipped}): `lemonx verify {source} {made.path}` does it later")
 
 
 def verified_json(measured: Verified) -> dict[str, Any]:
@@ -167,7 +163,7 @@ def verified_json(measured: Verified) -> dict[str, Any]:
 
 def print_verified(measured: Verified) -> None:
     out = Out()
-    _print_evidence(out, measured.as_dict())
+    _print_evidence(out, measured)
     if measured.layers:
         _print_layers(out, measured.layers)
     if measured.proven and measured.outputs:
@@ -186,46 +182,45 @@ def print_verified(measured: Verified) -> None:
         out.line(styled("red", "not the same function"), f": {measured.reason()}")
 
 
-def _print_evidence(out: Out, verified: dict[str, Any]) -> None:
+def _print_evidence(out: Out, verified: Verified) -> None:
     """What was checked, a line for each kind."""
-    algebra, structure = verified["algebra"], verified["structure"]
-    if algebra and algebra["passed"]:
-        out.line(f"tensors: all {algebra['entries']:,} entries of {algebra['tensors']} tensors obey their rules")
-    if structure and structure["passed"]:
+    algebra, structure = verified.algebra, verified.structure
+    if algebra and algebra.passed:
+        out.line(f"tensors: all {algebra.entries:,} entries of {algebra.tensors} tensors obey their rules")
+    if structure and structure.passed:
         out.line(
-            f"structure: {structure['blocks']} blocks have all {structure['attributes']} plain attributes of the "
+            f"structure: {structure.blocks} blocks have all {structure.attributes} plain attributes of the "
             "blocks they come from, and config.json is as planned"
         )
-    if verified["outputs"]:
-        _print_outputs(out, verified["outputs"])
-    if verified["symmetry"]:
-        _print_symmetry(out, verified["symmetry"])
+    if verified.outputs:
+        _print_outputs(out, verified.outputs)
+    if verified.symmetry:
+        _print_symmetry(out, verified.symmetry)
 
 
-def _print_outputs(out: Out, outputs: dict[str, Any]) -> None:
+def _print_outputs(out: Out, outputs: Comparison) -> None:
     out.line(
-        f"outputs: {', '.join(outputs['outputs'])} on {outputs['inputs']}, in float64: largest difference "
-        f"{outputs['difference']:.1e} of the largest output (tolerance {outputs['tolerance']:.1e}: "
-        f"{outputs['derived']})"
+        f"outputs: {', '.join(outputs.outputs)} on {outputs.inputs}, in float64: largest difference "
+        f"{outputs.difference:.1e} of the largest output (tolerance {outputs.tolerance:.1e}: {outputs.derived})"
     )
-    if outputs["stream_loss"]:
+    if outputs.stream_loss:
         out.line(
             f"this is against the source with its norms applied as often as in the target, which moves its stream by "
-            f"at most {outputs['stream_loss']:.1e} of itself and its outputs by {outputs['output_loss']:.1e} of the "
+            f"at most {outputs.stream_loss:.1e} of itself and its outputs by {outputs.output_loss:.1e} of the "
             "largest: what eps costs"
         )
-    if outputs["missing"]:
-        named = ", ".join(outputs["missing"][:3]) + ("..." if len(outputs["missing"]) > 3 else "")
+    if outputs.missing:
+        named = ", ".join(outputs.missing[:3]) + ("..." if len(outputs.missing) > 3 else "")
         out.line(f"the files have no {named}: zero in both models, and what they read was compared instead")
-    if outputs["stability"]:
-        out.line(stability_text(outputs["stability"]))
-    if outputs["tokens_equal"] is not None:
-        out.line(f"greedy generation with KV cache: {'identical' if outputs['tokens_equal'] else 'different'} tokens")
+    if outputs.stability:
+        out.line(stability_text(outputs.stability))
+    if outputs.tokens_equal is not None:
+        out.line(f"greedy generation with KV cache: {'identical' if outputs.tokens_equal else 'different'} tokens")
 
 
-def _print_symmetry(out: Out, symmetry: dict[str, Any]) -> None:
-    where = f" (in {', '.join(symmetry['where'][:3])})" if symmetry["twins"] else ""
-    out.line(f"symmetry: {symmetry['copies']} copies of units, {symmetry['twins']} of them twins of another{where}")
+def _print_symmetry(out: Out, symmetry: Symmetry) -> None:
+    where = f" (in {', '.join(symmetry.where[:3])})" if symmetry.twins else ""
+    out.line(f"symmetry: {symmetry.copies} duplicated units, {symmetry.twins} still identical to another{where}")
 
 
 def _print_layers(out: Out, layers: Layers) -> None:

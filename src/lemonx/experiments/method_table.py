@@ -5,19 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lemonx import api, methods
+from lemonx import methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import Refused
 from lemonx.methods import Lessons, Method
 from lemonx.models.foreign import quiet
+from lemonx.planning.request import Target
 from lemonx.verification.outputs import EXACT, compare
+from lemonx.workflows.expanding import expand_folder
+from lemonx.workflows.options import Growth, Writing
 
 # Column -> the sizes asked for; the source has width 48 and 2 blocks.
-CASES: dict[str, dict[str, int]] = {
-    "depth": {"depth": 4},
-    "width (divisible)": {"width": 96},
-    "width (indivisible)": {"width": 72},
+CASES = {
+    "depth": Target(depth=4),
+    "width (divisible)": Target(width=96),
+    "width (indivisible)": Target(width=72),
 }
 LOSSLESS, UNDEFINED = "lossless", "-"
 # Steps for a method that learns how to grow, or while it trains: enough to leave its starting point.
@@ -45,12 +48,12 @@ def _word(yes: bool) -> str:
     return "yes" if yes else "no"
 
 
-def _grow(method: Method, folder: Path, sizes: dict[str, int], number: int = 0, seed: int = 0) -> Path:
+def _grow(method: Method, folder: Path, sizes: Target, number: int = 0, seed: int = 0) -> Path:
     """A target by this method, on the embedded data if it learns."""
     target = folder / "target"
     lessons = Lessons(steps=LESSONS) if method.learns else None
-    options: dict[str, Any] = {"seed": seed, "verify": False, "force": True, "lessons": lessons}
-    api.expand(folder / f"source{number}", target, method=method.name, **options, **sizes)
+    growth = Growth(sizes, method.name, seed=seed)
+    expand_folder(folder / f"source{number}", target, growth, Writing(verify=False, force=True, lessons=lessons))
     return target
 
 
@@ -75,7 +78,7 @@ def _inherited(kind: str, source: Path, target: Path) -> Path:
     return run(parse_recipe(recipe), target.parent / "trained", force=True).output
 
 
-def _measure(method: Method, folder: Path, sizes: dict[str, int]) -> str:
+def _measure(method: Method, folder: Path, sizes: Target) -> str:
     try:
         target = _grow(method, folder, sizes)
     except Refused:

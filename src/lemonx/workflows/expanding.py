@@ -1,0 +1,121 @@
+"""Expand a folder, or a model in memory: plan, write, verify, certify. The output appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lemonx import methods
+from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.checkpoints.replaceable import CARD
+from lemonx.checkpoints.temporary import Temporary
+from lemonx.errors import BadTarget, NotVerified
+from lemonx.execution.runner import run_plan, write_made
+from lemonx.execution.sidecar_files import companions
+from lemonx.methods import Lessons
+from lemonx.models import in_memory
+from lemonx.models.building import check_builds
+from lemonx.planning.plan import Plan
+from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
+from lemonx.verification.fitting import require_fitting
+from lemonx.verification.verify import Verified, measure
+from lemonx.workflows.options import Growth, Writing
+from lemonx.workflows.planning import plan_growth
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Expanded(os.PathLike[str]):
+    """A checkpoint that was written: where, by which plan, and what was measured.
+
+    It can be used wherever a path is wanted: `AutoModel.from_pretrained(expanded)`, `expanded / "config.json"`.
+    """
+
+    path: Path
+    plan: Plan
+    verified: Verified
+    certificate: Certificate
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+
+def expand_model(model: PreTrainedModel, growth: Growth, writing: Writing) -> PreTrainedModel:
+    """A larger model of the same class, by way of a temporary folder."""
+    with Temporary() as folder:
+        in_memory.save(model, folder / "source", verify=writing.verify)
+        expanded = expand_folder(folder / "source", folder / "target", growth, writing)
+        return in_memory.load_like(model, expanded.path, expanded.plan)
+
+
+def expand_folder(source: Path, output: Path, growth: Growth, writing: Writing) -> Expanded:
+    """Write the expansion of a checkpoint."""
+    with Checkpoint.open(source, allow_pickle=writing.allow_pickle) as checkpoint:
+        plan = plan_growth(checkpoint, growth)
+        beside = companions(checkpoint, plan)
+        check_builds(plan, checkpoint, verified=writing.verify)
+        if writing.verify:
+            require_fitting(checkpoint)
+        if writing.planned:
+            writing.planned(plan)
+        entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
+        with CheckpointWriter(
+            output, entries, max_shard_size=writing.max_shard_size, force=writing.force, source=checkpoint.origin
+        ) as writer:
+            _write_tensors(plan, checkpoint, writer, writing)
+            writer.add_text("config.json", json.dumps(dict(plan.target_config), indent=2, sort_keys=True) + "\n")
+            for name, content in beside.items():
+                if isinstance(content, str):
+                    writer.add_text(name, content)
+                else:
+                    with content() as file:
+                        writer.add_file(file, name)
+            verified, certified = _certify(plan, checkpoint, writer, writing)
+    return Expanded(output, plan, verified, certified)
+
+
+def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing) -> None:
+    method = methods.find(plan.reading.method)
+    if writing.lessons and writing.lessons.data and not method.learns:
+        raise BadTarget(f"{method.name} grows a model without data: leave the data out, or use --method ligo")
+    if method.make:
+        write_made(plan, method.make(plan, checkpoint, writing.lessons or Lessons()), writer, writing.progress)
+    else:
+        run_plan(plan, checkpoint, writer, threads=writing.threads, progress=writing.progress)
+
+
+def _certify(
+    plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing
+) -> tuple[Verified, Certificate]:
+    """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
+    optimizer = None
+    if writing.with_optimizer:
+        from lemonx.optimizer_state.folder import grow_folder
+
+        optimizer = grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=writing.max_shard_size)
+    verified = Verified(None, skipped="--no-verify")
+    if writing.verify:
+        with Checkpoint.open(writer.folder) as written:
+            # Hours of expansion must not be thrown away because the machine is small.
+            verified = measure(plan, checkpoint, written, must=False)
+        if plan.reading.lossless and not verified.passed:
+            raise NotVerified(f"nothing was written: {verified.reason()}")
+    content = replace(
+        certificate(plan, checkpoint, verified),
+        optimizer=optimizer,
+        files=tuple(sorted([*writer.files(), FILE, CARD])),
+    )
+    writer.add_text(FILE, certificate_text(content))
+    writer.add_text(CARD, model_card(plan, content))
+    return verified, content

@@ -1,0 +1,70 @@
+"""Plans: for sizes that were asked for, and again for an expansion that lies on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lemonx import architectures, methods
+from lemonx.checkpoints import Checkpoint
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
+from lemonx.planning.plan import Plan, make_plan
+from lemonx.planning.request import Target
+from lemonx.planning.summary import changed_fields
+from lemonx.specs.config import TIED
+from lemonx.verification.certificate import Said
+from lemonx.workflows.options import Growth
+
+
+def plan_growth(checkpoint: Checkpoint, growth: Growth) -> Plan:
+    """The plan for these sizes; BadTarget where nothing would change."""
+    plan = make_plan(
+        checkpoint,
+        growth.sizes,
+        free=growth.free,
+        depth_type=growth.depth_type,
+        small_gains=growth.small_gains,
+        seed=growth.seed,
+        dtype=growth.dtype,
+        read=methods.find(growth.method).read,
+        as_read=as_read,
+    )
+    if not any(changed_fields(plan)):
+        raise BadTarget("the source has these sizes already: nothing would change")
+    return plan
+
+
+def plan_again(small: Checkpoint, large: Checkpoint, said: Said) -> Plan:
+    """The plan of an expansion that lies on disk: sizes from its config.json, choices from its certificate.
+
+    Whatever these choices are, a plan for them is lossless, or says that it is not; nothing else is believed.
+    """
+    try:
+        return make_plan(
+            small,
+            _sizes_of(small, large),
+            free=said.free,
+            seed=said.seed,
+            dtype=said.dtype,
+            read=methods.find(said.method).read,
+            as_read=as_read,
+        )
+    except BadCheckpoint:
+        raise
+    except LemonxError as error:
+        raise NotVerified(
+            f"{str(large.origin)!r} has a lemonx.json, but is no expansion of {str(small.origin)!r}: {error}"
+        ) from error
+
+
+def _sizes_of(small: Checkpoint, large: Checkpoint) -> Target:
+    """The sizes of a checkpoint, and whether its decoder is still the embedding."""
+    tied = [architectures.find(checkpoint.config).spec(checkpoint.config).ties for checkpoint in (small, large)]
+    return Target(like=large.config, fields={TIED: False} if tied == [True, False] else {})
+
+
+def as_read(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of a config.json as transformers reads it; a plan that needs none of this does not import it."""
+    from lemonx.models.building import config_fields
+
+    return config_fields(config)

@@ -1,0 +1,27 @@
+"""Verify a checkpoint against the one it came from, from the two folders alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.verification.certificate import read_certificate
+from lemonx.verification.fitting import require_fitting
+from lemonx.verification.verify import Verified, compare_outputs, measure
+from lemonx.workflows.planning import plan_again
+
+
+def verify_folders(source: Path, target: Path, *, layerwise: bool, allow_pickle: bool) -> Verified:
+    """All that a certificate lets check; without one, outputs alone."""
+    with (
+        Checkpoint.open(source, allow_pickle=allow_pickle) as small,
+        Checkpoint.open(target, allow_pickle=allow_pickle) as large,
+    ):
+        said = read_certificate(large)
+        require_fitting(small)
+        require_fitting(large)
+        if said is None:
+            outputs, layers = compare_outputs(small, large, None, by_layer=layerwise)
+            why = "the target has no lemonx.json, so only outputs could be compared"
+            return Verified(outputs, layers=layers, skipped=why)
+        return measure(plan_again(small, large, said), small, large, by_layer=layerwise)
