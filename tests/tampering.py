@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 import lemonx
 import pico
@@ -106,30 +105,27 @@ MORE = [
 
 @dataclass
 class Grown:
-    """A source, its expansion, and what `lemonx verify` makes of the two folders; the outputs are those in float64."""
+    """A source, its expansion, and what `lemonx verify` makes of the two folders.
+
+    `small`: the source's config. `honest`: what the target computes in float64 before anything is changed.
+    """
 
     kind: type[PreTrainedModel]
     folder: Path
     source: Checkpoint
     target: Checkpoint
     plan: Plan
-    _outputs: dict[str, Tensor] = field(default_factory=dict)
+    small: PreTrainedConfig
+    honest: dict[str, Tensor]
 
     def algebra(self) -> Algebra:
         return check_algebra(self.plan, self.source, self.target, threads=1)
-
-    @property
-    def honest(self) -> dict[str, Tensor]:
-        """What the target computes before anything was changed."""
-        if not self._outputs:
-            self._outputs = outputs(self.kind, self.folder)
-        return self._outputs
 
     def effect(self) -> float:
         """By how much the outputs change from the honest ones, relative to the largest; infinite if none come."""
         before = self.honest
         try:
-            after = outputs(self.kind, self.folder)
+            after = outputs(self.kind, self.folder, self.small)
         except Exception:  # whatever a class makes of a config that is not its own
             return math.inf
         if before.keys() != after.keys() or any(before[k].shape != after[k].shape for k in before):
@@ -149,7 +145,8 @@ def grown(case: Case, folder: Path) -> Iterator[Grown]:
         assert said is not None
         plan = api._plan_again(small, large, said)
         kind: Any = getattr(__import__("transformers"), large.config["architectures"][0], type(model))
-        yield Grown(kind, target, small, large, plan)
+        sizes = type(model.config).from_pretrained(source)
+        yield Grown(kind, target, small, large, plan, sizes, outputs(kind, target, sizes))
 
 
 # ----------------------------------------------------------------- tensors
@@ -252,26 +249,25 @@ def config_is_caught(made: Grown) -> bool:
 # ----------------------------------------------------------------- outputs
 
 
-def outputs(kind: type[PreTrainedModel], folder: Path) -> dict[str, Tensor]:
-    """What a checkpoint computes in float64, on inputs that hold every token, position and type of token there is."""
+def outputs(kind: type[PreTrainedModel], folder: Path, small: PreTrainedConfig) -> dict[str, Tensor]:
+    """What a checkpoint computes in float64 on everything that its source knows: tokens, positions, types of token."""
     with Float64():
         model: Any = kind.from_pretrained(folder, dtype=torch.float64).eval()
-        found = pico.named_outputs(model, rich(model))
-    return {name: value.double() for name, value in found.items()}
+        found = pico.named_outputs(model, rich(model.main_input_name, small))
+    tokens = getattr(small, "vocab_size", None)  # the logits of new tokens are new
+    return {n: value.double()[..., :tokens] if n.endswith("logits") else value.double() for n, value in found.items()}
 
 
-def rich(model: PreTrainedModel) -> dict[str, Tensor]:
+def rich(reads: str, config: PreTrainedConfig) -> dict[str, Tensor]:
     """Long inputs: as many positions as there are, every token at some of them, both types, padding on either side."""
     generator = torch.Generator().manual_seed(7)
-    config: Any = copy.deepcopy(model.config)
-    text = getattr(config, "text_config", config)
-    batch = {} if model.main_input_name == "pixel_values" else _texts(model, text, generator)
-    vision = getattr(config, "vision_config", config)
-    if model.main_input_name == "pixel_values" or vision is not config:
+    text, vision = (getattr(config, part, config) for part in ("text_config", "vision_config"))
+    batch = {} if reads == "pixel_values" else _texts(text, generator)
+    if reads == "pixel_values" or vision is not config:
         side = getattr(vision, "image_size", 32)
         shape = (3, vision.num_channels, side, side)
         batch["pixel_values"] = torch.randn(shape, generator=generator, dtype=torch.float64)
-    if model.main_input_name == "input_features":
+    if reads == "input_features":
         shape = (3, config.num_mel_bins, 2 * config.max_source_positions)
         batch = {"input_features": torch.randn(shape, generator=generator, dtype=torch.float64)}
         length = config.max_target_positions
@@ -279,14 +275,14 @@ def rich(model: PreTrainedModel) -> dict[str, Tensor]:
     return batch
 
 
-def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, Tensor]:
+def _texts(config: Any, generator: torch.Generator) -> dict[str, Tensor]:
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
     offset = 2 if config.model_type in ("roberta", "mpnet", "xlm-roberta", "roberta-prelayernorm") else 0
     ids = _every_token(config.vocab_size, 4, min(longest - offset, 96), generator)
     mask = torch.ones_like(ids)
     mask[1, :5], mask[2, -5:] = 0, 0
     batch = {"input_ids": ids, "attention_mask": mask}
-    if getattr(config, "type_vocab_size", 0) > 1 and hasattr(model.config, "type_vocab_size"):
+    if getattr(config, "type_vocab_size", 0) > 1:
         batch["token_type_ids"] = torch.randint(0, config.type_vocab_size, ids.shape, generator=generator)
     if config.is_encoder_decoder:
         batch["decoder_input_ids"] = _every_token(config.vocab_size, 4, min(longest, 96), generator)
