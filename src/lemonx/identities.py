@@ -31,7 +31,7 @@ from lemonx.operators import CANCEL, KEEP, SILENT, Matrix
 from lemonx.vectors import AVG, DENSE, RAND, SPARE, WEIGHED, ZERO, Expansion, Run
 
 if TYPE_CHECKING:
-    from lemonx.operators import Reader
+    from lemonx.operators import Reader, Spare
     from lemonx.rows import Vector
 
 # What the solver of frames leaves open: it stops at 1e-12 (frames.SOLVED), and processors differ by as much again.
@@ -139,8 +139,8 @@ def _slack(rows: torch.Tensor, amp: torch.Tensor | None, run: Run, how: Matrix, 
 
 def matrix_fault(found: torch.Tensor, run: Run, how: Matrix, read: Reader) -> Fault | None:
     """The first entry of the target's rows `run` that breaks the identity of its recipe; None if all hold."""
-    if run.source == SPARE and how.mode != SILENT:
-        return _spare_rows_fault(found, run, how)
+    if run.source == SPARE and how.spare is not None and how.mode != SILENT:
+        return _spare_rows_fault(found, run, how.spare, how.rows.target_size)
     if how.mode == SILENT:
         return _zero_fault(found, _not_spare(how), "must be 0: the block is silent") or _spare_fault(found, run, how)
     wanted = wanted_rows(run, how, read)
@@ -374,17 +374,13 @@ def _spare_fault(found: torch.Tensor, run: Run, how: Matrix) -> Fault | None:
     return None
 
 
-def _spare_rows_fault(found: torch.Tensor, run: Run, how: Matrix) -> Fault | None:
-    if how.spare is None:
-        return None  # their fan-out is zero
-    begin = run.target - (how.rows.target_size - 2 * how.spare.size)
-    for sign, low in ((1.0, 0), (-1.0, how.spare.size)):
-        start, stop = max(begin, low), min(begin + run.length, low + how.spare.size)
+def _spare_rows_fault(found: torch.Tensor, run: Run, spare: Spare, rows: int) -> Fault | None:
+    """The last rows read the stream for spare units, once with each sign; their biases are 0, as those of no unit."""
+    begin = run.target - (rows - 2 * spare.size)
+    for sign, low in ((1.0, 0), (-1.0, spare.size)):
+        start, stop = max(begin, low), min(begin + run.length, low + spare.size)
         if start < stop:
-            made, rule = (
-                torch.from_numpy(sign * how.spare.values(start - low, stop - low)),
-                "must read the stream as it is",
-            )
+            made, rule = torch.from_numpy(sign * spare.values(start - low, stop - low)), "must read the stream as it is"
             here = found[start - begin : stop - begin]
             fault = _near_fault(here, made, 0, rule, roundings=1, slack=_of_frame(made, made))
             if fault:
