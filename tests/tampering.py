@@ -1,6 +1,7 @@
 """Changes to what lies on disk after an expansion, one at a time: who notices, and whether the function changed.
 
-`tests/verification/test_tampering.py` makes one change a tensor, `benchmarks/tampering.py` makes many.
+`tests/verification/test_tampering.py` changes a few entries of every tensor and every field of some configs;
+`benchmarks/tampering.py` changes more of them, in more families, and counts.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +31,16 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
 from lemonx.errors import LemonxError
 from lemonx.planning import Plan
-from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.algebra import Algebra, Wrong, check_algebra
 from lemonx.verification.float64 import Float64
 from lemonx.verification.structure import check_structure
 
 # By how much an entry is changed, of its own size.
 SIZE = 1e-3
+# How many tensors are changed at a time: more faults than this are not listed.
+AT_ONCE = 6
+# What float64 arithmetic leaves of a difference of 0.
+EXACT = 1e-10
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,8 @@ MORE = [
 class Grown:
     """A source, its expansion, and what `lemonx verify` makes of the two folders.
 
-    `small`: the source's config. `honest`: what the target computes in float64 before anything is changed.
+    `small`: the source's config. `honest`: what the target computes in float64 before anything is changed. `tolerance`:
+    by how much that differs from what the source computes, where something had to be rounded; less is no effect.
     """
 
     kind: type[PreTrainedModel]
@@ -117,6 +126,7 @@ class Grown:
     plan: Plan
     small: PreTrainedConfig
     honest: dict[str, Tensor]
+    tolerance: float
 
     def algebra(self) -> Algebra:
         return check_algebra(self.plan, self.source, self.target, threads=1)
@@ -130,8 +140,7 @@ class Grown:
             return math.inf
         if before.keys() != after.keys() or any(before[k].shape != after[k].shape for k in before):
             return math.inf
-        largest = max(float((before[k] - after[k]).abs().max() / before[k].abs().max()) for k in before)
-        return largest if largest == largest else math.inf
+        return difference(before, after)
 
 
 @contextmanager
@@ -146,17 +155,29 @@ def grown(case: Case, folder: Path) -> Iterator[Grown]:
         plan = api._plan_again(small, large, said)
         kind: Any = getattr(__import__("transformers"), large.config["architectures"][0], type(model))
         sizes = type(model.config).from_pretrained(source)
-        yield Grown(kind, target, small, large, plan, sizes, outputs(kind, target, sizes))
+        before, honest = outputs(type(model), source, sizes), outputs(kind, target, sizes)
+        # The encoder's hidden states are wider now.
+        same = {name: value for name, value in before.items() if value.shape == honest[name].shape}
+        assert same, "something must be the same"
+        yield Grown(kind, target, small, large, plan, sizes, honest, max(EXACT, difference(same, honest)))
 
 
 # ----------------------------------------------------------------- tensors
 
 
-def chosen(info: TensorInfo, name: str, count: int, *, last: bool = True) -> list[int]:
-    """Entries of a tensor by their place in the file: some at random, and the last one (a rare token, a position)."""
-    seed = int.from_bytes(name.encode()[-8:], "little")
-    some = np.random.default_rng([seed % 2**31, info.numel]).integers(0, info.numel, count)
-    return sorted({*some.tolist(), *([info.numel - 1] if last else [])})
+def chosen(made: Grown, name: str, count: int) -> list[int]:
+    """Entries of a tensor by their place in the file: some at random, the last one, and one of each table's last rows.
+
+    Those are the rarest token, the last position and the last type of token: of the source's, and of the target's.
+    """
+    info = made.target.tensors[name]
+    rng = np.random.default_rng([zlib.crc32(name.encode()), info.numel])
+    found = {*rng.integers(0, info.numel, count).tolist(), info.numel - 1}
+    if len(info.shape) > 1 and re.search(r"embed|\.wte\.|\.wpe\.|table", name):
+        rows, width = info.shape[0], info.numel // info.shape[0]
+        known = made.source.tensors[name].shape[0] if name in made.source.tensors else rows
+        found |= {(row - 1) * width + int(rng.integers(width)) for row in (rows, known)}
+    return sorted(found)
 
 
 def changed(values: Tensor, at: int) -> Tensor:
@@ -169,18 +190,77 @@ def changed(values: Tensor, at: int) -> Tensor:
     return new if new != old else torch.nextafter(old, torch.tensor(math.inf, dtype=values.dtype))
 
 
+@dataclass(frozen=True)
+class Change:
+    """Another value for one entry of a tensor."""
+
+    tensor: str
+    info: TensorInfo
+    at: int
+    value: Tensor
+
+    def __str__(self) -> str:
+        return f"{self.tensor}{[int(i) for i in np.unravel_index(self.at, self.info.shape or (1,))]}"
+
+
+def changes(made: Grown, count: int) -> Iterator[list[Change]]:
+    """The changes to every tensor."""
+    for name, info in made.target.tensors.items():
+        values = made.target.read(name).reshape(-1)
+        yield [Change(name, info, at, changed(values, at)) for at in chosen(made, name, count)]
+
+
 @contextmanager
-def tampered(info: TensorInfo, at: int, value: Tensor) -> Iterator[None]:
+def tampered(change: Change) -> Iterator[None]:
     """A context in which one entry of a tensor in a file has another value."""
-    width = torch_dtype(info.dtype).itemsize
-    place = info.begin + at * width
-    with info.file.open("r+b", buffering=0) as file:
+    width = torch_dtype(change.info.dtype).itemsize
+    place = change.info.begin + change.at * width
+    with change.info.file.open("r+b", buffering=0) as file:
         before = os.pread(file.fileno(), width, place)
-        os.pwrite(file.fileno(), value.reshape(1).view(torch.uint8).numpy().tobytes(), place)
+        os.pwrite(file.fileno(), change.value.reshape(1).view(torch.uint8).numpy().tobytes(), place)
         try:
             yield
         finally:
             os.pwrite(file.fileno(), before, place)
+
+
+@contextmanager
+def all_of(some: Sequence[Change]) -> Iterator[None]:
+    """A context in which all these entries have other values."""
+    with ExitStack() as stack:
+        for change in some:
+            stack.enter_context(tampered(change))
+        yield
+
+
+def sorted_out(made: Grown, count: int) -> tuple[list[Change], list[Change]]:
+    """Change some entries of every tensor: those that the algebra finds, and those that it lets pass.
+
+    Several tensors are changed at a time, and every fault must be where a change is. They lie far from one another:
+    copies of one matrix that are used together are one fault.
+    """
+    caught: list[Change] = []
+    free: list[Change] = []
+    for number in zip_longest(*changes(made, count)):
+        some = [change for change in number if change is not None]
+        parts = -(-len(some) // AT_ONCE)
+        for here in (some[first::parts] for first in range(parts)):
+            with all_of(here):
+                wrong = made.algebra().wrong
+            told = [[fault for fault in wrong if names(fault, change)] for change in here]
+            astray = [str(fault) for fault in wrong if not any(fault in found for found in told)]
+            assert not astray, ([str(change) for change in here], astray)
+            caught += [change for change, found in zip(here, told, strict=True) if found]
+            free += [change for change, found in zip(here, told, strict=True) if not found]
+    return caught, free
+
+
+def names(wrong: Wrong, change: Change) -> bool:
+    """Whether a fault tells where the change is: the entry, or the first of copies that add up, with the others."""
+    entry = tuple(int(i) for i in np.unravel_index(change.at, change.info.shape or (1,)))
+    if wrong.tensor != change.tensor and change.tensor not in wrong.what:
+        return False
+    return wrong.entry == entry or str(list(entry)) in wrong.what
 
 
 # ----------------------------------------------------------------- config.json
@@ -213,6 +293,11 @@ def others(value: Any) -> Iterator[Any]:
         yield [next(others(value[0])), *value[1:]]
     elif isinstance(value, Mapping):
         yield {str(i): f"label {i}" for i in range(len(value) + 1)}
+
+
+def fields(made: Grown) -> list[tuple[tuple[str, ...], Any]]:
+    """Every field of the target's config as transformers reads it, and another value for it."""
+    return list(settings(made.kind.config_class.from_pretrained(made.folder).to_dict()))
 
 
 @contextmanager
@@ -256,6 +341,12 @@ def outputs(kind: type[PreTrainedModel], folder: Path, small: PreTrainedConfig) 
         found = pico.named_outputs(model, rich(model.main_input_name, small))
     tokens = getattr(small, "vocab_size", None)  # the logits of new tokens are new
     return {n: value.double()[..., :tokens] if n.endswith("logits") else value.double() for n, value in found.items()}
+
+
+def difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """The largest difference of any output, relative to the largest entry of that output; NaN is infinite."""
+    largest = max(float((before[k] - after[k]).abs().max() / before[k].abs().max()) for k in before)
+    return largest if largest == largest else math.inf
 
 
 def rich(reads: str, config: PreTrainedConfig) -> dict[str, Tensor]:

@@ -45,13 +45,17 @@ _scratch = Scratch()
 
 
 class Fault(NamedTuple):
-    """The first entry of a block that breaks its identity: its place in the block, what is there, what should be."""
+    """The first entry of a block that breaks its identity: its place in the block, what is there, what should be.
+
+    `copies`: the columns of its other copies, where it is their sum that is wrong.
+    """
 
     row: int
     column: int
     found: float
     wanted: float
     rule: str
+    copies: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,9 +235,9 @@ def sums_fault(of: Sums, wanted: Wanted, columns: Expansion, stored: torch.dtype
     if not bool(far.any()):
         return None
     row, unit_ = (int(i) for i in far.nonzero()[0])
-    at = np.flatnonzero(columns.source == unit_)
-    rule = "must be the source's" if len(at) == 1 else f"with its copies in columns {at[1:].tolist()} must add up"
-    return Fault(row, int(at[0]), float(of.values[row, unit_]), float(base[row, unit_]), rule)
+    first, *copies = (int(i) for i in np.flatnonzero(columns.source == unit_))
+    rule = "must add up" if copies else "must be the source's"
+    return Fault(row, first, float(of.values[row, unit_]), float(base[row, unit_]), rule, tuple(copies))
 
 
 @lru_cache(maxsize=64)
