@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench table fuzz configs guarantees clean
+.PHONY: help setup demo test check bench table fuzz configs tampering guarantees clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -67,6 +67,9 @@ fuzz: setup ## damage headers, indices and configs 100000 times: RUNS=... for an
 
 configs: setup ## grow models of 3000 random configs: RUNS=... for another number, CASE=... to repeat one, JOBS=...
 	$(BIN)/python benchmarks/configs.py --write --runs $(or $(RUNS),3000) --jobs $(or $(JOBS),1) $(if $(CASE),--case $(CASE))
+
+tampering: setup ## change entries of every tensor and every field of every config.json: who notices, and what changes
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/tampering.py --write --entries $(or $(ENTRIES),3)
 
 guarantees: setup ## write the lists of faults and attacks in docs/guarantees.md from the tables that the tests read
 	$(BIN)/python benchmarks/guarantees.py --write

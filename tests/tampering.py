@@ -1,24 +1,27 @@
 """Changes to what lies on disk after an expansion, one at a time: who notices, and whether the function changed.
 
-`tests/verification/test_tampering.py` makes one change a tensor, `benchmarks/tampering.py` makes many.
+`tests/verification/test_tampering.py` changes a few entries of every tensor and every field of some configs;
+`benchmarks/tampering.py` changes more of them, in more families, and counts.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 import lemonx
 import pico
@@ -26,7 +29,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
 from lemonx.errors import LemonxError
 from lemonx.planning.plan import Plan
-from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.algebra import Algebra, Wrong, check_algebra
 from lemonx.verification.certificate import read_certificate
 from lemonx.verification.float64 import Float64
 from lemonx.verification.structure import check_structure
@@ -34,6 +37,10 @@ from lemonx.workflows.planning import plan_again
 
 # By how much an entry is changed, of its own size.
 SIZE = 1e-3
+# How many tensors are changed at a time: more faults than this are not listed.
+AT_ONCE = 6
+# What float64 arithmetic leaves of a difference of 0.
+EXACT = 1e-10
 
 
 @dataclass(frozen=True)
@@ -106,36 +113,34 @@ MORE = [
 
 @dataclass
 class Grown:
-    """A source, its expansion, and what `lemonx verify` makes of the two folders; the outputs are those in float64."""
+    """A source, its expansion, and what `lemonx verify` makes of the two folders.
+
+    `small`: the source's config. `honest`: what the target computes in float64 before anything is changed. `tolerance`:
+    by how much that differs from what the source computes, where something had to be rounded; less is no effect.
+    """
 
     kind: type[PreTrainedModel]
     folder: Path
     source: Checkpoint
     target: Checkpoint
     plan: Plan
-    _outputs: dict[str, Tensor] = field(default_factory=dict)
+    small: PreTrainedConfig
+    honest: dict[str, Tensor]
+    tolerance: float
 
     def algebra(self) -> Algebra:
         return check_algebra(self.plan, self.source, self.target, threads=1)
-
-    @property
-    def honest(self) -> dict[str, Tensor]:
-        """What the target computes before anything was changed."""
-        if not self._outputs:
-            self._outputs = outputs(self.kind, self.folder)
-        return self._outputs
 
     def effect(self) -> float:
         """By how much the outputs change from the honest ones, relative to the largest; infinite if none come."""
         before = self.honest
         try:
-            after = outputs(self.kind, self.folder)
+            after = outputs(self.kind, self.folder, self.small)
         except Exception:  # whatever a class makes of a config that is not its own
             return math.inf
         if before.keys() != after.keys() or any(before[k].shape != after[k].shape for k in before):
             return math.inf
-        largest = max(float((before[k] - after[k]).abs().max() / before[k].abs().max()) for k in before)
-        return largest if largest == largest else math.inf
+        return difference(before, after)
 
 
 @contextmanager
@@ -149,17 +154,30 @@ def grown(case: Case, folder: Path) -> Iterator[Grown]:
         assert said is not None
         plan = plan_again(small, large, said)
         kind: Any = getattr(__import__("transformers"), large.config["architectures"][0], type(model))
-        yield Grown(kind, target, small, large, plan)
+        sizes = type(model.config).from_pretrained(source)
+        before, honest = outputs(type(model), source, sizes), outputs(kind, target, sizes)
+        # The encoder's hidden states are wider now.
+        same = {name: value for name, value in before.items() if value.shape == honest[name].shape}
+        assert same, "something must be the same"
+        yield Grown(kind, target, small, large, plan, sizes, honest, max(EXACT, difference(same, honest)))
 
 
 # ----------------------------------------------------------------- tensors
 
 
-def chosen(info: TensorInfo, name: str, count: int, *, last: bool = True) -> list[int]:
-    """Entries of a tensor by their place in the file: some at random, and the last one (a rare token, a position)."""
-    seed = int.from_bytes(name.encode()[-8:], "little")
-    some = np.random.default_rng([seed % 2**31, info.numel]).integers(0, info.numel, count)
-    return sorted({*some.tolist(), *([info.numel - 1] if last else [])})
+def chosen(made: Grown, name: str, count: int) -> list[int]:
+    """Entries of a tensor by their place in the file: some at random, the last one, and one of each table's last rows.
+
+    Those are the rarest token, the last position and the last type of token: of the source's, and of the target's.
+    """
+    info = made.target.tensors[name]
+    rng = np.random.default_rng([zlib.crc32(name.encode()), info.numel])
+    found = {*rng.integers(0, info.numel, count).tolist(), info.numel - 1}
+    if len(info.shape) > 1 and re.search(r"embed|\.wte\.|\.wpe\.|table", name):
+        rows, width = info.shape[0], info.numel // info.shape[0]
+        known = made.source.tensors[name].shape[0] if name in made.source.tensors else rows
+        found |= {(row - 1) * width + int(rng.integers(width)) for row in (rows, known)}
+    return sorted(found)
 
 
 def changed(values: Tensor, at: int) -> Tensor:
@@ -172,18 +190,77 @@ def changed(values: Tensor, at: int) -> Tensor:
     return new if new != old else torch.nextafter(old, torch.tensor(math.inf, dtype=values.dtype))
 
 
+@dataclass(frozen=True)
+class Change:
+    """Another value for one entry of a tensor."""
+
+    tensor: str
+    info: TensorInfo
+    at: int
+    value: Tensor
+
+    def __str__(self) -> str:
+        return f"{self.tensor}{[int(i) for i in np.unravel_index(self.at, self.info.shape or (1,))]}"
+
+
+def changes(made: Grown, count: int) -> Iterator[list[Change]]:
+    """The changes to every tensor."""
+    for name, info in made.target.tensors.items():
+        values = made.target.read(name).reshape(-1)
+        yield [Change(name, info, at, changed(values, at)) for at in chosen(made, name, count)]
+
+
 @contextmanager
-def tampered(info: TensorInfo, at: int, value: Tensor) -> Iterator[None]:
+def tampered(change: Change) -> Iterator[None]:
     """A context in which one entry of a tensor in a file has another value."""
-    width = torch_dtype(info.dtype).itemsize
-    place = info.begin + at * width
-    with info.file.open("r+b", buffering=0) as file:
+    width = torch_dtype(change.info.dtype).itemsize
+    place = change.info.begin + change.at * width
+    with change.info.file.open("r+b", buffering=0) as file:
         before = os.pread(file.fileno(), width, place)
-        os.pwrite(file.fileno(), value.reshape(1).view(torch.uint8).numpy().tobytes(), place)
+        os.pwrite(file.fileno(), change.value.reshape(1).view(torch.uint8).numpy().tobytes(), place)
         try:
             yield
         finally:
             os.pwrite(file.fileno(), before, place)
+
+
+@contextmanager
+def all_of(some: Sequence[Change]) -> Iterator[None]:
+    """A context in which all these entries have other values."""
+    with ExitStack() as stack:
+        for change in some:
+            stack.enter_context(tampered(change))
+        yield
+
+
+def sorted_out(made: Grown, count: int) -> tuple[list[Change], list[Change]]:
+    """Change some entries of every tensor: those that the algebra finds, and those that it lets pass.
+
+    Several tensors are changed at a time, and every fault must be where a change is. They lie far from one another:
+    copies of one matrix that are used together are one fault.
+    """
+    caught: list[Change] = []
+    free: list[Change] = []
+    for number in zip_longest(*changes(made, count)):
+        some = [change for change in number if change is not None]
+        parts = -(-len(some) // AT_ONCE)
+        for here in (some[first::parts] for first in range(parts)):
+            with all_of(here):
+                wrong = made.algebra().wrong
+            told = [[fault for fault in wrong if names(fault, change)] for change in here]
+            astray = [str(fault) for fault in wrong if not any(fault in found for found in told)]
+            assert not astray, ([str(change) for change in here], astray)
+            caught += [change for change, found in zip(here, told, strict=True) if found]
+            free += [change for change, found in zip(here, told, strict=True) if not found]
+    return caught, free
+
+
+def names(wrong: Wrong, change: Change) -> bool:
+    """Whether a fault tells where the change is: the entry, or the first of copies that add up, with the others."""
+    entry = tuple(int(i) for i in np.unravel_index(change.at, change.info.shape or (1,)))
+    if wrong.tensor != change.tensor and change.tensor not in wrong.what:
+        return False
+    return wrong.entry == entry or str(list(entry)) in wrong.what
 
 
 # ----------------------------------------------------------------- config.json
@@ -216,6 +293,11 @@ def others(value: Any) -> Iterator[Any]:
         yield [next(others(value[0])), *value[1:]]
     elif isinstance(value, Mapping):
         yield {str(i): f"label {i}" for i in range(len(value) + 1)}
+
+
+def fields(made: Grown) -> list[tuple[tuple[str, ...], Any]]:
+    """Every field of the target's config as transformers reads it, and another value for it."""
+    return list(settings(made.kind.config_class.from_pretrained(made.folder).to_dict()))
 
 
 @contextmanager
@@ -252,26 +334,31 @@ def config_is_caught(made: Grown) -> bool:
 # ----------------------------------------------------------------- outputs
 
 
-def outputs(kind: type[PreTrainedModel], folder: Path) -> dict[str, Tensor]:
-    """What a checkpoint computes in float64, on inputs that hold every token, position and type of token there is."""
+def outputs(kind: type[PreTrainedModel], folder: Path, small: PreTrainedConfig) -> dict[str, Tensor]:
+    """What a checkpoint computes in float64 on everything that its source knows: tokens, positions, types of token."""
     with Float64():
         model: Any = kind.from_pretrained(folder, dtype=torch.float64).eval()
-        found = pico.named_outputs(model, rich(model))
-    return {name: value.double() for name, value in found.items()}
+        found = pico.named_outputs(model, rich(model.main_input_name, small))
+    tokens = getattr(small, "vocab_size", None)  # the logits of new tokens are new
+    return {n: value.double()[..., :tokens] if n.endswith("logits") else value.double() for n, value in found.items()}
 
 
-def rich(model: PreTrainedModel) -> dict[str, Tensor]:
+def difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """The largest difference of any output, relative to the largest entry of that output; NaN is infinite."""
+    largest = max(float((before[k] - after[k]).abs().max() / before[k].abs().max()) for k in before)
+    return largest if largest == largest else math.inf
+
+
+def rich(reads: str, config: PreTrainedConfig) -> dict[str, Tensor]:
     """Long inputs: as many positions as there are, every token at some of them, both types, padding on either side."""
     generator = torch.Generator().manual_seed(7)
-    config: Any = copy.deepcopy(model.config)
-    text = getattr(config, "text_config", config)
-    batch = {} if model.main_input_name == "pixel_values" else _texts(model, text, generator)
-    vision = getattr(config, "vision_config", config)
-    if model.main_input_name == "pixel_values" or vision is not config:
+    text, vision = (getattr(config, part, config) for part in ("text_config", "vision_config"))
+    batch = {} if reads == "pixel_values" else _texts(text, generator)
+    if reads == "pixel_values" or vision is not config:
         side = getattr(vision, "image_size", 32)
         shape = (3, vision.num_channels, side, side)
         batch["pixel_values"] = torch.randn(shape, generator=generator, dtype=torch.float64)
-    if model.main_input_name == "input_features":
+    if reads == "input_features":
         shape = (3, config.num_mel_bins, 2 * config.max_source_positions)
         batch = {"input_features": torch.randn(shape, generator=generator, dtype=torch.float64)}
         length = config.max_target_positions
@@ -279,14 +366,14 @@ def rich(model: PreTrainedModel) -> dict[str, Tensor]:
     return batch
 
 
-def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, Tensor]:
+def _texts(config: Any, generator: torch.Generator) -> dict[str, Tensor]:
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 64
     offset = 2 if config.model_type in ("roberta", "mpnet", "xlm-roberta", "roberta-prelayernorm") else 0
     ids = _every_token(config.vocab_size, 4, min(longest - offset, 96), generator)
     mask = torch.ones_like(ids)
     mask[1, :5], mask[2, -5:] = 0, 0
     batch = {"input_ids": ids, "attention_mask": mask}
-    if getattr(config, "type_vocab_size", 0) > 1 and hasattr(model.config, "type_vocab_size"):
+    if getattr(config, "type_vocab_size", 0) > 1:
         batch["token_type_ids"] = torch.randint(0, config.type_vocab_size, ids.shape, generator=generator)
     if config.is_encoder_decoder:
         batch["decoder_input_ids"] = _every_token(config.vocab_size, 4, min(longest, 96), generator)

@@ -208,7 +208,9 @@ class _Task:
             wanted = identities.wanted_rows(run, how, before.reader(further=False))
             fault = identities.sums_fault(total, wanted, how.columns, before.dtype, len(group))
             if fault is not None:
-                self._fault(step, how, fault, run.target)
+                others = dict.fromkeys(other.name for other, *_ in group if other.name != step.name)
+                with_others = f", together with {', '.join(others)}" if others else ""
+                self._fault(step, how, fault._replace(rule=fault.rule + with_others), run.target)
                 return
 
     def _vector(self, step: Step, how: Vector) -> None:
@@ -220,7 +222,10 @@ class _Task:
             self._add(step, np.unravel_index(fault.column, step.shape or (1,)), _said(fault))
 
     def _fault(self, step: Step, how: Matrix, fault: Fault, first: int) -> None:
-        self._add(step, _entry(step.shape, how, fault.row + first, fault.column), _said(fault))
+        row = fault.row + first
+        copies = [str([int(i) for i in _entry(step.shape, how, row, column)]) for column in fault.copies]
+        rule = f"with its copies at {', '.join(copies)} {fault.rule}" if copies else fault.rule
+        self._add(step, _entry(step.shape, how, row, fault.column), _said(fault._replace(rule=rule)))
 
     def _not_finite(self, step: Step, found: torch.Tensor, first: int) -> None:
         row, column = (int(i) for i in (~found.isfinite()).nonzero()[0])

@@ -31,7 +31,7 @@ from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix
 from lemonx.execution.noise import HALF, Scratch
 
 if TYPE_CHECKING:
-    from lemonx.algebra.recipes import Vector
+    from lemonx.algebra.recipes import Spare, Vector
     from lemonx.execution.matrix import Reader
 
 # What the solver of frames leaves open: it stops at 1e-12 (frames.SOLVED), and processors differ by as much again.
@@ -45,13 +45,17 @@ _scratch = Scratch()
 
 
 class Fault(NamedTuple):
-    """The first entry of a block that breaks its identity: its place in the block, what is there, what should be."""
+    """The first entry of a block that breaks its identity: its place in the block, what is there, what should be.
+
+    `copies`: the columns of its other copies, where it is their sum that is wrong.
+    """
 
     row: int
     column: int
     found: float
     wanted: float
     rule: str
+    copies: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,8 @@ def _slack(rows: torch.Tensor, amp: torch.Tensor | None, run: Run, how: Matrix, 
 
 def matrix_fault(found: torch.Tensor, run: Run, how: Matrix, read: Reader) -> Fault | None:
     """The first entry of the target's rows `run` that breaks the identity of its recipe; None if all hold."""
-    if run.source == SPARE and how.mode != SILENT:
-        return _spare_rows_fault(found, run, how)
+    if run.source == SPARE and how.spare is not None and how.mode != SILENT:
+        return _spare_rows_fault(found, run, how.spare, how.rows.target_size)
     if how.mode == SILENT:
         return _zero_fault(found, _not_spare(how), "must be 0: the block is silent") or _spare_fault(found, run, how)
     wanted = wanted_rows(run, how, read)
@@ -231,9 +235,9 @@ def sums_fault(of: Sums, wanted: Wanted, columns: Expansion, stored: torch.dtype
     if not bool(far.any()):
         return None
     row, unit_ = (int(i) for i in far.nonzero()[0])
-    at = np.flatnonzero(columns.source == unit_)
-    rule = "must be the source's" if len(at) == 1 else f"with its copies in columns {at[1:].tolist()} must add up"
-    return Fault(row, int(at[0]), float(of.values[row, unit_]), float(base[row, unit_]), rule)
+    first, *copies = (int(i) for i in np.flatnonzero(columns.source == unit_))
+    rule = "must add up" if copies else "must be the source's"
+    return Fault(row, first, float(of.values[row, unit_]), float(base[row, unit_]), rule, tuple(copies))
 
 
 @lru_cache(maxsize=64)
@@ -374,17 +378,13 @@ def _spare_fault(found: torch.Tensor, run: Run, how: Matrix) -> Fault | None:
     return None
 
 
-def _spare_rows_fault(found: torch.Tensor, run: Run, how: Matrix) -> Fault | None:
-    if how.spare is None:
-        return None  # their fan-out is zero
-    begin = run.target - (how.rows.target_size - 2 * how.spare.size)
-    for sign, low in ((1.0, 0), (-1.0, how.spare.size)):
-        start, stop = max(begin, low), min(begin + run.length, low + how.spare.size)
+def _spare_rows_fault(found: torch.Tensor, run: Run, spare: Spare, rows: int) -> Fault | None:
+    """The last rows read the stream for spare units, once with each sign; their biases are 0, as those of no unit."""
+    begin = run.target - (rows - 2 * spare.size)
+    for sign, low in ((1.0, 0), (-1.0, spare.size)):
+        start, stop = max(begin, low), min(begin + run.length, low + spare.size)
         if start < stop:
-            made, rule = (
-                torch.from_numpy(sign * how.spare.values(start - low, stop - low)),
-                "must read the stream as it is",
-            )
+            made, rule = torch.from_numpy(sign * spare.values(start - low, stop - low)), "must read the stream as it is"
             here = found[start - begin : stop - begin]
             fault = _near_fault(here, made, 0, rule, roundings=1, slack=_of_frame(made, made))
             if fault:

@@ -98,9 +98,14 @@ def _list_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
 
 
 def _as_read(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of a config as transformers reads it, defaults and all."""
-    dtype = next((str(config[name]) for name in _DTYPES if config.get(name)), None)
-    return config_fields(config) | {"dtype": None if dtype is None else dtype.removeprefix("torch.")}
+    """Every field of a config as transformers reads it, defaults and all; the dtypes as they are written."""
+    found = config_fields(config)
+    found |= {name: None for name in found if name.rpartition(".")[2] == "dtype"}
+    for name, value in flat_fields(config).items():
+        part, _, last = name.rpartition(".")
+        if last in _DTYPES and value:
+            found[f"{part}.dtype" if part else "dtype"] = str(value).removeprefix("torch.")
+    return found
 
 
 def _unread(config: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
