@@ -3,6 +3,7 @@
     python benchmarks/configs.py                        3000 cases
     python benchmarks/configs.py --runs 300 --first 5000 --jobs 2
     python benchmarks/configs.py --case 1234            one case again, with all that it takes to repeat it
+    python benchmarks/configs.py --record runs.jsonl    keep a line for every case, and go on from there next time
     python benchmarks/configs.py --write                put the table into docs/guarantees.md
 
 A case is a model of a random class with a random config (tests/random_configs.py), expanded to random sizes with
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import collections
 import gc
+import hashlib
 import json
 import os
 import re
@@ -25,6 +27,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pages
@@ -58,15 +61,17 @@ def main() -> None:
     parser.add_argument("--family", help="cases of this model type only")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--case", type=int, help="repeat this case")
+    parser.add_argument("--record", type=Path, help="a file of what every case came to; only faults in it run again")
     parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
     parser.add_argument("--until", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is not None:
         sys.exit(repeat(options.case, options.family))
     if options.until is not None:
-        work(range(options.first, options.until, options.jobs), options.family)
+        done = {row["case"] for row in recorded(options.record)}
+        work([n for n in range(options.first, options.until, options.jobs) if n not in done], options.family)
         return
-    rows = list(collected(options))
+    rows = [*recorded(options.record), *collected(options)]
     lines = table(rows)
     print("\n".join(lines))
     faults = [row for row in rows if row["kind"] == "fault"]
@@ -85,11 +90,19 @@ def repeat(case: int, family: str | None) -> int:
     return 0 if outcome.good else 1
 
 
+def recorded(record: Path | None) -> list[dict[str, Any]]:
+    """The cases of a record that ended well, by their numbers."""
+    lines = record.read_text().splitlines() if record and record.exists() else []
+    rows = {row["case"]: row for row in map(json.loads, lines)}
+    return [row for row in rows.values() if row["kind"] != "fault"]
+
+
 def collected(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What every case came to; each of several processes takes every so manieth. Faults are told as they are found."""
     until = str(options.first + options.runs)
     command = [sys.executable, __file__, "--until", until, "--jobs", str(options.jobs)]
     command += ["--family", options.family] if options.family else []
+    command += ["--record", str(options.record)] if options.record else []
     children = [
         subprocess.Popen([*command, "--first", str(options.first + job)], stdout=subprocess.PIPE, text=True)
         for job in range(options.jobs)
@@ -98,6 +111,9 @@ def collected(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         assert child.stdout is not None
         for line in child.stdout:
             row = json.loads(line)
+            if options.record:
+                with options.record.open("a") as file:
+                    file.write(line)
             if row["kind"] == "fault":
                 print(row["told"], flush=True)
             yield row
@@ -105,11 +121,12 @@ def collected(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             sys.exit(f"a process ended with {child.returncode}")
 
 
-def work(seeds: range, family: str | None) -> None:
+def work(seeds: list[int], family: str | None) -> None:
     """Run cases in this process, and print a line of JSON for each."""
-    from random_runs import run_case, told
+    from random_runs import run_case, settings, told
 
     _quiet()
+    code = hashlib.sha256(b"".join(f.read_bytes() for f in sorted((pages.ROOT / "src").rglob("*.py")))).hexdigest()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     gc.collect()
     gc.freeze()  # what is imported stays: looking at it again takes longer than a case
@@ -117,11 +134,15 @@ def work(seeds: range, family: str | None) -> None:
         before = time.process_time()
         outcome = run_case(seed, family)
         row = {
+            "case": seed,
+            "code": code[:12],
             "kind": outcome.kind,
             "family": outcome.case.model_type,
             "class": outcome.case.class_name,
             "said": outcome.said,
             "told": told(outcome) if outcome.kind == "fault" else "",
+            "views": outcome.views,
+            "settings": settings(outcome.case),
             "seconds": time.process_time() - before,
         }
         print(json.dumps(row), flush=True)

@@ -13,6 +13,7 @@ import transformers as hf
 import lemonx
 import pico
 from lemonx.errors import BadCheckpoint, LemonxError, Refused
+from lemonx.notes import notes
 from lemonx.verification.float64 import Float64
 
 
@@ -108,6 +109,15 @@ def test_another_token_is_another_text(tmp_path: Path) -> None:
         verified(source, width=64, fields=sizes, seed=seed)
 
 
+@pytest.mark.parametrize("out", [[0, 1], [0, 2]])
+def test_maps_of_a_backbone_may_be_in_another_basis(out: list[int], tmp_path: Path) -> None:
+    """At x4/3 frames carry its streams, as they do a base model's, and the plan says so."""
+    fields = {"embed_dim": 12, "num_heads": [3, 3], "depths": [2, 1], "image_size": 16, "patch_size": 2}
+    source = saved(hf.SwinBackbone, tmp_path, **fields, window_size=2, out_indices=out)
+    assert "the source's in another basis" in " ".join(notes(lemonx.plan(source, width_factor="4/3")))
+    assert verified(source, width_factor="4/3")["difference"] <= 1e-10
+
+
 # ----------------------------------------------------------------- what the check did not know
 
 
@@ -170,9 +180,7 @@ def test_a_field_that_config_json_lacks_is_written_by_saving(tmp_path: Path) -> 
     config = json.loads((source / "config.json").read_text())
     assert config.pop("n_layer") == 2  # as many as there are by default
     (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        BadCheckpoint, match=r"no field .n_layer.*: load the model with transformers and save"
-    ):
+    with pytest.raises(BadCheckpoint, match=r"no field .n_layer.*: load the model with transformers and save"):
         lemonx.plan(source, width_factor=2)
     hf.BloomForCausalLM.from_pretrained(source).save_pretrained(source)
     assert lemonx.plan(source, width_factor=2).steps
