@@ -249,10 +249,11 @@ def settings(case: Case) -> list[str]:
 
 
 def _other(values: Mapping[str, Any], config_class: Any, class_name: str) -> Iterator[str]:
+    known = fields_of(config_class)
     for name, value in values.items():
         if name in (parts := config_class.sub_configs):
             yield from (f"{name}.{inner}" for inner in _other(value, parts[name], class_name))
-        elif name not in sizes(config_class, class_name) and value != fields_of(config_class)[name].default:
+        elif name not in sizes(config_class, class_name) and (name not in known or value != known[name].default):
             yield name
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from transformers.activations import ACT2FN
 
 import lemonx
 import pico
 from lemonx.errors import BadCheckpoint, LemonxError, Refused
 from lemonx.notes import notes
+from lemonx.spaces import CALM
 from lemonx.verification.float64 import Float64
 
 
@@ -140,6 +142,25 @@ def test_a_branch_that_is_divided_by_the_depth_when_it_is_loaded(model_class: An
     with pytest.raises(Refused, match=r"depth would change from 2 to 3, and rescale_prenorm_residual divides.*at 2"):
         lemonx.plan(source, depth=3)
     assert verified(source, width_factor=2)["difference"] <= 1e-10
+
+
+def test_the_state_of_a_mamba_grows_where_its_activation_keeps_zero(tmp_path: Path) -> None:
+    source = saved(hf.Mamba2ForCausalLM, tmp_path, hidden_act="laplace")
+    state = json.loads((source / "config.json").read_text())["state_size"]
+    with pytest.raises(Refused, match=f"'laplace' does not take zero to zero, .* keep it at {state}"):
+        lemonx.plan(source, fields={"state_size": 2 * state})
+    with pytest.raises(Refused, match="passes a nonlinearity, so every new unit must be a copy"):
+        lemonx.plan(source, width_factor="3/2")
+    assert verified(source, width_factor=2)["difference"] <= 1e-10
+
+
+def test_activations_that_keep_zero_are_listed() -> None:
+    calm = set[str]()
+    for name in ACT2FN:
+        act = ACT2FN[name]
+        if not act(torch.zeros(1)).detach().any() and not any(True for _ in getattr(act, "parameters", list)()):
+            calm.add(name)
+    assert calm == CALM
 
 
 def test_a_norm_that_is_not_run_is_not_counted(tmp_path: Path) -> None:
