@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 
 import lemonx
 import pico
-from lemonx.errors import BadCheckpoint, LemonxError, Refused
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
 from lemonx.notes import notes
 from lemonx.spaces import CALM
 from lemonx.verification.float64 import Float64
@@ -211,6 +211,13 @@ def test_layers_without_experts_are_told_by_the_fields_that_make_them(tmp_path: 
     source = saved(hf.Qwen3MoeForCausalLM, tmp_path, decoder_sparse_step=2)
     with pytest.raises(Refused, match="decoder_sparse_step or mlp_only_layers leaves layers without experts: "):
         lemonx.plan(source, width_factor=2)
+
+
+def test_more_sets_of_weights_than_blocks(tmp_path: Path) -> None:
+    source = saved(hf.AlbertForMaskedLM, tmp_path, num_hidden_layers=1, num_hidden_groups=1)
+    with pytest.raises(BadTarget, match=r"num_hidden_groups=2 makes more sets of weights than .* 1: give --depth 2 too"):
+        lemonx.plan(source, fields={"num_hidden_groups": 2})
+    assert lemonx.plan(source, depth=2, fields={"num_hidden_groups": 2}).steps
 
 
 def test_advice_about_heads_says_how_wide_they_are(tmp_path: Path) -> None:
