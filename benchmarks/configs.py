@@ -40,17 +40,21 @@ sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
 MEMORY = 12 * 10**9
 # What the messages of refusals are about, by words in them: the first that fits.
 REASONS = {
-    "sizes that do not fit together, or are not larger": r"not whole|shrink|do not fit|must be|has several sizes|"
-    r"cannot be chosen|cannot build a model of these sizes|lose blocks|nothing would change|less than the source",
-    "a size that this class does not have": r"is not a size of this model|has no size for|cannot grow",
-    "no exact growth at this width": r"passes a nonlinearity|passes through|is not a multiple|choose a multiple|"
-    r"leaves the model as it is|a frame|frames|whole copies|equal energy|expand differently|one frame",
-    "heads that cannot take this width": r"turn|rotary|ALiBi|clipped|query|key",
+    "parts of a model that no table has yet": r"no spec covers|no row covers|no rows|another model's stream|"
+    r"square images|sinusoidal|without experts",
+    "a config.json that does not say all, or contradicts itself": r"has no field|does not name the class|save the "
+    r"(whole )?model|BadCheckpoint|partial_rotary_factor",
+    "a module that would come or go": r"would (gain|lose) (?!blocks)",
     "blocks that cannot be added": r"share their weights|change the shape|norms the stream|small-gains|small gains|"
-    r"divides what|takes? turns|depends on a layer",
-    "a module that would come or go": r"would (gain|lose)",
-    "what no table covers": r"no spec covers|no row covers|no rows|another model's stream|square images|sinusoidal",
-    "a config that does not say all": r"has no field|save the (whole )?model|config.json",
+    r"divides what|takes? turns|depends on a layer|cannot have more blocks|sets of weights",
+    "a size that this class does not have": r"is not a size of this model|has no size for|cannot grow",
+    "sizes that do not fit together, or are not larger": r"not whole|shrink|has several sizes|lose blocks|"
+    r"cannot be chosen|cannot build a model of these sizes|nothing would change|less than the source|must be num_heads|"
+    r"transformers refuses|want a whole number|heads do not fit",
+    "heads that cannot take this width": r"turn|rotary|ALiBi|clipped|query|key",
+    "no exact growth at this width": r"passes a nonlinearity|passes through|is not a multiple|choose a multiple|"
+    r"leaves the model as it is|a frame|frames|whole copies|equal energy|expand differently|one frame|"
+    r"LayerNorm without|no frame|spare neurons|zero to zero|in pairs",
 }
 
 
@@ -163,20 +167,39 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     counted = [row for row in rows if row["kind"] != "unusable"]
     kinds = collections.Counter(row["kind"] for row in counted)
     refused = collections.Counter(reason(row["said"]) for row in counted if row["kind"] == "refused")
-    names = {
-        "exact": "exact: off by at most 1e-10 in float64",
-        "rounded": "exact but for roundings of the stored dtype",
-        "up to eps": "exact up to eps, as stated: Post-LN depth",
-    }
     lines = [f"{len(counted):>6}  cases of {len({r['family'] for r in counted})} families and "
-             f"{len({r['class'] for r in counted})} classes"]  # fmt: skip
-    lines += [f"{kinds[kind]:>6}  {text}" for kind, text in names.items()]
+             f"{len({r['class'] for r in counted})} classes", *_varied(counted)]  # fmt: skip
+    lines += [f"{kinds[kind]:>6}  {text}" for kind, text in KEPT.items()]
     lines.append(f"{kinds['refused']:>6}  refused by the check, before anything ran")
     lines += [f"{count:>12}  {why}" for why, count in refused.most_common()]
     lines.append(f"{kinds['fault']:>6}  faults")
     seconds = sum(row["seconds"] for row in rows) / max(1, len(rows))
-    unusable = f"{len(rows) - len(counted)} more that transformers itself cannot build or run"
-    return [*lines, f"{unusable}; {seconds:.2f} CPU seconds a case"]
+    lines.append(f"{len(rows) - len(counted)} more that transformers itself cannot build or run; {seconds:.2f} CPU "
+                 "seconds a case")  # fmt: skip
+    last = rows[-1]["code"] if rows else ""
+    if earlier := sum(row["code"] != last for row in rows):
+        lines.append(f"{earlier} of all ran before the last change of src/")
+    return lines
+
+
+KEPT = {
+    "exact": "exact: off by at most 1e-10 in float64",
+    "rounded": "exact but for roundings of the stored dtype",
+    "up to eps": "exact up to eps, as stated: Post-LN depth",
+}
+
+
+def _varied(counted: list[dict[str, Any]]) -> Iterator[str]:
+    """What the cases vary, and how evenly the families are kept."""
+    fields = {(row["family"], name) for row in counted for name in row["settings"]}
+    each = sum(len(row["settings"]) for row in counted) / max(1, len(counted))
+    yield f"{len(fields):>6}  fields of their configs, sizes apart, not at their default: {each:.1f} at once on average"
+    kept = collections.Counter(row["family"] for row in counted if row["kind"] in KEPT)
+    least, family = min(((kept[row["family"]], row["family"]) for row in counted), default=(0, ""))
+    views = sum(row["views"] for row in counted)
+    yield f"{views:>6}  inputs compared"
+    share = f"{sum(kept.values()) / max(1, len(counted)):.0%}"
+    yield f"{share:>6}  of the cases grew; of every family at least {least} ({family})"
 
 
 def reason(said: str) -> str:
