@@ -136,6 +136,20 @@ def test_an_odd_number_of_entries_that_turn_is_refused(model_class: Any, tmp_pat
     assert lemonx.plan(source, width_factor=2).steps  # heads of 12
 
 
+@pytest.mark.parametrize("model_class", [hf.StableLmForCausalLM, hf.PhiForCausalLM, hf.CohereForCausalLM])
+def test_heads_that_a_layer_norm_reads_keep_their_entries(model_class: Any, tmp_path: Path) -> None:
+    """They were told to try the very size that was asked for."""
+    qk = {"use_qk_norm": True} if model_class is hf.CohereForCausalLM else {"qk_layernorm": True}
+    source = saved(model_class, tmp_path, **qk)
+    config = hf.AutoConfig.from_pretrained(source)
+    heads = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
+    entries = config.hidden_size // config.num_attention_heads
+    own = {} if model_class is hf.StableLmForCausalLM else {"head_dim": 2 * entries}
+    with pytest.raises(Refused, match=rf"a LayerNorm reads the entries of every head, .*: keep it at {entries}$"):
+        lemonx.plan(source, width=2 * config.hidden_size, fields=heads | own)
+    assert lemonx.plan(source, width_factor=2).steps  # more heads
+
+
 @pytest.mark.parametrize("model_class", [hf.MambaForCausalLM, hf.Mamba2ForCausalLM])
 def test_a_branch_that_is_divided_by_the_depth_when_it_is_loaded(model_class: Any, tmp_path: Path) -> None:
     source = saved(model_class, tmp_path, rescale_prenorm_residual=True)
@@ -215,7 +229,9 @@ def test_layers_without_experts_are_told_by_the_fields_that_make_them(tmp_path: 
 
 def test_more_sets_of_weights_than_blocks(tmp_path: Path) -> None:
     source = saved(hf.AlbertForMaskedLM, tmp_path, num_hidden_layers=1, num_hidden_groups=1)
-    with pytest.raises(BadTarget, match=r"num_hidden_groups=2 makes more sets of weights than .* 1: give --depth 2 too"):
+    with pytest.raises(
+        BadTarget, match=r"num_hidden_groups=2 makes more sets of weights than .* 1: give --depth 2 too"
+    ):
         lemonx.plan(source, fields={"num_hidden_groups": 2})
     assert lemonx.plan(source, depth=2, fields={"num_hidden_groups": 2}).steps
 
