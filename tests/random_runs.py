@@ -155,7 +155,8 @@ class Advice:
         try:
             api.plan(source, **growth)
         except LemonxError as error:
-            return str(error).replace(f"{self.folder}/", "")
+            # The folder that was saved again is the source once more.
+            return str(error).replace(f"{self.folder}/again", "source").replace(f"{self.folder}/", "")
         return None
 
     def leads_on(self, said: str, growth: dict[str, Any], more: str) -> bool:

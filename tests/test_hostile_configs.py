@@ -210,6 +210,14 @@ def test_a_part_of_a_block_is_no_head(activation: str, tmp_path: Path) -> None:
     assert "base model" not in str(caught.value)
 
 
+def test_a_part_of_a_base_model_is_no_head(tmp_path: Path) -> None:
+    """To save the base model, as was advised, would save the same again."""
+    source = saved(hf.ViTModel, tmp_path, pooler_act="prelu")
+    with pytest.raises(BadCheckpoint, match=r"no row covers the tensor 'pooler.activation.weight'") as caught:
+        lemonx.plan(source, width_factor=2)
+    assert "base model" not in str(caught.value)
+
+
 def test_a_field_that_config_json_lacks_is_written_by_saving(tmp_path: Path) -> None:
     source = saved(hf.BloomForCausalLM, tmp_path)
     config = json.loads((source / "config.json").read_text())
