@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 import lemonx
 import pico
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
+from lemonx.models.timm import TimmResNetConfig, TimmResNetForImageClassification
 from lemonx.notes import notes
 from lemonx.spaces import CALM
 from lemonx.verification.float64 import Float64
@@ -67,6 +68,17 @@ def test_blocks_are_dropped_in_training_only(tmp_path: Path) -> None:
     """The first block of a ConvNeXt is never dropped, and so has another module where others have one for it."""
     source = saved(hf.ConvNextForImageClassification, tmp_path, drop_path_rate=0.5)
     assert verified(source, fields={"depths": [3, 3]})["difference"] <= 1e-10
+
+
+def test_stages_that_were_equally_wide_by_chance(tmp_path: Path) -> None:
+    """The first block of a stage reads the stage before it, the others their own: 96 channels became 144 and 192."""
+    args = {"layers": [1, 2], "channels": [24, 24]}
+    config = TimmResNetConfig(model_args=args, architecture="resnet50", block="bottleneck", num_classes=2)
+    with Float64():
+        model = TimmResNetForImageClassification(config)
+    pico.randomise(model, seed=0)
+    source = pico.save(model, tmp_path / "source", torch.float64)
+    assert verified(source, fields={"model_args.channels": [36, 48]})["difference"] <= 1e-10
 
 
 @pytest.mark.parametrize("count", [8, 12])
