@@ -1,6 +1,6 @@
 """Random configs of every family and class, with flags that are not at their default: exact, or refused by the check.
 
-    python benchmarks/configs.py                        3000 cases
+    python benchmarks/configs.py                        3500 cases
     python benchmarks/configs.py --runs 300 --first 5000 --jobs 2
     python benchmarks/configs.py --case 1234            one case again, with all that it takes to repeat it
     python benchmarks/configs.py --record runs.jsonl    keep a line for every case, and go on from there next time
@@ -60,7 +60,7 @@ REASONS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3000)
+    parser.add_argument("--runs", type=int, default=3500)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--family", help="cases of this model type only")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
@@ -167,8 +167,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     counted = [row for row in rows if row["kind"] != "unusable"]
     kinds = collections.Counter(row["kind"] for row in counted)
     refused = collections.Counter(reason(row["said"]) for row in counted if row["kind"] == "refused")
+    numbers = [row["case"] for row in rows] or [0]
     lines = [f"{len(counted):>6}  cases of {len({r['family'] for r in counted})} families and "
-             f"{len({r['class'] for r in counted})} classes", *_varied(counted)]  # fmt: skip
+             f"{len({r['class'] for r in counted})} classes, between {min(numbers)} and {max(numbers)}", *_varied(counted)]  # fmt: skip
     lines += [f"{kinds[kind]:>6}  {text}" for kind, text in KEPT.items()]
     lines.append(f"{kinds['refused']:>6}  refused by the check, before anything ran")
     lines += [f"{count:>12}  {why}" for why, count in refused.most_common()]
