@@ -168,8 +168,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     kinds = collections.Counter(row["kind"] for row in counted)
     refused = collections.Counter(reason(row["said"]) for row in counted if row["kind"] == "refused")
     numbers = [row["case"] for row in rows] or [0]
-    lines = [f"{len(counted):>6}  cases of {len({r['family'] for r in counted})} families and "
-             f"{len({r['class'] for r in counted})} classes, between {min(numbers)} and {max(numbers)}", *_varied(counted)]  # fmt: skip
+    families, classes = ({row[name] for row in counted} for name in ("family", "class"))
+    lines = [f"{len(counted):>6}  cases of {len(families)} families and {len(classes)} classes, with numbers from "
+             f"{min(numbers)} to {max(numbers)}", *_varied(counted)]  # fmt: skip
     lines += [f"{kinds[kind]:>6}  {text}" for kind, text in KEPT.items()]
     lines.append(f"{kinds['refused']:>6}  refused by the check, before anything ran")
     lines += [f"{count:>12}  {why}" for why, count in refused.most_common()]
