@@ -222,6 +222,15 @@ def test_a_part_of_a_block_is_no_head(activation: str, tmp_path: Path) -> None:
     assert "base model" not in str(caught.value)
 
 
+@pytest.mark.parametrize("ratio", [2.5, 1.3])
+def test_a_ratio_need_not_be_whole(ratio: float, tmp_path: Path) -> None:
+    source = saved(hf.SwinForImageClassification, tmp_path, mlp_ratio=ratio)
+    assert verified(source, width_factor=2)["difference"] <= 1e-10
+    assert lemonx.plan(source, fields={"mlp_ratio": 3 * ratio}).steps
+    with pytest.raises(BadTarget, match="mlp_ratio"):
+        lemonx.plan(source, fields={"mlp_ratio": float("nan")})
+
+
 def test_a_part_of_a_base_model_is_no_head(tmp_path: Path) -> None:
     """To save the base model, as was advised, would save the same again."""
     source = saved(hf.ViTModel, tmp_path, pooler_act="prelu")

@@ -10,7 +10,7 @@ from typing import Any
 
 from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.limits import LARGEST
-from lemonx.spec import TIED, Architecture, Config, Spec, is_size, with_fields
+from lemonx.spec import TIED, Architecture, Config, Spec, is_ratio, is_size, with_fields
 
 # The options whose sizes grow with the width.
 FOLLOWERS = ("heads", "kv_heads", "ffn")
@@ -195,7 +195,8 @@ def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any
     # Only what config.json itself writes as 4.0 may be given so.
     given = value if isinstance(value, list) else [value]
     typed = isinstance(before, float) or not any(isinstance(v, float) for v in given)
-    if not is_size(value) or not typed or isinstance(value, list) != several or unset:
+    fits = is_ratio if isinstance(before, float) and family.has_ratio(name) else is_size
+    if not fits(value) or not typed or isinstance(value, list) != several or unset:
         raise BadTarget(
             f"--set {name}={_spell(value)}: want {'a list of whole numbers' if several else 'a whole number'}"
         )
