@@ -1,8 +1,9 @@
 """Random configs of every family and class, with flags that are not at their default: exact, or refused by the check.
 
-    python benchmarks/configs.py                        3000 cases
+    python benchmarks/configs.py                        3500 cases
     python benchmarks/configs.py --runs 300 --first 5000 --jobs 2
     python benchmarks/configs.py --case 1234            one case again, with all that it takes to repeat it
+    python benchmarks/configs.py --record runs.jsonl    keep a line for every case, and go on from there next time
     python benchmarks/configs.py --write                put the table into docs/guarantees.md
 
 A case is a model of a random class with a random config (tests/random_configs.py), expanded to random sizes with
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import collections
 import gc
+import hashlib
 import json
 import os
 import re
@@ -25,6 +27,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pages
@@ -37,36 +40,42 @@ sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
 MEMORY = 12 * 10**9
 # What the messages of refusals are about, by words in them: the first that fits.
 REASONS = {
-    "sizes that do not fit together, or are not larger": r"not whole|shrink|do not fit|must be|has several sizes|"
-    r"cannot be chosen|cannot build a model of these sizes|lose blocks|nothing would change|less than the source",
-    "a size that this class does not have": r"is not a size of this model|has no size for|cannot grow",
-    "no exact growth at this width": r"passes a nonlinearity|passes through|is not a multiple|choose a multiple|"
-    r"leaves the model as it is|a frame|frames|whole copies|equal energy|expand differently|one frame",
-    "heads that cannot take this width": r"turn|rotary|ALiBi|clipped|query|key",
+    "parts of a model that no table has yet": r"no spec covers|no row covers|no rows|another model's stream|"
+    r"square images|sinusoidal|without experts",
+    "a config.json that does not say all, or contradicts itself": r"has no field|does not name the class|save the "
+    r"(whole )?model|BadCheckpoint|partial_rotary_factor",
+    "a module that would come or go": r"would (gain|lose) (?!blocks)",
     "blocks that cannot be added": r"share their weights|change the shape|norms the stream|small-gains|small gains|"
-    r"divides what|takes? turns|depends on a layer",
-    "a module that would come or go": r"would (gain|lose)",
-    "what no table covers": r"no spec covers|no row covers|no rows|another model's stream|square images|sinusoidal",
-    "a config that does not say all": r"has no field|save the (whole )?model|config.json",
+    r"divides what|takes? turns|depends on a layer|cannot have more blocks|sets of weights",
+    "a size that this class does not have": r"is not a size of this model|has no size for|cannot grow",
+    "sizes that do not fit together, or are not larger": r"not whole|shrink|has several sizes|lose blocks|"
+    r"cannot be chosen|cannot build a model of these sizes|nothing would change|less than the source|must be num_heads|"
+    r"transformers refuses|want a whole number|heads do not fit",
+    "heads that cannot take this width": r"turn|rotary|ALiBi|clipped|query|key",
+    "no exact growth at this width": r"passes a nonlinearity|passes through|is not a multiple|choose a multiple|"
+    r"leaves the model as it is|a frame|frames|whole copies|equal energy|expand differently|one frame|"
+    r"LayerNorm without|no frame|spare neurons|zero to zero|in pairs",
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3000)
+    parser.add_argument("--runs", type=int, default=3500)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--family", help="cases of this model type only")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--case", type=int, help="repeat this case")
+    parser.add_argument("--record", type=Path, help="a file of what every case came to; only faults in it run again")
     parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
     parser.add_argument("--until", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is not None:
         sys.exit(repeat(options.case, options.family))
     if options.until is not None:
-        work(range(options.first, options.until, options.jobs), options.family)
+        done = {row["case"] for row in recorded(options.record)}
+        work([n for n in range(options.first, options.until, options.jobs) if n not in done], options.family)
         return
-    rows = list(collected(options))
+    rows = [*recorded(options.record), *collected(options)]
     lines = table(rows)
     print("\n".join(lines))
     faults = [row for row in rows if row["kind"] == "fault"]
@@ -85,11 +94,19 @@ def repeat(case: int, family: str | None) -> int:
     return 0 if outcome.good else 1
 
 
+def recorded(record: Path | None) -> list[dict[str, Any]]:
+    """The cases of a record that ended well, by their numbers."""
+    lines = record.read_text().splitlines() if record and record.exists() else []
+    rows = {row["case"]: row for row in map(json.loads, lines)}
+    return [row for row in rows.values() if row["kind"] != "fault"]
+
+
 def collected(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What every case came to; each of several processes takes every so manieth. Faults are told as they are found."""
     until = str(options.first + options.runs)
     command = [sys.executable, __file__, "--until", until, "--jobs", str(options.jobs)]
     command += ["--family", options.family] if options.family else []
+    command += ["--record", str(options.record)] if options.record else []
     children = [
         subprocess.Popen([*command, "--first", str(options.first + job)], stdout=subprocess.PIPE, text=True)
         for job in range(options.jobs)
@@ -98,6 +115,9 @@ def collected(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         assert child.stdout is not None
         for line in child.stdout:
             row = json.loads(line)
+            if options.record:
+                with options.record.open("a") as file:
+                    file.write(line)
             if row["kind"] == "fault":
                 print(row["told"], flush=True)
             yield row
@@ -105,11 +125,12 @@ def collected(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             sys.exit(f"a process ended with {child.returncode}")
 
 
-def work(seeds: range, family: str | None) -> None:
+def work(seeds: list[int], family: str | None) -> None:
     """Run cases in this process, and print a line of JSON for each."""
-    from random_runs import run_case, told
+    from random_runs import run_case, settings, told
 
     _quiet()
+    code = hashlib.sha256(b"".join(f.read_bytes() for f in sorted((pages.ROOT / "src").rglob("*.py")))).hexdigest()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     gc.collect()
     gc.freeze()  # what is imported stays: looking at it again takes longer than a case
@@ -117,11 +138,15 @@ def work(seeds: range, family: str | None) -> None:
         before = time.process_time()
         outcome = run_case(seed, family)
         row = {
+            "case": seed,
+            "code": code[:12],
             "kind": outcome.kind,
             "family": outcome.case.model_type,
             "class": outcome.case.class_name,
             "said": outcome.said,
             "told": told(outcome) if outcome.kind == "fault" else "",
+            "views": outcome.views,
+            "settings": settings(outcome.case),
             "seconds": time.process_time() - before,
         }
         print(json.dumps(row), flush=True)
@@ -142,20 +167,41 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     counted = [row for row in rows if row["kind"] != "unusable"]
     kinds = collections.Counter(row["kind"] for row in counted)
     refused = collections.Counter(reason(row["said"]) for row in counted if row["kind"] == "refused")
-    names = {
-        "exact": "exact: off by at most 1e-10 in float64",
-        "rounded": "exact but for roundings of the stored dtype",
-        "up to eps": "exact up to eps, as stated: Post-LN depth",
-    }
-    lines = [f"{len(counted):>6}  cases of {len({r['family'] for r in counted})} families and "
-             f"{len({r['class'] for r in counted})} classes"]  # fmt: skip
-    lines += [f"{kinds[kind]:>6}  {text}" for kind, text in names.items()]
+    numbers = [row["case"] for row in rows] or [0]
+    families, classes = ({row[name] for row in counted} for name in ("family", "class"))
+    lines = [f"{len(counted):>6}  cases of {len(families)} families and {len(classes)} classes, with numbers from "
+             f"{min(numbers)} to {max(numbers)}", *_varied(counted)]  # fmt: skip
+    lines += [f"{kinds[kind]:>6}  {text}" for kind, text in KEPT.items()]
     lines.append(f"{kinds['refused']:>6}  refused by the check, before anything ran")
     lines += [f"{count:>12}  {why}" for why, count in refused.most_common()]
     lines.append(f"{kinds['fault']:>6}  faults")
     seconds = sum(row["seconds"] for row in rows) / max(1, len(rows))
-    unusable = f"{len(rows) - len(counted)} more that transformers itself cannot build or run"
-    return [*lines, f"{unusable}; {seconds:.2f} CPU seconds a case"]
+    lines.append(f"{len(rows) - len(counted)} more that transformers itself cannot build or run; {seconds:.2f} CPU "
+                 "seconds a case")  # fmt: skip
+    last = rows[-1]["code"] if rows else ""
+    if earlier := sum(row["code"] != last for row in rows):
+        lines.append(f"{earlier} of all ran before the last change of src/")
+    return lines
+
+
+KEPT = {
+    "exact": "exact: off by at most 1e-10 in float64",
+    "rounded": "exact but for roundings of the stored dtype",
+    "up to eps": "exact up to eps, as stated: Post-LN depth",
+}
+
+
+def _varied(counted: list[dict[str, Any]]) -> Iterator[str]:
+    """What the cases vary, and how evenly the families are kept."""
+    fields = {(row["family"], name) for row in counted for name in row["settings"]}
+    each = sum(len(row["settings"]) for row in counted) / max(1, len(counted))
+    yield f"{len(fields):>6}  fields of their configs, sizes apart, not at their default: {each:.1f} at once on average"
+    kept = collections.Counter(row["family"] for row in counted if row["kind"] in KEPT)
+    least, family = min(((kept[row["family"]], row["family"]) for row in counted), default=(0, ""))
+    views = sum(row["views"] for row in counted)
+    yield f"{views:>6}  inputs compared"
+    share = f"{sum(kept.values()) / max(1, len(counted)):.0%}"
+    yield f"{share:>6}  of the cases grew; of every family at least {least} ({family})"
 
 
 def reason(said: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -30,6 +31,12 @@ def pytest_configure() -> None:
     logging.set_verbosity_error()
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers are the parallelism
+
+
+def pytest_collection_finish() -> None:
+    # Verification collects garbage: to look through all that is imported each time takes longer than a pico model.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

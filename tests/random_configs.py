@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,17 @@ Sizes = Mapping[str, Mapping[str, Any]]
 
 
 def _factor(r: random.Random, sizes: Sizes) -> dict[str, Any]:
-    growth: dict[str, Any] = {"width_factor": r.choice([2, 2, 3, "3/2", "3/2", "4/3", "5/4"])}
+    factors = [2, 2, 3, "3/2", "3/2", "4/3", "5/4"]
+    # Most often one by which every size that follows stays whole.
+    fitting = [factor for factor in factors if _is_whole(Fraction(factor), sizes)]
+    growth: dict[str, Any] = {"width_factor": r.choice(fitting if r.random() < 0.8 else factors)}
     return growth | (_deeper(r, sizes) if r.random() < 0.5 else {})
+
+
+def _is_whole(factor: Fraction, sizes: Sizes) -> bool:
+    followers = [sizes[option] for option in sizes.keys() & {"width", "heads", "kv_heads", "ffn"}]
+    lists = [size if isinstance(size, list) else [size] for names in followers for size in names.values()]
+    return all((n * factor).denominator == 1 for several in lists for n in several if isinstance(n, int))
 
 
 def _wider(r: random.Random, sizes: Sizes) -> dict[str, Any]:

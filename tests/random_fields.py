@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import transformers as hf
@@ -75,6 +76,12 @@ def drawn(r: random.Random, config_class: Config, class_name: str, share: float)
             d.values[name] = other(d, name)
     _of_the_class(d)
     return d.values
+
+
+@cache
+def sizes(config_class: Config, class_name: str) -> frozenset[str]:
+    """The fields that the layout of a config class sets."""
+    return frozenset((LAYOUTS.get(config_class) or layout)(Draw(random.Random(0), config_class, class_name)))
 
 
 def other(d: Draw, name: str) -> Any:

@@ -6,6 +6,7 @@ cache; pictures come in three sizes, sounds with a text begun. Both models are l
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ LENGTH = 33
 Outputs = dict[str, Tensor]
 View = Callable[[Any], Outputs]
 # Streams that a model gives out: a wider model's may hold the same in another basis.
-STREAMS = ("last_hidden_state", "encoder_last_hidden_state", "pooler_output")
+STREAMS = ("last_hidden_state", "encoder_last_hidden_state", "pooler_output", "feature_maps")
 
 
 def load(model_class: Any, folder: Path) -> Any:
@@ -183,7 +184,11 @@ def _outputs(model: Any, batch: dict[str, Tensor], **options: Any) -> Outputs:
 
 @torch.no_grad()
 def run(model: Any, ways: dict[str, View]) -> dict[str, Outputs | Exception]:
-    """What a model makes of every view; an exception where it does not take one."""
+    """What a model makes of every view; an exception where it does not take one.
+
+    A copy of it runs: a Swin that has seen a small picture keeps the window that it chose for that.
+    """
+    model = copy.deepcopy(model)
     found: dict[str, Outputs | Exception] = {}
     for name, view in ways.items():
         try:
@@ -213,15 +218,18 @@ class Bases:
     def relative(self, name: str, value: Tensor, wide: Tensor) -> float:
         """The difference of one output, brought to the source's basis."""
         narrow, given = self._outputs
+        # The maps of a backbone have their channels in front of height and width; texts may come without padding, flat.
+        axis = next(i for i in range(-1, -1 - value.ndim, -1) if value.shape[i] != wide.shape[i])
         fitted = torch.linalg.lstsq(
-            _flat(given[name]), narrow[name].flatten(0, -2), rcond=1e-11, driver="gelsd"
+            _flat(given[name], axis, one=True), _flat(narrow[name], axis), rcond=1e-11, driver="gelsd"
         ).solution
-        return _relative(value.flatten(0, -2), _flat(wide) @ fitted)
+        return _relative(_flat(value, axis), _flat(wide, axis, one=True) @ fitted)
 
 
-def _flat(x: Tensor) -> Tensor:
-    x = x.flatten(0, -2)
-    return torch.cat([x, torch.ones_like(x[:, :1])], 1)
+def _flat(x: Tensor, axis: int, *, one: bool = False) -> Tensor:
+    """A row for every vector along this axis, with a 1 behind it if so asked."""
+    x = x.movedim(axis, -1).flatten(0, -2)
+    return torch.cat([x, torch.ones_like(x[:, :1])], 1) if one else x
 
 
 def difference(before: Outputs, after: Outputs, bases: Bases | None = None) -> tuple[float, str]:
@@ -243,7 +251,7 @@ def _of_one(name: str, value: Tensor, wide: Tensor, bases: Bases | None) -> floa
     if wide.shape != value.shape and not found < 1e-6:
         if name.endswith("_embeds"):  # of length one: the direction of the first entries
             found = min(found, _relative(value, first / first.norm(dim=-1, keepdim=True)))
-        elif name in STREAMS and bases:
+        elif name.startswith(STREAMS) and bases:
             found = min(found, bases.relative(name, value, wide))
     return found
 

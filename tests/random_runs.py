@@ -10,20 +10,21 @@ from __future__ import annotations
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import transformers as hf
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import random_outputs as outputs
 from lemonx import api, architectures
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, UnknownArchitecture
 from lemonx.planning.plan import Plan
 from random_configs import OPTIONS, Case, Unusable, classes, draw, usable, with_growth, write
-from random_fields import fields_of
+from random_fields import fields_of, sizes
 
 EXACT = 1e-10
 # Weights are rounded once per copy and once with what scales them; dense maps add up more roundings than copies do.
@@ -32,6 +33,7 @@ EPS = 20.0
 # Whatever rounding does to a model: a wrong wire does more.
 CAP = 0.5
 BEFORE = (BadTarget, BadCheckpoint, Refused, UnknownArchitecture)
+SIZES = (*OPTIONS, "width_factor")
 GOOD = ("exact", "rounded", "up to eps", "refused")
 
 
@@ -61,6 +63,8 @@ def run_case(seed: int, model_type: str | None = None) -> Outcome:
             return _run(case, folder)
         except Unusable as error:
             return Outcome(case, "unusable", str(error))
+        except Exception:  # of this search itself: one case, and the others go on
+            return Outcome(case, "fault", traceback.format_exc())
 
 
 def _run(case: Case, folder: Path) -> Outcome:
@@ -130,7 +134,7 @@ def _refused(case: Case, folder: Path, error: LemonxError, late: bool) -> Outcom
     try:
         advice = Advice(case, folder)
         for growth, source in advice.of(said):
-            if (more := advice.refusal(source, growth)) is not None and not advice.leads_on(said, more):
+            if (more := advice.refusal(source, growth)) is not None and not advice.leads_on(said, growth, more):
                 return Outcome(case, "fault", f"advice of {said!r} is refused too: {growth}: {more}")
     except Exception:
         return Outcome(case, "fault", f"advice of {said!r}: {traceback.format_exc()}")
@@ -144,23 +148,21 @@ class Advice:
         self.case, self.folder, self.source = case, folder, folder / "source"
         self.growth = dict(case.growth or {})
         self.fields = dict(self.growth.get("fields", {}))
-        self.options = [name for name in (*OPTIONS, "width_factor") if name in self.growth]
+        self.options = [name for name in SIZES if name in self.growth]
         self.sizes = architectures.families()[case.model_type].sizes
-
-    @property
-    def single(self) -> bool:
-        return len(self.options) + len(self.fields) == 1
 
     def refusal(self, source: Path, growth: dict[str, Any]) -> str | None:
         try:
             api.plan(source, **growth)
         except LemonxError as error:
-            return str(error).replace(f"{self.folder}/", "")
+            # The folder that was saved again is the source once more.
+            return str(error).replace(f"{self.folder}/again", "source").replace(f"{self.folder}/", "")
         return None
 
-    def leads_on(self, said: str, more: str) -> bool:
+    def leads_on(self, said: str, growth: dict[str, Any], more: str) -> bool:
         """Advice about the file, or about one of several sizes, may lead to what is wrong with another size."""
-        return (not self.single or "save " in said) and _shape(said) != _shape(more)
+        sizes = sum(name in growth for name in SIZES) + len(growth.get("fields", {}))
+        return (sizes > 1 or "save " in said) and _shape(said) != _shape(more)
 
     def of(self, said: str) -> Iterator[tuple[dict[str, Any], Path]]:
         for pattern, follow in FOLLOWED.items():
@@ -240,6 +242,20 @@ FOLLOWED: dict[str, Callable[[Advice, re.Match[str]], Iterator[dict[str, Any]]]]
 
 def _shape(said: str) -> str:
     return re.sub(r"\d+", "0", said)
+
+
+def settings(case: Case) -> list[str]:
+    """The fields of its config that are not at their default, without those of which only sizes are drawn."""
+    return sorted(_other(case.fields, CONFIG_MAPPING[case.model_type], case.class_name))
+
+
+def _other(values: Mapping[str, Any], config_class: Any, class_name: str) -> Iterator[str]:
+    known = fields_of(config_class)
+    for name, value in values.items():
+        if name in (parts := config_class.sub_configs):
+            yield from (f"{name}.{inner}" for inner in _other(value, parts[name], class_name))
+        elif name not in sizes(config_class, class_name) and (name not in known or value != known[name].default):
+            yield name
 
 
 def told(outcome: Outcome) -> str:

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from transformers.activations import ACT2FN
 
 import lemonx
 import pico
-from lemonx.errors import BadCheckpoint, LemonxError, Refused
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
+from lemonx.models.timm import TimmResNetConfig, TimmResNetForImageClassification
+from lemonx.planning.notices import notes
+from lemonx.specs.spaces import CALM
 from lemonx.verification.float64 import Float64
 
 
@@ -66,6 +70,17 @@ def test_blocks_are_dropped_in_training_only(tmp_path: Path) -> None:
     assert verified(source, fields={"depths": [3, 3]})["difference"] <= 1e-10
 
 
+def test_stages_that_were_equally_wide_by_chance(tmp_path: Path) -> None:
+    """The first block of a stage reads the stage before it, the others their own: 96 channels became 144 and 192."""
+    args = {"layers": [1, 2], "channels": [24, 24]}
+    config = TimmResNetConfig(model_args=args, architecture="resnet50", block="bottleneck", num_classes=2)
+    with Float64():
+        model = TimmResNetForImageClassification(config)
+    pico.randomise(model, seed=0)
+    source = pico.save(model, tmp_path / "source", torch.float64)
+    assert verified(source, fields={"model_args.channels": [36, 48]})["difference"] <= 1e-10
+
+
 @pytest.mark.parametrize("count", [8, 12])
 def test_several_experts_in_one_tensor_are_groups_of_copies_each(count: int, tmp_path: Path) -> None:
     """Also where the stream does not grow, so that the rows of several experts follow one another."""
@@ -108,6 +123,15 @@ def test_another_token_is_another_text(tmp_path: Path) -> None:
         verified(source, width=64, fields=sizes, seed=seed)
 
 
+@pytest.mark.parametrize("out", [[0, 1], [0, 2]])
+def test_maps_of_a_backbone_may_be_in_another_basis(out: list[int], tmp_path: Path) -> None:
+    """At x4/3 frames carry its streams, as they do a base model's, and the plan says so."""
+    fields = {"embed_dim": 12, "num_heads": [3, 3], "depths": [2, 1], "image_size": 16, "patch_size": 2}
+    source = saved(hf.SwinBackbone, tmp_path, **fields, window_size=2, out_indices=out)
+    assert "the source's in another basis" in " ".join(notes(lemonx.plan(source, width_factor="4/3")))
+    assert verified(source, width_factor="4/3")["difference"] <= 1e-10
+
+
 # ----------------------------------------------------------------- what the check did not know
 
 
@@ -124,12 +148,45 @@ def test_an_odd_number_of_entries_that_turn_is_refused(model_class: Any, tmp_pat
     assert lemonx.plan(source, width_factor=2).steps  # heads of 12
 
 
+@pytest.mark.parametrize("model_class", [hf.StableLmForCausalLM, hf.PhiForCausalLM, hf.CohereForCausalLM])
+def test_heads_that_a_layer_norm_reads_keep_their_entries(model_class: Any, tmp_path: Path) -> None:
+    """They were told to try the very size that was asked for."""
+    qk = {"use_qk_norm": True} if model_class is hf.CohereForCausalLM else {"qk_layernorm": True}
+    source = saved(model_class, tmp_path, **qk)
+    config = hf.AutoConfig.from_pretrained(source)
+    heads = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
+    entries = config.hidden_size // config.num_attention_heads
+    own = {} if model_class is hf.StableLmForCausalLM else {"head_dim": 2 * entries}
+    with pytest.raises(Refused, match=rf"a LayerNorm reads the entries of every head, .*: keep it at {entries}$"):
+        lemonx.plan(source, width=2 * config.hidden_size, fields=heads | own)
+    assert lemonx.plan(source, width_factor=2).steps  # more heads
+
+
 @pytest.mark.parametrize("model_class", [hf.MambaForCausalLM, hf.Mamba2ForCausalLM])
 def test_a_branch_that_is_divided_by_the_depth_when_it_is_loaded(model_class: Any, tmp_path: Path) -> None:
     source = saved(model_class, tmp_path, rescale_prenorm_residual=True)
     with pytest.raises(Refused, match=r"depth would change from 2 to 3, and rescale_prenorm_residual divides.*at 2"):
         lemonx.plan(source, depth=3)
     assert verified(source, width_factor=2)["difference"] <= 1e-10
+
+
+def test_the_state_of_a_mamba_grows_where_its_activation_keeps_zero(tmp_path: Path) -> None:
+    source = saved(hf.Mamba2ForCausalLM, tmp_path, hidden_act="laplace")
+    state = json.loads((source / "config.json").read_text())["state_size"]
+    with pytest.raises(Refused, match=f"'laplace' does not take zero to zero, .* keep it at {state}"):
+        lemonx.plan(source, fields={"state_size": 2 * state})
+    with pytest.raises(Refused, match="passes a nonlinearity, so every new unit must be a copy"):
+        lemonx.plan(source, width_factor="3/2")
+    assert verified(source, width_factor=2)["difference"] <= 1e-10
+
+
+def test_activations_that_keep_zero_are_listed() -> None:
+    calm = set[str]()
+    for name in ACT2FN:
+        act = ACT2FN[name]
+        if not act(torch.zeros(1)).detach().any() and not any(True for _ in getattr(act, "parameters", list)()):
+            calm.add(name)
+    assert calm == CALM
 
 
 def test_a_norm_that_is_not_run_is_not_counted(tmp_path: Path) -> None:
@@ -165,6 +222,23 @@ def test_a_part_of_a_block_is_no_head(activation: str, tmp_path: Path) -> None:
     assert "base model" not in str(caught.value)
 
 
+@pytest.mark.parametrize("ratio", [2.5, 1.3])
+def test_a_ratio_need_not_be_whole(ratio: float, tmp_path: Path) -> None:
+    source = saved(hf.SwinForImageClassification, tmp_path, mlp_ratio=ratio)
+    assert verified(source, width_factor=2)["difference"] <= 1e-10
+    assert lemonx.plan(source, fields={"mlp_ratio": 3 * ratio}).steps
+    with pytest.raises(BadTarget, match="mlp_ratio"):
+        lemonx.plan(source, fields={"mlp_ratio": float("nan")})
+
+
+def test_a_part_of_a_base_model_is_no_head(tmp_path: Path) -> None:
+    """To save the base model, as was advised, would save the same again."""
+    source = saved(hf.ViTModel, tmp_path, pooler_act="prelu")
+    with pytest.raises(BadCheckpoint, match=r"no row covers the tensor 'pooler.activation.weight'") as caught:
+        lemonx.plan(source, width_factor=2)
+    assert "base model" not in str(caught.value)
+
+
 def test_a_field_that_config_json_lacks_is_written_by_saving(tmp_path: Path) -> None:
     source = saved(hf.BloomForCausalLM, tmp_path)
     config = json.loads((source / "config.json").read_text())
@@ -180,6 +254,15 @@ def test_layers_without_experts_are_told_by_the_fields_that_make_them(tmp_path: 
     source = saved(hf.Qwen3MoeForCausalLM, tmp_path, decoder_sparse_step=2)
     with pytest.raises(Refused, match="decoder_sparse_step or mlp_only_layers leaves layers without experts: "):
         lemonx.plan(source, width_factor=2)
+
+
+def test_more_sets_of_weights_than_blocks(tmp_path: Path) -> None:
+    source = saved(hf.AlbertForMaskedLM, tmp_path, num_hidden_layers=1, num_hidden_groups=1)
+    with pytest.raises(
+        BadTarget, match=r"num_hidden_groups=2 makes more sets of weights than .* 1: give --depth 2 too"
+    ):
+        lemonx.plan(source, fields={"num_hidden_groups": 2})
+    assert lemonx.plan(source, depth=2, fields={"num_hidden_groups": 2}).steps
 
 
 def test_advice_about_heads_says_how_wide_they_are(tmp_path: Path) -> None:

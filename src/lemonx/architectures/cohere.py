@@ -44,7 +44,7 @@ def _cohere(c: Config, head_dim: int, normed: bool) -> Spec:
             "final": zero(width),
             "kv_heads": circ(c["num_key_value_heads"] or heads),
             "heads": grouped(heads, under="kv_heads"),
-            **head(head_dim, rotary(c, head_dim, adjacent=True), normed=normed),
+            **head(head_dim, rotary(c, head_dim, adjacent=True), normed=normed, centred=True),
             "hidden": circ(c["intermediate_size"]),
             "vocab": fresh(c["vocab_size"]),
         },

@@ -6,7 +6,7 @@ from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import rms_norm
 from lemonx.specs.rows import Row
-from lemonx.specs.spaces import Space, circ, fresh, grouped, key, query, zero
+from lemonx.specs.spaces import CALM, Space, circ, fresh, grouped, key, query, zero
 from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import depthwise, embedding, linear, parameter
 
@@ -26,7 +26,8 @@ MIXED = "(heads entries) + (groups state_in) + (groups state_out)"
     state="state_size",
     kind="language",
     defaults={"expand": 2, "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128,
-              "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False, "rescale_prenorm_residual": False},
+              "layer_norm_epsilon": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
+              "rescale_prenorm_residual": False},
 )  # fmt: skip
 def mamba2(c: Config) -> Spec:
     """Mamba 2: heads with a selective state each, in groups, and an RMSNorm behind the gate."""
@@ -36,6 +37,9 @@ def mamba2(c: Config) -> Spec:
             f"hidden_size {width} times expand {c['expand']} must be num_heads {heads} times head_dim {entries}: "
             "set those that do not follow with --set"
         )
+    calm, still = c["hidden_act"] in CALM, ""
+    if not calm:
+        still = f"hidden_act {c['hidden_act']!r} does not take zero to zero, and new entries of a state must be zero"
     tied = "backbone.embeddings" if c["tie_word_embeddings"] and not c.headless else None
     return Spec(
         stacks={"backbone.layers": Stack(c["num_hidden_layers"], "residual")},
@@ -45,14 +49,14 @@ def mamba2(c: Config) -> Spec:
         spaces={
             **{name: zero(width) for name in ("residual", "normed", "final")},
             "groups": circ(c["n_groups"]),
-            "heads": grouped(heads, under="groups", kind="zero", calm=True),
-            "entries": Space(entries, "zero", calm=True),
+            "heads": grouped(heads, under="groups", kind="zero", calm=calm),
+            "entries": Space(entries, "zero", calm=calm),
             "gates": grouped(heads, under="groups", kind="rand"),
             "gate_entries": Space(entries, "rand"),
             "gated_heads": grouped(heads, under="groups", kind="zero"),
             "gated_entries": zero(entries),
-            "state_in": query(c["state_size"], scale=1.0),
-            "state_out": key(c["state_size"]),
+            "state_in": query(c["state_size"], scale=1.0, still=still),
+            "state_out": key(c["state_size"], still=still),
             "vocab": fresh(c["vocab_size"]),
         },
         acts=("heads", "entries"),

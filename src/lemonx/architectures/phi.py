@@ -39,7 +39,7 @@ def phi(c: Config) -> Spec:
             "final": zero(width),
             "kv_heads": circ(c["num_key_value_heads"] or heads),
             "heads": grouped(heads, under="kv_heads"),
-            **head(head_dim, rotary(c, head_dim, c.maybe(PARTIAL) or 0.5), normed=normed),
+            **head(head_dim, rotary(c, head_dim, c.maybe(PARTIAL) or 0.5), normed=normed, centred=True),
             "hidden": circ(c["intermediate_size"]),
             "vocab": fresh(c["vocab_size"]),
         },

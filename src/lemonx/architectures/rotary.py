@@ -36,15 +36,27 @@ def rotary(c: Config, head_dim: int, part: float | None = None, adjacent: bool =
     return {"rotary": turning, "adjacent": adjacent, "still": still}
 
 
+CENTRED = "a LayerNorm reads the entries of every head, and new ones would be zeros, which move their mean"
+
+
 def head(
-    size: int, turns: Mapping[str, Any], *, scale: float | None = None, normed: bool = False, positions: int = 1
+    size: int,
+    turns: Mapping[str, Any],
+    *,
+    scale: float | None = None,
+    normed: bool = False,
+    centred: bool = False,
+    positions: int = 1,
 ) -> dict[str, Space]:
-    """The entries of a head's query, key and value; `normed`: a norm turns raw queries and keys into these."""
+    """The entries of a head's query, key and value; `normed`: a norm turns raw queries and keys into these.
+
+    `centred`: that is a LayerNorm.
+    """
     turns = {**turns, "positions": positions}
-    raw = key(size, normed=True, **turns)
+    raw = key(size, normed=True, **{**turns, "still": CENTRED if centred else turns.get("still", "")})
     spaces = {
         "query": query(size, scale=scale, **turns),
         "key": key(size, normed=normed, **turns),
         "value": fresh(size, positions),
     }
-    return {**spaces, "raw_query": raw, "raw_key": raw} if normed else spaces
+    return {"raw_query": raw, "raw_key": raw, **spaces} if normed else spaces

@@ -44,7 +44,7 @@ def stablelm(c: Config) -> Spec:
             "final": zero(width),
             "kv_heads": circ(c["num_key_value_heads"]),
             "heads": grouped(heads, under="kv_heads"),
-            **head(width // heads, rotary(c, width // heads, c.maybe(PARTIAL) or 0.25), normed=normed),
+            **head(width // heads, rotary(c, width // heads, c.maybe(PARTIAL) or 0.25), normed=normed, centred=True),
             "hidden": circ(c["intermediate_size"]),
             "vocab": fresh(c["vocab_size"]),
         },

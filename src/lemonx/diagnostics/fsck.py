@@ -43,6 +43,7 @@ from lemonx.planning.typecheck import with_tied
 from lemonx.specs.coverage import (
     eps_problems,
     gaps,
+    is_base,
     list_problems,
     lost_head,
     matched,
@@ -257,9 +258,10 @@ class _Check:
     def _compare_with_spec(self, spec: Spec, tensors: dict[str, TensorInfo]) -> None:
         found, unknown = matched(spec, tensors)
         self.dropped = frozenset(hit.name for hit in found if isinstance(spec.rows[hit.row], Dropped))
+        base = is_base(found)
         for name in unknown:
             what = f"holds the tensor {name!r}, which no row covers"
-            self._say(ERROR, tensors[name].file.name, what, without_row(spec, name))
+            self._say(ERROR, tensors[name].file.name, what, without_row(spec, name, base))
         for problem in gaps(spec, found):
             self._add(problem, CONFIG)
         rows = with_tied(settled(spec, found), {hit.row for hit in found})

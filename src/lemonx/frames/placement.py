@@ -82,6 +82,17 @@ class Framed:
         after = [row for row in self.spec.rows.values() if not self.spaces.isdisjoint(row.reads.axes)]
         return others.isdisjoint(axis for row in after for axis in row.writes.axes)
 
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Norms of it whose output no row reads: a backbone gives that out, also where the stream goes on."""
+        read = {axis for row in self.spec.rows.values() for axis in row.reads.axes}
+        return tuple(name for name in self.readers if read.isdisjoint(self.spec.rows[name].writes.axes))
+
+    @property
+    def is_given_out(self) -> bool:
+        """A model without a head gives out what a frame carries."""
+        return self.ends or bool(self.shown)
+
     def expansions(self, target: Spec) -> dict[str, Expansion]:
         """The types of these spaces, without values: all that can be known before a gain is read."""
         dense = Expansion(self.size, np.full(self.target, DENSE), np.ones(self.target))

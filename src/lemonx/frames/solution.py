@@ -133,7 +133,7 @@ class Solved:
         """What a model without a head may give out of it: the stream as it ends, or what a norm behind it writes."""
         framed = self.framed
         if not framed.ends:
-            return []
+            return [self._after(name, Place()).read for name in framed.shown]
         norms = [name for name in framed.readers if framed.spec.stack_of(name) is None]
         return [self.stream_before(framed.sets).stream, *(self._after(name, Place()).read for name in norms)]
 

@@ -79,7 +79,7 @@ def _frame(plan: Plan, solved: Solved) -> Iterator[str]:
             f"{2 * framed.size} of the {plan.target_spec.spaces[framed.hidden].size} units of {framed.hidden} in every "
             "block pass the stream through, act(a) - act(-a) = a, and begin with no other use"
         )
-    if framed.ends and plan.family.config(plan.source_config).headless:
+    if framed.is_given_out and plan.family.config(plan.source_config).headless:
         yield (
             f"what the model gives out of {framed.stream} is the source's in another basis of {framed.target} "
             "coordinates, not a copy of it"

@@ -11,7 +11,7 @@ from typing import Any
 from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.guards.limits import LARGEST
 from lemonx.specs.config import TIED, Config, with_fields
-from lemonx.specs.family import Architecture, is_size
+from lemonx.specs.family import Architecture, is_ratio, is_size
 from lemonx.specs.spec import Spec
 
 # The options whose sizes grow with the width.
@@ -197,7 +197,8 @@ def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any
     # Only what config.json itself writes as 4.0 may be given so.
     given = value if isinstance(value, list) else [value]
     typed = isinstance(before, float) or not any(isinstance(v, float) for v in given)
-    if not is_size(value) or not typed or isinstance(value, list) != several or unset:
+    fits = is_ratio if isinstance(before, float) and family.has_ratio(name) else is_size
+    if not fits(value) or not typed or isinstance(value, list) != several or unset:
         raise BadTarget(
             f"--set {name}={_spell(value)}: want {'a list of whole numbers' if several else 'a whole number'}"
         )

@@ -300,6 +300,11 @@ def _check_sizes(source: Spec, target: Spec) -> None:
 def _check_sets(name: str, source: Stack, target: Stack) -> None:
     """Blocks go on sharing their weights as they did, or every one gets its own."""
     same = (target.size, target.stored) == (source.size, source.stored)
+    if target.stored > target.size and not same:
+        raise BadTarget(
+            f"{source.sets_in}={target.stored} makes more sets of weights than {name} has blocks, {target.size}: give "
+            f"--depth {target.stored} too"
+        )
     if target.stored != target.size and not same:
         raise Refused(
             f"blocks in {name} share their weights, so that an added one could not be silent alone: give each its own, "

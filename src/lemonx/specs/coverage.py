@@ -19,8 +19,8 @@ NO_ROW = (
     "what it does in the model is not known, so it cannot grow; to grow the model without its head, save the base "
     "model first: AutoModel.from_pretrained(...).save_pretrained(...)"
 )
-NO_ROW_IN_A_BLOCK = (
-    "blocks of this family have no such part in its table, so a model that has it cannot grow; `lemonx architectures` "
+NO_ROW_OF_THE_FAMILY = (
+    "models of this family have no such part in its table, so a model that has it cannot grow; `lemonx architectures` "
     "lists what is supported"
 )
 # Names that older files use for a norm's parameters.
@@ -76,16 +76,22 @@ def match(spec: Spec, names: Iterable[str]) -> list[Matched]:
     found, unknown = matched(spec, names)
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise BadCheckpoint(f"no row covers the tensor {unknown[0]!r}{more}: {without_row(spec, unknown[0])}")
+        raise BadCheckpoint(
+            f"no row covers the tensor {unknown[0]!r}{more}: {without_row(spec, unknown[0], is_base(found))}"
+        )
     raise_first(gaps(spec, found))
     return found
 
 
-def without_row(spec: Spec, name: str) -> str:
-    """What to say of a tensor that has no row: a head can be left out, a part of a block cannot."""
-    return (
-        NO_ROW if _place(spec, name)[0] is None and _place(spec, spec.prefix + name)[0] is None else NO_ROW_IN_A_BLOCK
-    )
+def is_base(found: Iterable[Matched]) -> bool:
+    """Whether a file's names are those of a base model, which has no head to leave out."""
+    return any(hit.bare for hit in found)
+
+
+def without_row(spec: Spec, name: str, base: bool) -> str:
+    """What to say of a tensor that has no row: a head can be left out, a part of a block or of a base model cannot."""
+    in_a_block = any(_place(spec, full)[0] is not None for full in (name, spec.prefix + name))
+    return NO_ROW_OF_THE_FAMILY if in_a_block or base else NO_ROW
 
 
 def matched(spec: Spec, names: Iterable[str]) -> tuple[list[Matched], list[str]]:

@@ -93,8 +93,18 @@ class Architecture:
     def _field_problems(self, config: Config) -> Iterator[BadCheckpoint]:
         """A complaint for every field that is a size by its name and not by its value, whatever a spec made of it."""
         for name in sorted(name for names in self.sizes.values() for name in names if name in config.asked):
-            if not is_size(config[name]):
-                yield BadCheckpoint(f"config.json: {name} is {config[name]!r}: want a whole number above 0")
+            if not (is_ratio if self.has_ratio(name) else is_size)(config[name]):
+                want = "a number" if self.has_ratio(name) else "a whole number"
+                yield BadCheckpoint(f"config.json: {name} is {config[name]!r}: want {want} above 0")
+
+    def has_ratio(self, name: str) -> bool:
+        """Whether a field is a size in widths, which need not be whole."""
+        return name in self.sizes.get("ffn_ratio", ())
+
+
+def is_ratio(value: Any) -> bool:
+    """A number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def is_size(value: Any) -> bool:

@@ -57,6 +57,12 @@ def unscaled(size: int, positions: int = 1) -> Space:
     return Space(size, "scaled", positions)
 
 
+# Activations with act(0) = 0 and no weights, as transformers names them.
+CALM = frozenset(
+    ("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh",
+     "gelu_pytorch_tanh", "hardswish", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "silu",
+     "swish", "tanh")
+)  # fmt: skip
 # Activations with act(a) - act(-a) = a, as transformers names them.
 PAIRED = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "silu", "swish"})
 
@@ -95,17 +101,17 @@ def scaled(like: Space, name: str, by: float) -> Space:
     return replace(like, like=name, scale=by, linear=True)
 
 
-def query(size: int, *, scale: float | None = None, **rotary: Any) -> Space:
+def query(size: int, *, scale: float | None = None, **fields: Any) -> Space:
     """The entries of a query, new ones zero; scores are scaled by size^-1/2 unless `scale` says by what.
 
-    `rotary` are the fields of a Space that say which entries turn.
+    `fields` are those of a Space that say which entries turn, or why none can be added.
     """
-    return Space(size, "zero", scale=size**-0.5 if scale is None else scale, linear=True, **rotary)
+    return Space(size, "zero", scale=size**-0.5 if scale is None else scale, linear=True, **fields)
 
 
-def key(size: int, *, normed: bool = False, **rotary: Any) -> Space:
+def key(size: int, *, normed: bool = False, **fields: Any) -> Space:
     """The entries of a key; new ones hold anything, since those of the query are zero, but zero if a norm sees them."""
-    return Space(size, "zero" if normed else "fresh", linear=True, **rotary)
+    return Space(size, "zero" if normed else "fresh", linear=True, **fields)
 
 
 def experts(size: int, chosen: int, *, renormalised: bool = False, biased: bool = False) -> Space:

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-# What a model without a head gives out.
-GIVEN_OUT = ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds")
+# How the names begin of what a model without a head gives out.
+GIVEN_OUT = ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds", "feature_maps")
 # All ways from hidden states of a width to the source's, as matrices with a row for every entry of the source's.
 Back = Callable[[int], Sequence["np.ndarray"]]
 
@@ -19,7 +19,7 @@ def aligned(name: str, reference: torch.Tensor, wide: torch.Tensor, back: Back |
     """An output of the target as the source would give it out; of another shape if there is no such way."""
     # A base model's output is wider: the inverse of an expansion that copies reads the first entries.
     first = _first_entries(reference, wide)
-    if back is None or name not in GIVEN_OUT or first.shape != reference.shape:
+    if back is None or not name.startswith(GIVEN_OUT) or first.shape != reference.shape:
         return first
     return _nearest(reference, [first, *_through(back, reference, wide)])
 
@@ -51,6 +51,10 @@ def _through(back: Back, reference: torch.Tensor, states: torch.Tensor) -> list[
     """The states as the source would have them; what has length one there keeps it."""
     import torch
 
-    ways = [states @ torch.from_numpy(way).T for way in back(states.shape[-1])]
+    # The maps of a backbone have their channels in front of height and width.
+    sizes = zip(reference.shape, states.shape, strict=True)
+    axis = next((i for i, (narrow, wide) in enumerate(sizes) if narrow != wide), -1)
+    moved = states.movedim(axis, -1)
+    ways = [(moved @ torch.from_numpy(way).T).movedim(-1, axis) for way in back(moved.shape[-1])]
     fitting = [way for way in ways if way.shape == reference.shape]
     return [_of_length_one(way) if _are_of_length_one(reference, states) else way for way in fitting]

@@ -166,8 +166,10 @@ class _Compared:
         old, between = modules_of(before, within), modules_of(wide, within)
         new = modules_of(after, tensors_by_block(plan.target_spec, {step.name for step in plan.steps}))
         found = []
-        for place in old.keys() & between.keys():
-            found += self._grown(".".join(map(str, place)), old[place], between[place])
+        for stack, index in old.keys() & between.keys():
+            # Blocks that are unlike the rest have sizes of their own, which may have been equal by chance.
+            alike = stack if index >= plan.source_spec.stacks[stack].pinned else f"{stack}.{index}"
+            found += self._grown(f"{stack}.{index}", old[stack, index], between[stack, index], alike)
         for (stack, index), module in new.items():
             block = plan.blocks[stack][index]
             # Where blocks take turns (shifted windows), an added one has its turn, not its origin's: it is silent.
@@ -180,8 +182,11 @@ class _Compared:
             found += self._placed(*names, [between[stack, block.source], *others], module, places)
         return found
 
-    def _grown(self, here: str, old: Any, wide: Any) -> Iterator[str]:
-        """What differs between a block of the source and the same block when it is as wide as the target's."""
+    def _grown(self, here: str, old: Any, wide: Any, alike: str) -> Iterator[str]:
+        """What differs between a block of the source and the same block when it is as wide as the target's.
+
+        `alike`: the blocks in which a number must become the same.
+        """
         before, after = dict(old.named_modules()), dict(wide.named_modules())
         if lost := sorted(before.keys() - after.keys()):
             yield f"{here} has no {lost[0]}, which it has in the source"
@@ -195,7 +200,7 @@ class _Compared:
             values, others = plain_attributes(before[like]), plain_attributes(module)
             for name in sorted(values.keys() | others.keys()):
                 one, other = values.get(name), others.get(name)
-                if not self._follows((here.rpartition(".")[0], f"{path}.{name}"), one, other):
+                if not self._follows((alike, f"{path}.{name}"), one, other):
                     yield f"{here}.{path} has {name} = {other!r}, in the source it is {one!r}"
 
     def _follows(self, where: tuple[str, str], old: Any, new: Any) -> bool:
