@@ -118,7 +118,7 @@ class Case:
 
     def expand(self, **sizes: Any) -> Path:
         target = Path(tempfile.mkdtemp(dir=self.root)) / "target"
-        return lemonx.expand(self.source, target, verify=False, **sizes)
+        return lemonx.expand(self.source, target, verify=False, **sizes).path
 
     def erratum(self, target: Path, wrong: str, alter: Alter, right: str, bound: float = 1e-10) -> Erratum:
         """The target as lemonx wrote it, against the same after `alter`."""

@@ -148,7 +148,7 @@ def grown(case: Case, folder: Path) -> Iterator[Grown]:
     """Expand a tiny model in a folder, and open both."""
     model = pico.PICO[case.model]()
     source = pico.save(model, folder / "source", case.dtype)
-    target = lemonx.expand(source, folder / "target", verify=False, **case.options)
+    target = lemonx.expand(source, folder / "target", verify=False, **case.options).path
     with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
         said = read_certificate(large)
         assert said is not None

@@ -85,7 +85,7 @@ def renamed(tmp_path: Path) -> Callable[[str], tuple[Path, dict[str, str]]]:
 def test_second_names_alone_are_enough(name: str, renamed: Any, tmp_path: Path) -> None:
     folder, names = renamed(name)
     before = json.loads((folder / "config.json").read_text())
-    large = lemonx.expand(folder, tmp_path / "large", **CASES[name])  # verified
+    large = lemonx.expand(folder, tmp_path / "large", **CASES[name]).path  # verified
     written = json.loads((large / "config.json").read_text())
     assert names.keys() <= written.keys() and written.keys().isdisjoint(names.values())
     assert any(written[second] != before[second] for second in names)

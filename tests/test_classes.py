@@ -114,7 +114,7 @@ def test_a_class_grows(name: str, tmp_path: Path) -> None:
     factor = None if classes()[name] in NARROW else 2
     sizes = {"width_factor": factor, "fields": deeper(folder, classes()[name])}
     plans: list[Plan] = []
-    target = lemonx.expand(folder, tmp_path / "target", verify=False, planned=plans.append, **sizes)
+    target = lemonx.expand(folder, tmp_path / "target", verify=False, planned=plans.append, **sizes).path
     assert largest_difference(model, target) <= max(EXACT, 10 * plans[0].expected_loss)
 
 
@@ -136,7 +136,7 @@ def test_every_refusal_is_of_a_class_that_there_is() -> None:
 def test_verification_runs_and_sees_every_output(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / "source")
     sizes = {"width_factor": 2, "fields": deeper(folder, classes()[name])}
-    target = lemonx.expand(folder, tmp_path / "target", verify=True, **sizes)
+    target = lemonx.expand(folder, tmp_path / "target", verify=True, **sizes).path
     figures = json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]
     wanted = pico.named_outputs(model, pico.inputs(model, seed=0))
     assert wanted.keys() <= {*figures["outputs"]} and figures["difference"] <= EXACT
@@ -149,7 +149,7 @@ def test_a_backbone_goes_on_showing_the_blocks_that_it_showed(tmp_path: Path) ->
     """Blocks are added in front of one that is shown: its number in config.json moves with it."""
     shown = {"out_features": None, "out_indices": [0, 1, -2]}
     model, folder = saved("Dinov2Backbone", tmp_path / "source", num_hidden_layers=3, **shown)
-    target = lemonx.expand(folder, tmp_path / "target", verify=False, depth=6)
+    target = lemonx.expand(folder, tmp_path / "target", verify=False, depth=6).path
     config = json.loads((target / "config.json").read_text())
     assert (config["out_indices"], config["out_features"]) == ([0, 1, 3], ["stem", "stage1", "stage3"])
     assert config["stage_names"][-1] == "stage6"
@@ -162,7 +162,7 @@ def test_a_backbone_goes_on_showing_the_blocks_that_it_showed(tmp_path: Path) ->
 def test_a_decoder_alone_has_one_depth(tmp_path: Path) -> None:
     """And a cache for all of its blocks, which transformers counts by the encoder's."""
     model, folder = saved("BartForCausalLM", tmp_path / "source", encoder_layers=1)
-    target = lemonx.expand(folder, tmp_path / "target", verify=False, depth=4)
+    target = lemonx.expand(folder, tmp_path / "target", verify=False, depth=4).path
     config = json.loads((target / "config.json").read_text())
     assert (config["encoder_layers"], config["decoder_layers"]) == (4, 4)
     ids = pico.inputs(model, seed=0)["input_ids"]
@@ -212,7 +212,7 @@ RECTANGLES: dict[str, dict[str, Any]] = {
 def test_images_need_not_be_square(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / "source", **RECTANGLES[name])
     sizes = {"width_factor": 2, "fields": deeper(folder, classes()[name])}
-    target = lemonx.expand(folder, tmp_path / "target", verify=name.startswith("Swin"), **sizes)
+    target = lemonx.expand(folder, tmp_path / "target", verify=name.startswith("Swin"), **sizes).path
     assert largest_difference(model, target) <= EXACT
 
 
@@ -238,7 +238,7 @@ def test_a_stream_without_a_norm_to_scale_it_back_is_not_given_out_scaled(
     model, folder = saved(name, tmp_path / "source", **more)
     with pytest.raises(Refused, match=r"leaves the model as it is, and at 48 -> 72.*try 96"):
         lemonx.plan(folder, width_factor="3/2")
-    target = lemonx.expand(folder, tmp_path / "target", verify=False, width_factor=2)
+    target = lemonx.expand(folder, tmp_path / "target", verify=False, width_factor=2).path
     assert largest_difference(model, target) <= EXACT
 
 

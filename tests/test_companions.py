@@ -34,7 +34,7 @@ def test_alignment_heads_follow(tmp_path: Path) -> None:
     model.generation_config._from_model_config = False  # else transformers does not read what it wrote
     source = pico.save(model, tmp_path / "source")
     sizes: Any = {"width": 96, "fields": {"decoder_layers": 5}}
-    output = lemonx.expand(source, tmp_path / "out", verify=False, **sizes)
+    output = lemonx.expand(source, tmp_path / "out", verify=False, **sizes).path
     before, after = (json.loads((folder / "generation_config.json").read_text()) for folder in (source, output))
     assert after["alignment_heads"] != before["alignment_heads"]
     assert after | {"alignment_heads": None} == before | {"alignment_heads": None}
@@ -66,7 +66,7 @@ def test_a_layer_behind_the_model(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"^2_Dense/model\.safetensors is a layer.*keep the width, or move"):
         lemonx.expand(source, tmp_path / "out", width=96, verify=False)
     assert not (tmp_path / "out").exists()
-    output = lemonx.expand(source, tmp_path / "out", ffn=200, verify=False)
+    output = lemonx.expand(source, tmp_path / "out", ffn=200, verify=False).path
     for name in ("2_Dense/config.json", "2_Dense/model.safetensors", "modules.json"):
         assert (output / name).read_bytes() == (source / name).read_bytes()
     (source / "2_Dense" / "model.safetensors").rename(source / "2_Dense" / "pytorch_model.bin")
@@ -78,19 +78,19 @@ def test_what_is_left_behind_is_said(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["llama-tied"](), tmp_path / "source")
     for name in ("adapter_config.json", "trainer_state.json", "tok.bin", "notes.txt"):
         (source / name).write_text("{}")
-    output = lemonx.expand(source, tmp_path / "out", ffn=200, verify=False)
+    output = lemonx.expand(source, tmp_path / "out", ffn=200, verify=False).path
     assert (output / "tok.bin").exists() and (output / "notes.txt").exists()
     content = json.loads((output / "lemonx.json").read_text())
     assert content["left_behind"] == ["adapter_config.json", "trainer_state.json"]
     (finding,) = fsck(source).findings
     assert finding.level == WARNING and "adapter of PEFT" in finding.found
     # Its own certificate and card are not carried into the next one.
-    again = lemonx.expand(output, tmp_path / "again", ffn=300, verify=False)
+    again = lemonx.expand(output, tmp_path / "again", ffn=300, verify=False).path
     assert json.loads((again / "lemonx.json").read_text())["source"]["name"] == "out"
 
 
 def test_a_real_tokenizer_of_another_name(real: Path, tmp_path: Path) -> None:
     source = shutil.copytree(real / "stories260K", tmp_path / "source")
-    output = lemonx.expand(source, tmp_path / "out", ffn=200, verify=False)
+    output = lemonx.expand(source, tmp_path / "out", ffn=200, verify=False).path
     assert (output / "tok512.bin").read_bytes() == (source / "tok512.bin").read_bytes()
     assert fsck(source).findings == []

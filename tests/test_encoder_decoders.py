@@ -76,7 +76,7 @@ def test_a_table_that_repeats_another_is_not_written(source: Any, tmp_path: Path
     )
     made = lemonx.plan(twice, width=72)
     assert made.dropped == {"encoder.embed_tokens.weight": "tied to transformer.shared"}
-    large = lemonx.expand(twice, tmp_path / "large", width=72, verify=True)
+    large = lemonx.expand(twice, tmp_path / "large", width=72, verify=True).path
     assert "encoder.embed_tokens.weight" not in load_file(large / "model.safetensors")
     other = edit(twice, tmp_path / "other", lambda w: w["encoder.embed_tokens.weight"].add_(1.0))
     with pytest.raises(BadCheckpoint, match=r"encoder\.embed_tokens\.weight"):
@@ -98,7 +98,7 @@ def test_second_names_of_sizes_follow(source: Any, tmp_path: Path) -> None:
     both = edit(source("bart"), tmp_path / "both", lambda w: None)
     config = json.loads((both / "config.json").read_text()) | {"num_hidden_layers": 2, "hidden_size": 48}
     (both / "config.json").write_text(json.dumps(config))
-    large = lemonx.expand(both, tmp_path / "large", width=96, fields={"encoder_layers": 4}, verify=True)
+    large = lemonx.expand(both, tmp_path / "large", width=96, fields={"encoder_layers": 4}, verify=True).path
     written = json.loads((large / "config.json").read_text())
     assert (written["num_hidden_layers"], written["hidden_size"]) == (4, 96)
     assert "num_attention_heads" not in written
@@ -133,7 +133,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_verified_whole_and_block_by_block(name: str, source: Any, tmp_path: Path) -> None:
     sizes, places = CASES[name]
-    large = lemonx.expand(source(name), tmp_path / "large", verify=True, **sizes)
+    large = lemonx.expand(source(name), tmp_path / "large", verify=True, **sizes).path
     measured = api.verify(source(name), large, layerwise=True)
     layers = measured.layers
     assert measured.passed and layers is not None and layers.skipped is None and layers.first is None
@@ -142,13 +142,13 @@ def test_it_is_verified_whole_and_block_by_block(name: str, source: Any, tmp_pat
 
 def test_positions_that_no_file_holds(source: Any, tmp_path: Path) -> None:
     """A Marian computes its positions: it is verified whole, and block by block the reason is told."""
-    large = lemonx.expand(source("marian"), tmp_path / "large", verify=True, fields={"encoder_layers": 3})
+    large = lemonx.expand(source("marian"), tmp_path / "large", verify=True, fields={"encoder_layers": 3}).path
     with pytest.raises(NotVerified, match=r"no file holds.*without --layerwise$"):
         api.verify(source("marian"), large, layerwise=True)
 
 
 def test_a_wrong_block_is_named(source: Any, tmp_path: Path) -> None:
-    large = lemonx.expand(source("bart"), tmp_path / "large", width=96, verify=False)
+    large = lemonx.expand(source("bart"), tmp_path / "large", width=96, verify=False).path
     wrong = edit(large, tmp_path / "wrong", lambda w: w["model.decoder.layers.1.final_layer_norm.bias"][0].add_(0.1))
     layers = api.verify(source("bart"), wrong, layerwise=True).layers
     assert layers is not None and layers.first is not None and layers.first.block == "model.decoder.layers.1"

@@ -73,7 +73,7 @@ def edited(source: Path, folder: Path, change: Callable[[dict[str, Tensor]], obj
 
 @pytest.mark.parametrize("name", ["llama-tied", "gpt2-lm", "vit-cls"])
 def test_threads_and_shards_do_not_change_a_byte(name: str, source: Any, tmp_path: Path) -> None:
-    reference = tensors(lemonx.expand(source(name), tmp_path / "reference", verify=False, threads=1, **GROWN))
+    reference = tensors(lemonx.expand(source(name), tmp_path / "reference", verify=False, threads=1, **GROWN).path)
     for threads, shard in ((2, 10**9), (4, 100_000), (1, 30_000)):
         output = tmp_path / f"{threads}-{shard}"
         lemonx.expand(source(name), output, verify=False, threads=threads, max_shard_size=shard, **GROWN)
@@ -82,15 +82,15 @@ def test_threads_and_shards_do_not_change_a_byte(name: str, source: Any, tmp_pat
 
 
 def test_a_run_repeats_to_the_last_file(source: Any, tmp_path: Path) -> None:
-    first = lemonx.expand(source("llama-tied"), tmp_path / "a", verify=False, **GROWN)
-    second = lemonx.expand(source("llama-tied"), tmp_path / "b", verify=False, **GROWN)
+    first = lemonx.expand(source("llama-tied"), tmp_path / "a", verify=False, **GROWN).path
+    second = lemonx.expand(source("llama-tied"), tmp_path / "b", verify=False, **GROWN).path
     assert fingerprint(first) == fingerprint(second)
 
 
 def test_another_seed_gives_another_model_with_the_same_function(source: Any, tmp_path: Path) -> None:
     folder = source("llama-tied")
-    one = tensors(lemonx.expand(folder, tmp_path / "0", verify=False, seed=0, **GROWN))
-    two = tensors(lemonx.expand(folder, tmp_path / "1", seed=1, **GROWN))  # verified
+    one = tensors(lemonx.expand(folder, tmp_path / "0", verify=False, seed=0, **GROWN).path)
+    two = tensors(lemonx.expand(folder, tmp_path / "1", seed=1, **GROWN).path)  # verified
     assert one.keys() == two.keys()
     differ = {name for name in one if not one[name].equal(two[name])}
     assert "model.layers.0.mlp.down_proj.weight" in differ
@@ -100,13 +100,13 @@ def test_another_seed_gives_another_model_with_the_same_function(source: Any, tm
 def test_a_sharded_source_gives_the_same(source: Any, tmp_path: Path) -> None:
     pico.PICO["llama-tied"]().save_pretrained(tmp_path / "shards", max_shard_size="100KB")
     assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
-    whole = lemonx.expand(source("llama-tied"), tmp_path / "whole", verify=False, **GROWN)
-    parts = lemonx.expand(tmp_path / "shards", tmp_path / "parts", verify=False, **GROWN)
+    whole = lemonx.expand(source("llama-tied"), tmp_path / "whole", verify=False, **GROWN).path
+    parts = lemonx.expand(tmp_path / "shards", tmp_path / "parts", verify=False, **GROWN).path
     assert_equal(tensors(parts), tensors(whole))
 
 
 def test_a_sharded_result_loads(source: Any, tmp_path: Path) -> None:
-    output = lemonx.expand(source("llama-tied"), tmp_path / "out", max_shard_size=50_000, **GROWN)  # verified
+    output = lemonx.expand(source("llama-tied"), tmp_path / "out", max_shard_size=50_000, **GROWN).path  # verified
     index = json.loads((output / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {file.name for file in output.glob("*.safetensors")}
     _, info = type(pico.PICO["llama-tied"]()).from_pretrained(output, output_loading_info=True)
@@ -123,7 +123,7 @@ DTYPES = [("float64", "float32"), ("float32", "bfloat16"), ("float32", "float64"
 def test_the_dtype_may_change(stored: str, wanted: str, source: Any, tmp_path: Path) -> None:
     """Verified too: a narrower dtype rounds every weight, and the tolerance is that dtype's own noise."""
     folder = source("torchvision-basic", getattr(torch, stored))
-    output = lemonx.expand(folder, tmp_path / "out", dtype=wanted, width_factor=1.5)
+    output = lemonx.expand(folder, tmp_path / "out", dtype=wanted, width_factor=1.5).path
     held = tensors(output)
     assert {tensor.dtype for name, tensor in held.items() if "num_batches" not in name} == {getattr(torch, wanted)}
     assert {tensor.dtype for name, tensor in held.items() if "num_batches" in name} == {torch.int64}
@@ -135,7 +135,7 @@ def test_the_dtype_may_change(stored: str, wanted: str, source: Any, tmp_path: P
 
 def test_bf16_to_float32_only_widens(source: Any, tmp_path: Path) -> None:
     folder = source("llama-untied", torch.bfloat16)
-    output = lemonx.expand(folder, tmp_path / "out", dtype="float32", depth=3, verify=False)
+    output = lemonx.expand(folder, tmp_path / "out", dtype="float32", depth=3, verify=False).path
     before, after = tensors(folder), tensors(output)
     for name in ("model.layers.0.mlp.up_proj.weight", "lm_head.weight", "model.norm.weight"):
         assert after[name].equal(before[name].float())
@@ -148,7 +148,7 @@ def test_companions_come_along(source: Any, tmp_path: Path) -> None:
     left = {"README.md": "# the small one", "training_args.bin": "x", "optimizer.pt": "x", "modeling.py": "boom"}
     for name, text in (carried | left).items():
         (folder / name).write_text(text)
-    output = lemonx.expand(folder, tmp_path / "out", verify=False, **GROWN)
+    output = lemonx.expand(folder, tmp_path / "out", verify=False, **GROWN).path
     written = {file.name for file in output.iterdir()}
     assert {name: (output / name).read_text() for name in carried} == carried
     assert written.isdisjoint(set(left) - {"README.md"})
@@ -163,8 +163,10 @@ def test_old_names_of_norms_are_brought_up_to_date(source: Any, tmp_path: Path) 
             weights[new] = weights.pop(name)
 
     old = edited(source("bert-mlm"), tmp_path / "old", rename)
-    output = lemonx.expand(old, tmp_path / "out", verify=False, width=96)
-    assert_equal(tensors(output), tensors(lemonx.expand(source("bert-mlm"), tmp_path / "new", verify=False, width=96)))
+    output = lemonx.expand(old, tmp_path / "out", verify=False, width=96).path
+    assert_equal(
+        tensors(output), tensors(lemonx.expand(source("bert-mlm"), tmp_path / "new", verify=False, width=96).path)
+    )
 
 
 def test_a_repeated_tied_weight_is_dropped(source: Any, tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_a_repeated_tied_weight_is_dropped(source: Any, tmp_path: Path) -> None:
         tmp_path / "source",
         lambda weights: weights.update({"lm_head.weight": weights["model.embed_tokens.weight"].clone()}),
     )
-    output = lemonx.expand(repeated, tmp_path / "out", **GROWN)  # verified
+    output = lemonx.expand(repeated, tmp_path / "out", **GROWN).path  # verified
     assert "lm_head.weight" not in tensors(output)
     assert "lm_head.weight" in json.loads((output / "lemonx.json").read_text())["not_written"]
 
@@ -183,7 +185,7 @@ def test_a_repeated_tied_weight_is_dropped(source: Any, tmp_path: Path) -> None:
 
 def test_the_certificate_says_what_was_done(source: Any, tmp_path: Path) -> None:
     folder = source("llama-tied")
-    output = lemonx.expand(folder, tmp_path / "out", seed=3, **GROWN)
+    output = lemonx.expand(folder, tmp_path / "out", seed=3, **GROWN).path
     content = json.loads((output / "lemonx.json").read_text())
     with Checkpoint.open(folder) as checkpoint:
         assert content["source"]["sha256"] == checkpoint.content_digest()
@@ -207,14 +209,14 @@ def test_the_certificate_says_what_was_done(source: Any, tmp_path: Path) -> None
 
 
 def test_the_certificate_admits_what_was_not_done(source: Any, tmp_path: Path) -> None:
-    output = lemonx.expand(source("llama-tied"), tmp_path / "out", verify=False, **GROWN)
+    output = lemonx.expand(source("llama-tied"), tmp_path / "out", verify=False, **GROWN).path
     content = json.loads((output / "lemonx.json").read_text())["verified"]
     assert content["outputs"] is None and content["skipped"] == "--no-verify"
     assert "Not verified" in (output / "README.md").read_text()
 
 
 def test_the_card_introduces_the_model(source: Any, tmp_path: Path) -> None:
-    card = (lemonx.expand(source("vit-cls"), tmp_path / "out", **GROWN) / "README.md").read_text()
+    card = (lemonx.expand(source("vit-cls"), tmp_path / "out", **GROWN).path / "README.md").read_text()
     assert card.startswith("---\n") and "lemonx" in card
     assert "| residual | 48 | 72 |" in card
     assert "after a reload from disk" in card and "Not verified" not in card
@@ -281,7 +283,7 @@ def test_force_replaces_a_checkpoint_and_nothing_else(source: Any, tmp_path: Pat
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
 def test_a_broken_source_leaves_the_old_output(name: str, value: float, source: Any, tmp_path: Path) -> None:
-    output = lemonx.expand(source("llama-tied"), tmp_path / "out", verify=False, **GROWN)
+    output = lemonx.expand(source("llama-tied"), tmp_path / "out", verify=False, **GROWN).path
     before = fingerprint(output)
     broken = edited(
         source("llama-tied"), tmp_path / "source", lambda weights: weights[name].reshape(-1)[5].fill_(value)
@@ -313,7 +315,7 @@ def test_what_does_not_verify_does_not_appear(source: Any, tmp_path: Path, monke
 
 def test_verify_sees_a_changed_weight_and_a_changed_config(source: Any, tmp_path: Path) -> None:
     folder = source("gpt2-lm")
-    output = lemonx.expand(folder, tmp_path / "out", verify=False, **GROWN)
+    output = lemonx.expand(folder, tmp_path / "out", verify=False, **GROWN).path
     assert lemonx.verify(folder, output).passed
     weight = edited(output, tmp_path / "weight", lambda weights: weights["transformer.wpe.weight"][:, 0].add_(1e-6))
     assert not lemonx.verify(folder, weight).passed
@@ -323,6 +325,6 @@ def test_verify_sees_a_changed_weight_and_a_changed_config(source: Any, tmp_path
 
 def test_progress_counts_every_byte(source: Any, tmp_path: Path) -> None:
     counts: list[int] = []
-    output = lemonx.expand(source("gpt2-lm"), tmp_path / "out", verify=False, progress=counts.append, **GROWN)
+    output = lemonx.expand(source("gpt2-lm"), tmp_path / "out", verify=False, progress=counts.append, **GROWN).path
     assert sum(counts) == sum(tensor.nbytes for tensor in tensors(output).values())
     assert len(counts) > 10 and min(counts) > 0

@@ -25,7 +25,7 @@ THRICE = {"num_local_experts": 12, "num_experts_per_tok": 6}
 
 def expanded(name: str, folder: Path, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Path, Path]:
     source = pico.save(pico.PICO[name](), folder / "source", dtype)
-    return source, lemonx.expand(source, folder / "target", verify=False, **options)
+    return source, lemonx.expand(source, folder / "target", verify=False, **options).path
 
 
 def downs(folder: Path, layer: int = 0) -> torch.Tensor:
@@ -117,7 +117,7 @@ UPCYCLED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def test_copies_of_experts_are_verified_in_one_tensor_or_in_many(name: str, tmp_path: Path) -> None:
     """Those of one expert add up to it, and to no other; a changed entry of a copy is seen."""
     source = pico.save(pico.PICO[name](), tmp_path / "source")
-    target = lemonx.expand(source, tmp_path / "target", fields=TWICE)  # verified
+    target = lemonx.expand(source, tmp_path / "target", fields=TWICE).path  # verified
     assert lemonx.verify(source, target).passed
     tensors = load_file(target / "model.safetensors")
     last = max(tensor for tensor in tensors if "experts" in tensor and "bias" not in tensor)
@@ -133,7 +133,7 @@ def test_dense_becomes_experts(case: str, more: dict[str, Any], tmp_path: Path) 
     """Exact after a reload by the class that config.json now names, generation included (api.expand verifies both)."""
     name, becomes, fields = UPCYCLED[case]
     source = pico.save(pico.PICO[name](), tmp_path / "source")
-    target = lemonx.expand(source, tmp_path / "target", fields={"model_type": becomes, **fields}, **more)
+    target = lemonx.expand(source, tmp_path / "target", fields={"model_type": becomes, **fields}, **more).path
     measured = lemonx.verify(source, target)
     assert measured.passed and measured.outputs.tolerance == 1e-10
     assert measured.symmetry is not None and measured.symmetry.twins == 0
@@ -150,7 +150,7 @@ def test_what_two_classes_default_otherwise_is_written_down(tmp_path: Path) -> N
     config["num_key_value_heads"] = 2
     (source / "config.json").write_text(json.dumps(config))
     fields = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
-    target = lemonx.expand(source, tmp_path / "target", fields=fields)
+    target = lemonx.expand(source, tmp_path / "target", fields=fields).path
     written = json.loads((target / "config.json").read_text())
     assert (written["rope_theta"], written["sliding_window"], written["rms_norm_eps"]) == (10000.0, 4096, 1e-6)
 

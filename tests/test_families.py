@@ -896,7 +896,7 @@ def assert_same(before: Behaviour, after: Behaviour, tolerance: float = EXACT, p
 @pytest.mark.parametrize(("name", "case"), LOSSLESS)
 def test_the_function_is_kept(name: str, case: Case, source: Any, tmp_path: Path) -> None:
     folder, before = source(name)
-    output = lemonx.expand(folder, tmp_path / "target", verify=False, **case.options)
+    output = lemonx.expand(folder, tmp_path / "target", verify=False, **case.options).path
     model = pico.PICO[name]()
     after = behaviour(type(model), output, pico.vocabulary(model))
     plan = lemonx.plan(folder, **case.options) if case.to_eps or "frames" in case.name else None
@@ -920,7 +920,7 @@ def test_what_was_set_is_found_again(source: Any, tmp_path: Path) -> None:
     """`verify` reads every size from the target's config, also those that have no option of their own."""
     folder, _ = source("opt-projected")
     wide = {"word_embed_proj_dim": 48, "max_position_embeddings": 80}
-    output = lemonx.expand(folder, tmp_path / "target", verify=False, width=96, fields=wide)
+    output = lemonx.expand(folder, tmp_path / "target", verify=False, width=96, fields=wide).path
     verified = lemonx.verify(folder, output)
     assert verified.passed
     assert verified.symmetry is not None  # it knew the plan, so it could look for twins
@@ -931,7 +931,7 @@ def test_a_wrong_weight_is_seen(source: Any, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder, before = source("llama-tied")
-    output = lemonx.expand(folder, tmp_path / "target", verify=False, width=72)
+    output = lemonx.expand(folder, tmp_path / "target", verify=False, width=72).path
     file = output / "model.safetensors"
     weights = load_file(file)
     weights["model.layers.1.mlp.down_proj.weight"][0, 120] += 1e-6
@@ -966,7 +966,7 @@ def test_every_cell_of_the_matrix_is_so(model_type: str, column: str, source: An
             lemonx.expand(folder, tmp_path / "target", **options)
         return
     model = pico.PICO[MODELS[model_type]]()
-    target = lemonx.expand(folder, tmp_path / "target", **options)
+    target = lemonx.expand(folder, tmp_path / "target", **options).path
     del options["verify"]
     plan = lemonx.plan(folder, **options)
     slack = 10 * plan.expected_loss if "up to eps" in text else 0.0

@@ -171,7 +171,7 @@ def test_another_machines_rounding_finds_the_same_frame(size: int, target: int) 
 )
 def test_the_result_verifies_also_block_by_block(name: str, options: Any, tmp_path: Path) -> None:
     source = pico.save(pico.PICO[name](), tmp_path / "source")
-    target = lemonx.expand(source, tmp_path / "target", **options)
+    target = lemonx.expand(source, tmp_path / "target", **options).path
     measured = lemonx.verify(source, target, layerwise=True)
     assert measured.passed, measured.reason()
     assert measured.outputs.tolerance == 1e-10 and measured.layers and measured.layers.places
@@ -235,7 +235,7 @@ def test_norms_beside_a_frame_leave_it_its_eps(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["electra-cls"](), tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-2}))
-    target = lemonx.expand(source, tmp_path / "target", width=72, fields={"embedding_size": 36}, verify=False)
+    target = lemonx.expand(source, tmp_path / "target", width=72, fields={"embedding_size": 36}, verify=False).path
     assert lemonx.verify(source, target).outputs.difference < 1e-12
 
 
@@ -243,7 +243,7 @@ def test_sets_of_weights_for_several_blocks_are_refused_with_a_way_out(tmp_path:
     source = pico.save(pico.PICO["albert-runs"](), tmp_path / "source")
     with pytest.raises(Refused, match="--set num_hidden_groups=4 alone"):
         lemonx.plan(source, width=72)
-    apart = lemonx.expand(source, tmp_path / "apart", fields={"num_hidden_groups": 4}, verify=False)
+    apart = lemonx.expand(source, tmp_path / "apart", fields={"num_hidden_groups": 4}, verify=False).path
     lemonx.expand(apart, tmp_path / "target", width=72)
 
 
@@ -257,7 +257,7 @@ def test_a_post_ln_model_becomes_deeper_and_wider_at_once(depth_type: int, tmp_p
         config = json.loads((source / "config.json").read_text())
         (source / "config.json").write_text(json.dumps(config | {"layer_norm_eps": eps}))
         for options in (deeper, deeper | {"width": 72}):
-            target = lemonx.expand(source, tmp_path / f"{eps}-{len(options)}", **options)
+            target = lemonx.expand(source, tmp_path / f"{eps}-{len(options)}", **options).path
             measured = lemonx.verify(source, target, layerwise=True)
             assert measured.passed, measured.reason()
             assert measured.outputs.difference < 1e-13

@@ -29,7 +29,7 @@ def saved(model_class: Any, folder: Path, dtype: torch.dtype = torch.float64, **
 
 def verified(source: Path, **sizes: Any) -> dict[str, Any]:
     """What a verified expansion measured."""
-    target = lemonx.expand(source, source.parent / "target", **sizes)
+    target = lemonx.expand(source, source.parent / "target", **sizes).path
     return json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]
 
 
@@ -94,7 +94,7 @@ def test_a_changed_expert_is_still_seen(tmp_path: Path) -> None:
 
     source = saved(hf.GptOssForCausalLM, tmp_path)
     sizes = {"num_local_experts": 8, "num_experts_per_tok": 4}
-    target = lemonx.expand(source, tmp_path / "target", fields=sizes, free="vision", verify=False)
+    target = lemonx.expand(source, tmp_path / "target", fields=sizes, free="vision", verify=False).path
     weights = load_file(target / "model.safetensors")
     name = "model.layers.1.mlp.experts.down_proj"
     weights[name][6, 3, 5] *= 1.001
@@ -111,7 +111,7 @@ def test_numbers_below_the_normal_ones_of_fp16_round_by_more(tmp_path: Path) -> 
             if name.endswith(("q_proj.weight", "k_proj.weight")):
                 weight *= 1e-5  # a norm reads what they write
     source = pico.save(model, tmp_path / "source", torch.float16)
-    assert lemonx.expand(source, tmp_path / "target", width_factor="3/2", free="vision").is_dir()
+    assert lemonx.expand(source, tmp_path / "target", width_factor="3/2", free="vision").path.is_dir()
 
 
 def test_another_token_is_another_text(tmp_path: Path) -> None:

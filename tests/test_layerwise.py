@@ -57,7 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_block_agrees(name: str, source: Callable[..., Path], tmp_path: Path) -> None:
     sizes, places = CASES[name]
-    large = lemonx.expand(source(name), tmp_path / "large", verify=False, **sizes)
+    large = lemonx.expand(source(name), tmp_path / "large", verify=False, **sizes).path
     measured = api.verify(source(name), large, layerwise=True)
     layers = measured.layers
     assert measured.passed and layers is not None and layers.skipped is None
@@ -85,7 +85,7 @@ COMPUTED = {"marian"}
 def test_every_family_agrees_at_twice_the_width(model_type: str, tmp_path: Path) -> None:
     small = pico.save(pico.PICO[TYPES[model_type]](), tmp_path / "small")
     sizes = ELSE.get(model_type, {"width_factor": 2})
-    measured = api.verify(small, lemonx.expand(small, tmp_path / "large", verify=False, **sizes), layerwise=True)
+    measured = api.verify(small, lemonx.expand(small, tmp_path / "large", verify=False, **sizes).path, layerwise=True)
     layers = measured.layers
     assert measured.passed and layers is not None and layers.skipped is None
     assert layers.places and layers.first is None
@@ -116,7 +116,7 @@ def test_the_meter_counts_what_is_there(source: Callable[..., Path], tmp_path: P
 def test_the_first_block_that_differs_is_named(
     name: str, sizes: dict[str, Any], tensor: str, block: str, source: Callable[..., Path], tmp_path: Path
 ) -> None:
-    large = lemonx.expand(source(name), tmp_path / "large", verify=False, **sizes)
+    large = lemonx.expand(source(name), tmp_path / "large", verify=False, **sizes).path
     weights = load_file(large / "model.safetensors")
     # An added block writes zeros: only what it writes can show, a kept one shows anything.
     assert tensor in weights
@@ -134,7 +134,7 @@ def test_the_first_block_that_differs_is_named(
 
 
 def test_a_damaged_embedding_shows_at_the_first_block(source: Callable[..., Path], tmp_path: Path) -> None:
-    large = lemonx.expand(source("llama-tied"), tmp_path / "large", verify=False, width=72)
+    large = lemonx.expand(source("llama-tied"), tmp_path / "large", verify=False, width=72).path
     damage(large, "model.embed_tokens.weight", lambda w: w[:, 50].add_(1e-6))
     measured = api.verify(source("llama-tied"), large, layerwise=True)
     assert measured.layers is not None and measured.layers.first is not None
@@ -144,7 +144,7 @@ def test_a_damaged_embedding_shows_at_the_first_block(source: Callable[..., Path
 def test_rounded_weights_are_measured_by_the_sources_noise(source: Callable[..., Path], tmp_path: Path) -> None:
     """bf16 at an indivisible width: eta rounds, so each block has its own tolerance, and damage still shows."""
     small = source("llama-tied", torch.bfloat16)
-    large = lemonx.expand(small, tmp_path / "large", verify=False, width=72, depth=5)
+    large = lemonx.expand(small, tmp_path / "large", verify=False, width=72, depth=5).path
     damage(large, "model.layers.3.self_attn.o_proj.weight", lambda w: w.fill_(0.3))
     measured = api.verify(small, large, layerwise=True)
     assert not measured.passed and measured.layers is not None and measured.layers.first is not None
@@ -157,14 +157,14 @@ def test_rounded_weights_are_measured_by_the_sources_noise(source: Callable[...,
 
 def test_a_lossy_target_is_compared_by_its_outputs(source: Callable[..., Path], tmp_path: Path) -> None:
     """Its certificate names the method, and that one promises nothing for streams."""
-    large = lemonx.expand(source("llama-tied"), tmp_path / "large", method="stackbert", depth=4)
+    large = lemonx.expand(source("llama-tied"), tmp_path / "large", method="stackbert", depth=4).path
     measured = api.verify(source("llama-tied"), large, layerwise=True)
     assert not measured.passed and measured.layers is not None
     assert not measured.layers.places and "not a lossless expansion" in str(measured.layers.skipped)
 
 
 def test_another_lossless_method_is_compared_by_its_own_plan(source: Callable[..., Path], tmp_path: Path) -> None:
-    large = lemonx.expand(source("llama-tied"), tmp_path / "large", method="hypercloning", width=96)
+    large = lemonx.expand(source("llama-tied"), tmp_path / "large", method="hypercloning", width=96).path
     measured = api.verify(source("llama-tied"), large, layerwise=True)
     assert measured.passed and measured.layers is not None
     assert measured.layers.places and measured.layers.first is None
@@ -182,12 +182,12 @@ def test_expand_falls_back_on_it_where_memory_is_short(
 ) -> None:
     """A machine with room for a block, and not for the model: the certificate says how it was verified."""
     monkeypatch.setattr(outputs, "memory_short", lambda *_: "too small")
-    large = lemonx.expand(source("llama-tied"), tmp_path / "large", width=72, depth=3)
+    large = lemonx.expand(source("llama-tied"), tmp_path / "large", width=72, depth=3).path
     content = json.loads((large / "lemonx.json").read_text())["verified"]
     assert content["outputs"]["passed"] and content["skipped"] is None
     assert len(content["layers"]["places"]) == 3 and content["layers"]["first"] is None
     monkeypatch.setattr(layerwise, "memory_short", lambda *_: "not even a block")
-    large = lemonx.expand(source("llama-tied"), tmp_path / "larger", width=72)
+    large = lemonx.expand(source("llama-tied"), tmp_path / "larger", width=72).path
     assert json.loads((large / "lemonx.json").read_text())["verified"]["skipped"] == "not even a block"
     with pytest.raises(NotVerified, match="not even a block: verify on a larger machine"):
         api.verify(source("llama-tied"), large, layerwise=True)
@@ -203,7 +203,7 @@ def test_the_command(
         return stop.value.code, " ".join(capsys.readouterr().out.split())
 
     small = source("llama-tied")
-    large = lemonx.expand(small, tmp_path / "large", verify=False, width=72, depth=5)
+    large = lemonx.expand(small, tmp_path / "large", verify=False, width=72, depth=5).path
     capsys.readouterr()
     code, printed = run(small, large)
     assert code == 0 and "the stream behind 5 blocks" in printed and "of weights in memory at once" in printed

@@ -104,7 +104,7 @@ def test_a_deeper_model_keeps_the_layers_that_its_file_leaves_out(name: str, tmp
     folder, layers = source.save(tmp_path / "source"), source.sizes["num_hidden_layers"]
     assert not any(field in read(folder) for field in LISTS)
     for depth in (layers + 2, 2 * layers):
-        target = lemonx.expand(folder, tmp_path / str(depth), depth=depth, verify=False)
+        target = lemonx.expand(folder, tmp_path / str(depth), depth=depth, verify=False).path
         assert difference(source.kind, folder, target) <= EXACT
         written = [field for field in LISTS if field in read(target)]
         assert written and all(len(read(target)[field]) == depth for field in written)
@@ -117,7 +117,7 @@ def test_a_deeper_model_keeps_the_layers_that_its_file_leaves_out(name: str, tmp
 def test_verification_names_the_list_that_is_wrong(name: str, tmp_path: Path) -> None:
     source = SOURCES[name]
     folder = source.save(tmp_path / "source")
-    target = lemonx.expand(folder, tmp_path / "target", depth=8, verify=False)
+    target = lemonx.expand(folder, tmp_path / "target", depth=8, verify=False).path
     with Checkpoint.open(folder) as small:
         plan = make_plan(small, Target(depth=8), as_read=config_fields)
     assert check(plan, folder, target).passed
@@ -145,7 +145,7 @@ def test_a_list_that_the_file_has_wins(tmp_path: Path) -> None:
     source = SOURCES["gemma2"]
     folder = source.save(tmp_path / "source")
     write(folder, read(folder) | {"layer_types": [FULL, LOCAL, LOCAL, FULL]})
-    target = lemonx.expand(folder, tmp_path / "target", depth=8, verify=False)
+    target = lemonx.expand(folder, tmp_path / "target", depth=8, verify=False).path
     assert read(target)["layer_types"] == [FULL, FULL, LOCAL, LOCAL, LOCAL, LOCAL, FULL, FULL]
     assert difference(source.kind, folder, target) <= EXACT
 
@@ -155,7 +155,7 @@ def test_max_window_layers_counts_the_target_s_layers(first: int, becomes: int, 
     """Readers other than transformers have no layer_types: they count."""
     folder = SOURCES["qwen2"].save(tmp_path / "source")
     write(folder, read(folder) | {"max_window_layers": first})
-    target = lemonx.expand(folder, tmp_path / "target", depth=8, verify=False)
+    target = lemonx.expand(folder, tmp_path / "target", depth=8, verify=False).path
     assert read(target)["max_window_layers"] == becomes
     plain = {name: value for name, value in read(target).items() if name != "layer_types"}
     assert hf.Qwen2Config(**plain).layer_types == read(target)["layer_types"]
@@ -164,7 +164,7 @@ def test_max_window_layers_counts_the_target_s_layers(first: int, becomes: int, 
 def test_width_alone_needs_no_lists(tmp_path: Path) -> None:
     source = SOURCES["gemma2"]
     folder = source.save(tmp_path / "source")
-    target = lemonx.expand(folder, tmp_path / "target", ffn=150, verify=False)
+    target = lemonx.expand(folder, tmp_path / "target", ffn=150, verify=False).path
     assert "layer_types" not in read(target)
     assert difference(source.kind, folder, target) <= EXACT
 
@@ -206,7 +206,7 @@ def test_scores_that_a_layer_s_number_divides(sizes: dict[str, Any], tmp_path: P
     more = {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3}
     model = pico._build(hf.GPT2LMHeadModel, hf.GPT2Config, pico._GPT2, **more)
     folder = pico.save(model, tmp_path / "source")
-    target = lemonx.expand(folder, tmp_path / "target", **sizes)
+    target = lemonx.expand(folder, tmp_path / "target", **sizes).path
     assert difference(hf.GPT2LMHeadModel, folder, target) <= EXACT
 
 

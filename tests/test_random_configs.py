@@ -49,7 +49,7 @@ def test_a_wrong_target_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def tampered(source, output, **options):  # type: ignore[no-untyped-def]
         made = expand(source, output, verify=False, **options)
-        for file in made.glob("*.safetensors"):
+        for file in made.path.glob("*.safetensors"):
             weights = load_file(file)
             for name in weights:
                 if weights[name].is_floating_point() and weights[name].ndim > 1:

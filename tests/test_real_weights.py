@@ -79,7 +79,7 @@ def minilm() -> Path:
 
 @pytest.fixture(scope="session")
 def large_minilm(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lemonx.expand(minilm, tmp_path_factory.mktemp("minilm") / "large", width=768, depth=12, verify=False)
+    return lemonx.expand(minilm, tmp_path_factory.mktemp("minilm") / "large", width=768, depth=12, verify=False).path
 
 
 def embeddings(folder: Path, dtype: torch.dtype) -> Tensor:
@@ -128,7 +128,7 @@ def test_sentence_transformers_reads_the_result(minilm: Path, large_minilm: Path
 
 def test_a_norm_with_dead_channels_feeds_a_frame(minilm: Path, tmp_path: Path) -> None:
     """x1.5: the last norm has gains of 5e-33, 6e-33 and 1.5e-9, which are carried as they are."""
-    output = lemonx.expand(minilm, tmp_path / "large", width=576)
+    output = lemonx.expand(minilm, tmp_path / "large", width=576).path
     stability = json.loads((output / "lemonx.json").read_text())["verified"]["outputs"]["stability"]
     assert stability["noise_ratio"] < 3 and stability["gradient_ratio"] < 3
     frames = lemonx.plan(minilm, width=576).frames
@@ -168,14 +168,14 @@ def loss(folder: Path, tokens: Tensor, dtype: torch.dtype) -> float:
 def test_the_loss_of_a_language_model_stays(
     sizes: dict[str, int], stories: Path, story_tokens: Tensor, tmp_path: Path
 ) -> None:
-    output = lemonx.expand(stories, tmp_path / "large", verify=False, **sizes)
+    output = lemonx.expand(stories, tmp_path / "large", verify=False, **sizes).path
     before = loss(stories, story_tokens, torch.float32)
     assert before < 2  # trained: a uniform guess over 512 tokens would cost 6.2
     assert abs(loss(output, story_tokens, torch.float32) - before) < 1e-5
     with Float64():
         exact = loss(stories, story_tokens, torch.float64)
         assert abs(loss(output, story_tokens, torch.float64) - exact) < 1e-5
-        wide = lemonx.expand(stories, tmp_path / "wide", verify=False, dtype="float64", **sizes)
+        wide = lemonx.expand(stories, tmp_path / "wide", verify=False, dtype="float64", **sizes).path
         assert abs(loss(wide, story_tokens, torch.float64) - exact) < EXACT
 
 
@@ -211,13 +211,13 @@ def logits(folder: Path, side: int, dtype: torch.dtype, *, train: bool = False) 
     ids=["ResNet-32", "wide", "both", "all"],
 )
 def test_the_logits_of_a_classifier_stay(sizes: dict[str, Any], resnet20: Path, tmp_path: Path) -> None:
-    exact = lemonx.expand(resnet20, tmp_path / "float64", verify=False, dtype="float64", **sizes)
+    exact = lemonx.expand(resnet20, tmp_path / "float64", verify=False, dtype="float64", **sizes).path
     before = logits(resnet20, 32, torch.float64)
     assert relative(before, logits(exact, 32, torch.float64)) <= EXACT
     assert (
         relative(logits(resnet20, 32, torch.float64, train=True), logits(exact, 32, torch.float64, train=True)) <= EXACT
     )
-    stored = lemonx.expand(resnet20, tmp_path / "float32", verify=False, **sizes)
+    stored = lemonx.expand(resnet20, tmp_path / "float32", verify=False, **sizes).path
     small = logits(resnet20, 32, torch.float32)
     assert relative(small, logits(stored, 32, torch.float32)) <= NOISE_MULTIPLE * relative(before, small)
 
@@ -228,7 +228,7 @@ def test_a_bottleneck_net_becomes_a_wide_one(tmp_path: Path) -> None:
     model = TorchvisionResNetForImageClassification(config).double().eval()
     pico.randomise(model, seed=0)
     source = pico.save(model, tmp_path / "source")
-    wide = lemonx.expand(source, tmp_path / "wide", verify=False, fields={"inner_width": [32, 64, 128, 256]})
+    wide = lemonx.expand(source, tmp_path / "wide", verify=False, fields={"inner_width": [32, 64, 128, 256]}).path
     assert relative(logits(source, 64, torch.float64), logits(wide, 64, torch.float64)) <= EXACT
 
 
@@ -326,7 +326,7 @@ def test_half_precision_decoders_are_exact_as_stored(
 ) -> None:
     source = in_dtype(stories, dtype)
     plan = lemonx.plan(source, **options)
-    output = lemonx.expand(source, tmp_path / "large", verify=False, **options)
+    output = lemonx.expand(source, tmp_path / "large", verify=False, **options).path
     proved = list(checked(plan, output))
     assert {kind for _, kind in proved} == {BIT_EXACT, EXACT_SUM}
     # Every weight was proved; what may round is eta in a norm.
@@ -342,14 +342,14 @@ def test_half_precision_encoders_are_exact_as_stored(dtype: str, minilm: Path, i
     plan = lemonx.plan(source, **options)
     assert plan.exactness == UP_TO_EPS  # of 1e-12, at the norms of the block that is added
     assert {step.exactness for step in plan.steps} == {BIT_EXACT, EXACT_SUM, UP_TO_EPS}
-    output = lemonx.expand(source, tmp_path / "large", verify=False, **options)
+    output = lemonx.expand(source, tmp_path / "large", verify=False, **options).path
     assert len(list(checked(plan, output))) == len(plan.steps)
 
 
 def test_a_lost_bit_is_seen(stories: Path, in_dtype: Any, tmp_path: Path) -> None:
     """The exactness check itself can fail: the last bit of one copy of one weight is enough."""
     source = in_dtype(stories, "bfloat16")
-    output = lemonx.expand(source, tmp_path / "large", verify=False, ffn=344)
+    output = lemonx.expand(source, tmp_path / "large", verify=False, ffn=344).path
     weights = load_file(output / "model.safetensors")
     weights["model.layers.0.mlp.down_proj.weight"].view(torch.int16)[3, 200] ^= 1
     save_file(weights, output / "model.safetensors")
@@ -362,7 +362,7 @@ def test_where_a_half_precision_norm_rounds_the_noise_is_the_measure(
     dtype: str, stories: Path, in_dtype: Any, tmp_path: Path
 ) -> None:
     source = in_dtype(stories, dtype)
-    output = lemonx.expand(source, tmp_path / "large", verify=False, width=96, depth=8)
+    output = lemonx.expand(source, tmp_path / "large", verify=False, width=96, depth=8).path
     measured = lemonx.verify(source, output)
     assert measured.passed and measured.outputs.noise is not None
     # eta = sqrt(2/3) is rounded once in each of the norms: half a unit in the last place, and few of them.
@@ -371,7 +371,7 @@ def test_where_a_half_precision_norm_rounds_the_noise_is_the_measure(
 
 def test_where_nothing_rounds_half_precision_verifies_to_float64(stories: Path, in_dtype: Any, tmp_path: Path) -> None:
     source = in_dtype(stories, "bfloat16")
-    output = lemonx.expand(source, tmp_path / "large", verify=False, heads=16, ffn=344)
+    output = lemonx.expand(source, tmp_path / "large", verify=False, heads=16, ffn=344).path
     measured = lemonx.verify(source, output)
     assert measured.passed and measured.outputs.noise is None and measured.outputs.tokens_equal
     assert measured.outputs.difference <= measured.outputs.tolerance == EXACT

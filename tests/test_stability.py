@@ -60,7 +60,7 @@ def stability(target: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FED)
 def test_dead_channels_are_carried(name: str, tmp_path: Path) -> None:
     source = pico.save(with_dead_gains(pico.PICO[name](), seed=len(name)), tmp_path / "source")
-    target = lemonx.expand(source, tmp_path / "target", **FED[name])
+    target = lemonx.expand(source, tmp_path / "target", **FED[name]).path
     outputs = json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]
     assert outputs["difference"] < 1e-12 and outputs["tolerance"] == 1e-10
     assert outputs["stability"]["noise_ratio"] < SEEN and outputs["stability"]["gradient_ratio"] < SEEN
@@ -110,7 +110,7 @@ def growth(folder: Path, beside: Tensor | None = None) -> float:
 
 
 def test_what_leaves_a_frame_shrinks_as_the_source_shrinks_it(albert: Path, tmp_path: Path) -> None:
-    target = lemonx.expand(albert, tmp_path / "target", width=96)
+    target = lemonx.expand(albert, tmp_path / "target", width=96).path
     figures = stability(target)
     assert figures["noise_ratio"] < SEEN and figures["gradient_ratio"] < SEEN
     solved = lemonx.plan(albert, width=96).frames
@@ -127,7 +127,7 @@ def test_a_frame_that_lets_rounding_grow_is_refused(
     hf.AlbertForSequenceClassification.from_pretrained(albert, dtype=torch.float64).save_pretrained(exact)
     shutil.copy(albert / "config.json", exact)
     monkeypatch.setattr(solution, "damped", lambda gain, behind: np.ones(len(behind)))
-    loose = lemonx.expand(exact, tmp_path / "loose", width=96, verify=False)
+    loose = lemonx.expand(exact, tmp_path / "loose", width=96, verify=False).path
     found = lemonx.verify(exact, loose)
     assert found.outputs and found.outputs.difference < 1e-9 and not found.outputs.passed
     assert found.outputs.stability and min(found.outputs.stability.noise, found.outputs.stability.gradient) > 100
@@ -160,13 +160,13 @@ def test_a_gradient_is_that_of_the_same_function(tmp_path: Path) -> None:
 
 def test_the_certificate_says_so(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["bert-cls"](), tmp_path / "source")
-    target = lemonx.expand(source, tmp_path / "target", width=72)
+    target = lemonx.expand(source, tmp_path / "target", width=72).path
     assert stability(target).keys() >= {"source", "target", "noise_ratio", "gradient_ratio", "limit"}
     assert "In float32 its noise is" in (target / "README.md").read_text()
     by_block = lemonx.verify(source, target, layerwise=True)
     assert by_block.passed and by_block.outputs and by_block.outputs.stability
     assert "block by block" in (by_block.outputs.stability.skipped or "")
     # Copies are as steady as their source: nothing is measured where nothing can go wrong.
-    copies = lemonx.expand(source, tmp_path / "copies", width=96)
+    copies = lemonx.expand(source, tmp_path / "copies", width=96).path
     assert stability(copies) is None
     assert stability(target)["limit"] == construction.LIMIT

@@ -87,7 +87,7 @@ def expanded(case: str, free: str | Free, tmp_path: Path, dtype: torch.dtype = t
         options = {key: value for key, value in options.items() if key != "depth_type"}
     model = pico.PICO[name]()
     source = pico.save(model, tmp_path / "source", dtype)
-    output = lemonx.expand(source, tmp_path / "target", verify=False, free=free, **options)
+    output = lemonx.expand(source, tmp_path / "target", verify=False, free=free, **options).path
     with Checkpoint.open(output) as written:
         symmetry = find_twins(lemonx.plan(source, free=free, **options), written)
     with Float64():

@@ -42,7 +42,7 @@ def timm_folder(name: str, folder: Path, **changes: Any) -> Path:
 def test_a_checkpoint_of_timms(name: str, options: dict[str, Any], args: dict[str, Any], tmp_path: Path) -> None:
     """It is verified as it is written, and its config.json stays timm's: create_model takes model_args."""
     source = timm_folder(name, tmp_path / "source")
-    target = lemonx.expand(source, tmp_path / "target", **options)
+    target = lemonx.expand(source, tmp_path / "target", **options).path
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, target))
     assert before.keys() == after.keys() and "model_type" not in after
     assert args.items() <= after["model_args"].items()

@@ -463,7 +463,7 @@ def test_list(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 def test_recipe(
     trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    target = api.expand(trained.output, tmp_path / "large", width=64, depth=2, verify=False)
+    target = api.expand(trained.output, tmp_path / "large", width=64, depth=2, verify=False).path
     for form, says in (("yaml", "steps: 750"), ("arguments", "max_steps=750")):
         code, out, _ = command(
             "recipe", trained.output, target, "--steps", 1000, "--format", form, monkeypatch=monkeypatch, capfd=capfd

@@ -80,7 +80,7 @@ def test_windows_shift_by_the_image_that_is_seen(name: Any, sizes: dict[str, Any
     """Stage 1 has a single window at the config's size and several at others; grids of 9 and 11 patches are padded."""
     model = built(name, pico._SWINV2 if name is hf.Swinv2ForImageClassification else SWIN, image_size=side)
     source = saved(model, tmp_path / "source")
-    target = lemonx.expand(source, tmp_path / "target", verify=False, **sizes)
+    target = lemonx.expand(source, tmp_path / "target", verify=False, **sizes).path
     for size in [(side, side), *IMAGES]:
         assert difference(type(model), source, target, pixel_values=image(*size)) <= EXACT, size
 
@@ -96,14 +96,16 @@ def test_an_added_block_of_a_resnet_is_its_activation(act: str, silent: bool, la
     model = built(hf.ResNetForImageClassification, pico._RESNET, hidden_act=act, layer_type=layer_type)
     source, pixels = saved(model, tmp_path / "source"), image(32, 32)
     assert (
-        difference(type(model), source, lemonx.expand(source, tmp_path / "wide", width_factor=2), pixel_values=pixels)
+        difference(
+            type(model), source, lemonx.expand(source, tmp_path / "wide", width_factor=2).path, pixel_values=pixels
+        )
         <= EXACT
     )
     if not silent:
         with pytest.raises(Refused, match=f"more blocks, since a block ends in {act}.*keep its depth at 2"):
             lemonx.plan(source, fields={"depths": [3, 4]})
         return
-    deep = lemonx.expand(source, tmp_path / "deep", fields={"depths": [3, 4]}, verify=False)
+    deep = lemonx.expand(source, tmp_path / "deep", fields={"depths": [3, 4]}, verify=False).path
     assert difference(type(model), source, deep, pixel_values=pixels) <= EXACT
 
 
@@ -149,7 +151,8 @@ def test_falcon_s_slopes(layout: dict[str, Any], sizes: dict[str, Any], says: st
             lemonx.plan(source, **sizes)
         return
     assert (
-        difference(type(model), source, lemonx.expand(source, tmp_path / "target", **sizes), input_ids=text()) <= EXACT
+        difference(type(model), source, lemonx.expand(source, tmp_path / "target", **sizes).path, input_ids=text())
+        <= EXACT
     )
 
 
@@ -158,7 +161,7 @@ def test_falcon_s_heads_each_with_a_key_of_their_own(tmp_path: Path) -> None:
     model = built(hf.FalconForCausalLM, FALCON, multi_query=False)
     for name, without in (("said", ()), ("left-out", ("num_kv_heads",))):
         source = saved(model, tmp_path / name, *without)
-        target = lemonx.expand(source, tmp_path / f"{name}-target", width=96, depth=3)
+        target = lemonx.expand(source, tmp_path / f"{name}-target", width=96, depth=3).path
         config = json.loads((target / "config.json").read_text())
         assert config.get("num_kv_heads") == (8 if name == "said" else None)
         assert difference(type(model), source, target, input_ids=text()) <= EXACT
@@ -204,7 +207,7 @@ def test_a_factor_that_the_class_ignores(name: str, sizes: dict[str, Any], tmp_p
         model = pico.PICO[name]()
     source = saved(model, tmp_path / "source", rope_parameters=ROPE)
     assert (
-        difference(type(model), source, lemonx.expand(source, tmp_path / "out", fields=sizes), input_ids=text())
+        difference(type(model), source, lemonx.expand(source, tmp_path / "out", fields=sizes).path, input_ids=text())
         <= EXACT
     )
     broken = saved(model, tmp_path / "broken", rope_parameters={**ROPE, "rope_type": "linear", "factor": 2.0})
@@ -221,7 +224,9 @@ def test_sizes_that_a_config_class_rejects_are_told_by_the_plan(tmp_path: Path) 
     phi = built(hf.Phi3ForCausalLM, pico._LLAMA, rope_parameters=rope, original_max_position_embeddings=32)
     source = saved(phi, tmp_path / "phi3")
     assert (
-        difference(type(phi), source, lemonx.expand(source, tmp_path / "wide", width=96, depth=3), input_ids=text(40))
+        difference(
+            type(phi), source, lemonx.expand(source, tmp_path / "wide", width=96, depth=3).path, input_ids=text(40)
+        )
         <= EXACT
     )
     for sizes in ({"width": 96, "heads": 4}, {"heads": 8}):
@@ -248,7 +253,7 @@ def test_a_class_that_is_not_named_and_must_be(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["vit-cls", "deit-cls", "neox"])
 def test_a_class_that_is_not_named_and_need_not_be(name: str, tmp_path: Path) -> None:
     source = saved(pico.PICO[name](), tmp_path / "source", "architectures")
-    assert lemonx.verify(source, lemonx.expand(source, tmp_path / "target", width_factor=2)).passed
+    assert lemonx.verify(source, lemonx.expand(source, tmp_path / "target", width_factor=2).path).passed
 
 
 def test_a_class_that_transformers_cannot_guess(tmp_path: Path) -> None:
@@ -280,7 +285,7 @@ def test_a_head_that_no_file_has(name: str, lost: str, says: str | None, tmp_pat
         return
     assert len(told) == len(warned) == 1
     assert re.search(says, told[0])
-    content = json.loads((lemonx.expand(source, tmp_path / "target", width_factor=2) / "lemonx.json").read_text())
+    content = json.loads((lemonx.expand(source, tmp_path / "target", width_factor=2).path / "lemonx.json").read_text())
     assert any(tensor.startswith(lost) for tensor in content["verified"]["outputs"]["missing"])
 
 

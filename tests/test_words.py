@@ -70,7 +70,7 @@ def test_a_weighed_mean_and_its_scale_make_the_mean(zeros: bool, tmp_path: Path)
         save_file(old, folder / "model.safetensors", metadata={"format": "pt"})
     made = lemonx.plan(folder, width=72)
     assert made.types.spaces["computed"].has(WEIGHED) and made.types.spaces["residual"].has(AVG)
-    new = load_file(lemonx.expand(folder, tmp_path / "target", width=72) / "model.safetensors")
+    new = load_file(lemonx.expand(folder, tmp_path / "target", width=72).path / "model.safetensors")
     for suffix in ("weight", "bias"):
         before, after = (
             torch.einsum("r,r...->r...", file[f"{layer}.layer_scale2.lambda1"], file[f"{layer}.mlp.fc2.{suffix}"])

@@ -369,7 +369,7 @@ def checked(source: Path, target: Path, **options: Any) -> Any:
 
 def made(name: str, folder: Path, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Path, Path]:
     source = pico.save(pico.PICO[name](), folder / "source", dtype)
-    return source, lemonx.expand(source, folder / "target", verify=False, **options)
+    return source, lemonx.expand(source, folder / "target", verify=False, **options).path
 
 
 # Kept as (in, out); a convolution; experts in one tensor of three axes, kept transposed; a table with two leading axes.
@@ -421,7 +421,7 @@ def test_a_tied_weight_that_a_file_repeats_must_be_the_table(tmp_path: Path) -> 
     weights = load_file(source / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    target = lemonx.expand(source, tmp_path / "target", width=72, verify=False)
+    target = lemonx.expand(source, tmp_path / "target", width=72, verify=False).path
     grown = load_file(target / "model.safetensors")
     for change, right in ((0.0, True), (1e-9, False)):
         table = grown["model.embed_tokens.weight"].clone()
@@ -438,7 +438,7 @@ def test_buffers_that_a_model_computes_are_the_sources_or_are_not_there(tmp_path
     weights = load_file(source / "model.safetensors")
     name, numbers = "bert.embeddings.position_ids", torch.arange(64)[None]
     save_file({**weights, name: numbers}, source / "model.safetensors", metadata={"format": "pt"})
-    target = lemonx.expand(source, tmp_path / "target", ffn=200, verify=False)
+    target = lemonx.expand(source, tmp_path / "target", ffn=200, verify=False).path
     grown = load_file(target / "model.safetensors")
     assert name not in grown and checked(source, target, ffn=200).passed
     for buffer, right in ((numbers, True), (numbers.flip(1), False)):

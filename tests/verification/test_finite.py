@@ -50,7 +50,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
     def make(name: str) -> tuple[Path, Path]:
         folder = tmp_path_factory.mktemp(name)
         source = pico.save(pico.PICO[name](), folder / "source")
-        return source, lemonx.expand(source, folder / "target", **SIZES[name])
+        return source, lemonx.expand(source, folder / "target", **SIZES[name]).path
 
     return make
 
@@ -99,7 +99,7 @@ def test_one_entry_of_a_source(pair: Callable[[str], tuple[Path, Path]], tmp_pat
 def test_a_method_that_is_not_lossless(pair: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     """There are no rules to check its tensors by."""
     source, _ = pair("bert-mlm")
-    target = lemonx.expand(source, tmp_path / "aki", width=96, method="aki")
+    target = lemonx.expand(source, tmp_path / "aki", width=96, method="aki").path
     wrong = damaged(target, tmp_path / "wrong", "bert.embeddings.position_embeddings.weight", math.nan)
     with pytest.raises(BadCheckpoint, match="holds NaN or Inf"):
         lemonx.verify(source, wrong)

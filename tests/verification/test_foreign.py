@@ -99,7 +99,7 @@ def test_a_head_that_no_file_holds(sources: Any, tmp_path: Path) -> None:
     }
     for name, (fields, lost) in cases.items():
         source = changed(sources(name), tmp_path / name, **fields)
-        target = lemonx.expand(source, tmp_path / f"{name}-out", ffn=200)
+        target = lemonx.expand(source, tmp_path / f"{name}-out", ffn=200).path
         outputs = json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]
         assert outputs["passed"] and lost in outputs["missing"] and "last_hidden_state" in outputs["outputs"]
 
@@ -122,7 +122,7 @@ def test_what_a_folder_asks_for_is_not_what_is_measured(
     name: str, file: str, fields: dict[str, Any], sources: Any, tmp_path: Path
 ) -> None:
     source = changed(sources(name), tmp_path / "source", file, **fields)
-    output = lemonx.expand(source, tmp_path / "out", ffn=200)  # verified
+    output = lemonx.expand(source, tmp_path / "out", ffn=200).path  # verified
     content = json.loads((output / "lemonx.json").read_text())["verified"]["outputs"]
     assert content["passed"] and content["tokens_equal"] is True and content["outputs"][0] == "logits"
 

@@ -59,7 +59,7 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_reference_is_what_the_target_computes(name: str, small: bool, tmp_path: Path) -> None:
     source, options = saved(name, tmp_path / "s"), {**MODELS[name], "small_gains": small}
-    target = lemonx.expand(source, tmp_path / "t", verify=False, **options)
+    target = lemonx.expand(source, tmp_path / "t", verify=False, **options).path
     plan = lemonx.plan(source, **options)
     (plain, still), (wanted, moved), (found, _) = outputs(source), outputs(source, plan), outputs(target)
     assert_near(found, wanted, 1e-14)
@@ -73,7 +73,7 @@ def test_the_reference_is_what_the_target_computes(name: str, small: bool, tmp_p
 def bart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("bart")
     source = saved("bart", folder / "s")
-    return source, lemonx.expand(source, folder / "t", fields=ENCODER_DECODER)
+    return source, lemonx.expand(source, folder / "t", fields=ENCODER_DECODER).path
 
 
 def test_what_is_measured_and_what_is_expected(bart: tuple[Path, Path]) -> None:
@@ -140,7 +140,7 @@ def test_block_by_block(bart: tuple[Path, Path]) -> None:
 def test_noise_is_that_of_the_source_as_it_is(tmp_path: Path) -> None:
     """A rounded target's tolerance holds nothing of what eps costs: that would be hundreds of times float32's noise."""
     source = saved("bert-cls", tmp_path / "s", eps=2e-4, dtype=torch.float32)
-    target = lemonx.expand(source, tmp_path / "t", depth=4, width=96, verify=False)
+    target = lemonx.expand(source, tmp_path / "t", depth=4, width=96, verify=False).path
     for layerwise in (False, True):
         measured = lemonx.verify(source, target, layerwise=layerwise)
         found = measured.outputs
@@ -153,7 +153,7 @@ def test_noise_is_that_of_the_source_as_it_is(tmp_path: Path) -> None:
 def test_small_gains_in_float32(tmp_path: Path) -> None:
     """As a checkpoint is stored, they lose a thousandth, and the rounding of one gain."""
     source = saved("opt-post-ln-tied", tmp_path / "s", dtype=torch.float32)
-    target = lemonx.expand(source, tmp_path / "t", depth=6, small_gains=True, verify=False)
+    target = lemonx.expand(source, tmp_path / "t", depth=6, small_gains=True, verify=False).path
     (wanted, moved), (found, _) = outputs(source, lemonx.plan(source, depth=6, small_gains=True)), outputs(target)
     assert_near(found, wanted, 5e-7)
     assert moved < 2e-8 < lemonx.plan(source, depth=6).expected_loss / 100
@@ -162,7 +162,7 @@ def test_small_gains_in_float32(tmp_path: Path) -> None:
 def test_small_gains_verify_where_eps_is_large(tmp_path: Path) -> None:
     """Without them its plan is refused, so `verify` must know of them first."""
     source = saved("bert-cls", tmp_path / "s", eps=1e-2)
-    target = lemonx.expand(source, tmp_path / "t", depth=3, small_gains=True, verify=False)
+    target = lemonx.expand(source, tmp_path / "t", depth=3, small_gains=True, verify=False).path
     measured = lemonx.verify(source, target).outputs
     assert measured.passed and measured.tolerance == EXACT and 0 < measured.stream_loss < 1e-5
 
@@ -186,7 +186,7 @@ def test_a_stream_of_little_variance_is_found(tmp_path: Path) -> None:
 def test_frames_and_depth_together(tmp_path: Path) -> None:
     """A stream that a frame carries has the variance of the source's, so the algebra is the same."""
     source = saved("roberta-cls", tmp_path / "s")
-    target = lemonx.expand(source, tmp_path / "t", width=72, depth=3)
+    target = lemonx.expand(source, tmp_path / "t", width=72, depth=3).path
     measured = json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]
     assert measured["difference"] <= measured["tolerance"] == EXACT
     assert measured["output_loss"] > 1e-7

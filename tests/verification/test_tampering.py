@@ -88,7 +88,7 @@ def with_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     source = pico.save(pico.PICO["llama-tied"](), folder / "source")
     for name, content in BESIDE.items():
         (source / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    return source, lemonx.expand(source, folder / "target", ffn=150, verify=False)
+    return source, lemonx.expand(source, folder / "target", ffn=150, verify=False).path
 
 
 def beside(folders: tuple[Path, Path]) -> list[str]:
