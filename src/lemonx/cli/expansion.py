@@ -53,9 +53,12 @@ def plan_command(
     small_gains: SmallGains = False,
     dtype: Dtype = None,
     allow_pickle: AllowPickle = False,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List the shape, the rule and the exactness of every tensor too.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what `expand` with the same options would write: sizes, rules, exactness. Reads headers only.
+    """Show what `expand` with the same options would write: sizes, parameters, exactness. Nothing is written.
 
     `lemonx plan ./small --width 768 --depth 12`
     """
@@ -76,7 +79,7 @@ def plan_command(
     if as_json:
         print_json(show.plan_json(made))
     else:
-        show.print_plan(made)
+        show.print_plan(made, tensors=tensors)
 
 
 @app.command("expand", rich_help_panel="Commands")

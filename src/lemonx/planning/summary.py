@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from lemonx.algebra.norm_chains import VARIANCE
 from lemonx.checkpoints.safetensors_file import item_size
+from lemonx.planning.exactness import WEAKER
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.config import flat_fields
@@ -35,6 +37,25 @@ def size_table(plan: Plan) -> Iterator[tuple[str, int, int]]:
             yield name, space.size, plan.target_spec.spaces[name].size
     for name, stack in plan.source_spec.stacks.items():
         yield f"blocks in {name}", stack.size, plan.target_spec.stacks[name].size
+
+
+def config_table(plan: Plan) -> Iterator[tuple[str, Any, Any]]:
+    """(field, source, target) of the sizes in config.json, changed or not, then of all else that changes."""
+    old, new = plan.family.config(plan.source_config), plan.family.config(plan.target_config)
+    changed = {name: (before, after) for name, before, after in changed_fields(plan)}
+    for name in dict.fromkeys(name for names in plan.family.sizes.values() for name in names):
+        if name in changed:
+            yield (name, *changed.pop(name))
+        elif old.get(name) is not None and new.get(name) is not None and name in flat_fields(plan.target_config):
+            yield name, old[name], new[name]
+    for name, (before, after) in changed.items():
+        yield name, before, after
+
+
+def exactness_text(plan: Plan) -> str:
+    """How the tensors come out in the stored dtype, in words: counts of tensors, the most exact first."""
+    counts = Counter(step.exactness for step in plan.steps)
+    return ", ".join(f"{counts[kind]} {kind}" for kind in WEAKER if counts[kind])
 
 
 def changed_fields(plan: Plan) -> Iterator[tuple[str, Any, Any]]:

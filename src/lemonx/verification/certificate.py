@@ -19,7 +19,7 @@ from lemonx.errors import BadCheckpoint
 from lemonx.guards.shown import as_code, as_yaml, shown
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
-from lemonx.planning.summary import changed_fields, lost_to_eps, parameters, size_table
+from lemonx.planning.summary import changed_fields, config_table, lost_to_eps, parameters, size_table
 from lemonx.verification.stability import Stability
 from lemonx.verification.verify import Verified
 
@@ -173,7 +173,7 @@ def certificate_text(content: Certificate) -> str:
 
 def model_card(plan: Plan, content: Certificate) -> str:
     """README.md of the output: what it is, from what, and how it was checked."""
-    sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in size_table(plan))
+    sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in config_table(plan))
     checked = shown(" ".join(_checked(content.verified)))
     base = hub_name(plan.source)
     if plan.reading.lossless:
@@ -196,7 +196,7 @@ tags: [lemonx, model-expansion]
 It was written by lemonx {content.versions["lemonx"]}: method {plan.reading.method}, free parameters
 {plan.free.name}, seed {plan.seed}.
 
-| size | source | this |
+| config.json | source | this |
 |---|---|---|
 {sizes}
 | parameters | {content.source.parameters:,} | {content.parameters:,} |

@@ -60,54 +60,58 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def print_plan(plan: Plan) -> None:
+def print_plan(plan: Plan, *, tensors: bool = False) -> None:
+    """Sizes as config.json names them; `tensors`: also the rule of every tensor."""
     out = Out()
-    out.line(styled("bold", plan.family.title), f"  {plan.source}")
-    sizes = table("size", "source", "target")
-    for name, before, after in summary.size_table(plan):
-        sizes.add_row(name, str(before), styled("bold" if before != after else "", after))
+    out.line(styled("bold", plan.family.title))
+    out.line(f"{plan.source}")
+    sizes = table("config.json", "source", "target")
+    for name, before, after in summary.config_table(plan):
+        sizes.add_row(name, _short(before), styled("bold" if before != after else "", _short(after)))
     per = "image" if plan.family.kind == "vision" else "token"
     for label, (before, after) in (
         ("parameters", summary.parameters(plan)),
         (f"FLOPs per {per}", summary.flops(plan)),
         ("bytes on disk", summary.bytes_on_disk(plan)),
     ):
-        sizes.add_row(label, summary.human(before), summary.human(after))
+        sizes.add_row(styled("dim", label), summary.human(before), summary.human(after))
     out.table(sizes)
-    tensors = table("tensors", "shape", "number", "rule", "exactness")
-    heading = None
-    for group in summary.groups(plan):
-        if group.stack != heading and group.stack is not None:
-            tensors.add_row(styled("bold", f"{group.stack}.*"))
-        heading = group.stack
-        shape = " x ".join(map(str, group.shape)) or "scalar"
-        name = f"  {group.name}" if group.stack else group.name
-        exactness = styled(_STYLE[group.exactness], group.exactness)
-        tensors.add_row(name, shape, str(group.count), group.rule, exactness)
-    out.table(tensors)
-    fields = table("config.json", "source", "target")
-    for name, before, after in summary.changed_fields(plan):
-        fields.add_row(name, _short(before), _short(after))
-    out.table(fields)
-    out.line(f"method: {plan.reading.method}, {'lossless' if plan.reading.lossless else 'not lossless'}")
+    if tensors:
+        _print_tensors(out, plan)
+    lossless = styled("green", "lossless") if plan.reading.lossless else styled("red", "not lossless")
+    out.line(f"method {plan.reading.method}: ", lossless)
     for note in notes(plan):
         out.line(f"note: {note}")
-    out.line(
-        f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}; "
-        f"weakest exactness in the stored dtype: {plan.exactness}"
-    )
     if lost := summary.lost_to_eps(plan):
         out.line(
             f"expected loss: {lost['of_stream']:.1e} of the stream at most, at {lost['places']} places where added "
             f"blocks norm it again, if its variance is at least {lost['variance']} there"
         )
+    out.line(f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}")
+    out.line(f"{len(plan.steps)} tensors in the stored dtype: {summary.exactness_text(plan)}")
     for name, why in plan.dropped.items():
         out.line(f"not written: {name} ({why})")
+    if not tensors:
+        out.line(styled("dim", "--tensors lists the shape and the rule of every tensor"))
+
+
+def _print_tensors(out: Out, plan: Plan) -> None:
+    """The name of a tensor, then a line for all blocks in which it is made alike."""
+    groups = [(" x ".join(map(str, group.shape)) or "scalar", group) for group in summary.groups(plan)]
+    width, rules = max(len(shape) for shape, _ in groups), max(len(group.rule) for _, group in groups)
+    heading = None
+    for shape, group in groups:
+        name = f"{group.stack}.*.{group.name}" if group.stack else group.name
+        if name != heading:
+            out.line(styled("bold", name))
+        heading = name
+        exactness = styled(_STYLE[group.exactness], group.exactness)
+        out.line(f"  {shape:<{width}} {f'x{group.count}':<4} {group.rule:<{rules}} ", exactness)
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    text = f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
+    return text if len(text) <= 24 else f"{text[:21]}..."
 
 
 @dataclass(frozen=True)
