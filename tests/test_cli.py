@@ -358,7 +358,8 @@ def test_plan_expand_verify(run: Run, source: Any, tmp_path: Path) -> None:
     small = source("llama-tied")
     plan = run("plan", small, "--width", 72, "--depth", 3)
     assert plan.code == 0 and plan.err == ""
-    assert "72" in plan.out and "row-zero" in plan.out and "rms_norm_eps" in plan.out
+    assert "72" in plan.out and "hidden_size" in plan.out and "rms_norm_eps" in plan.out and "row-zero" not in plan.out
+    assert "row-zero" in run("plan", small, "--width", 72, "--depth", 3, "--tensors").out
     result = run("expand", small, "out", "--width", 72, "--depth", 3)
     assert result.code == 0 and "wrote out" in result.out and "identical tokens" in result.out
     result = run("verify", small, "out", "--json")

@@ -218,7 +218,7 @@ def test_the_certificate_admits_what_was_not_done(source: Any, tmp_path: Path) -
 def test_the_card_introduces_the_model(source: Any, tmp_path: Path) -> None:
     card = (lemonx.expand(source("vit-cls"), tmp_path / "out", **GROWN).path / "README.md").read_text()
     assert card.startswith("---\n") and "lemonx" in card
-    assert "| residual | 48 | 72 |" in card
+    assert "| hidden_size | 48 | 72 |" in card
     assert "after a reload from disk" in card and "Not verified" not in card
 
 

@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Literal, overload
 from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.methods import Lessons
-from lemonx.models.in_memory import unwrapped
 from lemonx.planning.plan import Plan
-from lemonx.verification.verify import Verified
-from lemonx.workflows.expanding import Expanded, expand_folder, expand_model
 from lemonx.workflows.options import SHARD, Dtype, FieldValue, Growth, PathLike, Writing, sizes
 from lemonx.workflows.planning import plan_growth
-from lemonx.workflows.verifying import verify_folders
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lemonx.diagnostics.fsck import Report
+    from lemonx.verification.verify import Verified
+    from lemonx.workflows.expanding import Expanded
 
 
 def plan(
@@ -202,6 +200,10 @@ def expand(
     For folders: max_shard_size (bytes per file), force (replace the output if it is a checkpoint and nothing else),
     with_optimizer (grow Adam's moments too), allow_pickle (read pytorch_model.bin as plain tensors).
     """
+    # These import torch, which a plan does not need.
+    from lemonx.models.in_memory import unwrapped
+    from lemonx.workflows.expanding import expand_folder, expand_model
+
     if isinstance(source, str | os.PathLike):
         if output is None:
             raise TypeError("expand(source, output): say where to write")
@@ -247,6 +249,8 @@ def verify(source: PathLike, target: PathLike, *, layerwise: bool = False, allow
     one it comes from, and the outputs on a sample. Where it has none, the outputs are compared, and nothing else can
     be. `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit.
     """
+    from lemonx.workflows.verifying import verify_folders
+
     return verify_folders(Path(source), Path(target), layerwise=layerwise, allow_pickle=allow_pickle)
 
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lemonx import api, methods
 from lemonx.algebra.expansions import AVG, DENSE, WEIGHED
@@ -28,7 +31,6 @@ from lemonx.planning.tensor_steps import Step
 from lemonx.specs.config import flat_fields
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 
@@ -87,8 +89,6 @@ class _Shards:
 
 
 def _part(name: str, tensor: torch.Tensor) -> _Part:
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
     shape = tuple(tensor.shape)
     if tensor.is_meta:
         raise BadTarget(f"{name} is on the meta device: call model.to_empty(device=...) first")
@@ -105,8 +105,6 @@ def _part(name: str, tensor: torch.Tensor) -> _Part:
 
 def local_rows(tensor: torch.Tensor) -> range:
     """The rows of a DTensor's first axis that this process holds."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     assert isinstance(tensor, DTensor)
     local, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -115,7 +113,6 @@ def local_rows(tensor: torch.Tensor) -> range:
 
 def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Every tensor that `save_pretrained` would write, by its name on disk; tied ones once."""
-    import torch
     from transformers.core_model_loading import revert_weight_conversion
 
     seen, mine = set[int](), dict[str, torch.Tensor]()
@@ -138,8 +135,6 @@ def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _check_tensors(held: Mapping[str, _Part], made: Plan) -> None:
-    import torch
-
     steps = {step.name: step for step in made.steps}
     for name in sorted(steps.keys() ^ held.keys()):
         where = "the expansion" if name in steps else "the model"

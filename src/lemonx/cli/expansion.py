@@ -63,7 +63,7 @@ def plan_command(
     `lemonx plan ./small --width 768 --depth 12`
     """
     from lemonx import api
-    from lemonx.cli.render import expansion as show
+    from lemonx.cli.render import plan as show
 
     made = api.plan(
         source,

@@ -19,15 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from lemonx.algebra.expansions import AVG, DENSE, RAND, SPARE, WEIGHED, ZERO, Expansion, Run
 from lemonx.algebra.free_parameters import Free
-
-if TYPE_CHECKING:
-    import torch
 from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix, Spare
 
 # Elements that are scaled at a time, in float64: 0.5 MB.
@@ -97,8 +94,6 @@ def expand_block(
 
 def _with_spare_columns(run: Run, how: Matrix, out: torch.Tensor) -> torch.Tensor:
     """The same rows, of which the last columns write what spare units pass on."""
-    import torch
-
     if how.spare and how.columns.has(SPARE):
         values = torch.from_numpy(how.spare.values(run.target, run.target + run.length)).to(out.dtype)
         out[:, -2 * how.spare.size : -how.spare.size] = values
@@ -108,8 +103,6 @@ def _with_spare_columns(run: Run, how: Matrix, out: torch.Tensor) -> torch.Tenso
 
 def _spare_rows(run: Run, how: Matrix, spare: Spare, out: torch.Tensor) -> torch.Tensor:
     """Rows that read what they pass on, with both signs: the last rows of a weight."""
-    import torch
-
     begin = run.target - (how.rows.target_size - 2 * spare.size)
     for sign, low in ((1.0, 0), (-1.0, spare.size)):
         start, stop = max(begin, low), min(begin + run.length, low + spare.size)
@@ -226,8 +219,6 @@ def _further_runs(columns: Expansion, first: int) -> list[tuple[int, list[tuple[
 
 def _scaled(block: torch.Tensor, factor: np.ndarray, out: torch.Tensor) -> torch.Tensor:
     """block * factor into `out`, which may be the block itself, rounded once to its precision."""
-    import torch
-
     scale = torch.from_numpy(np.ascontiguousarray(factor)).expand(block.shape)
     step = max(1, SCALED // max(1, block.shape[1]))
     for here, there, by in zip(block.split(step), out.split(step), scale.split(step), strict=True):
@@ -246,8 +237,6 @@ def expand_matrix(weight: torch.Tensor, how: Matrix, free: Free, seed: int = 0, 
     >>> expand_matrix(W, how, PRESETS["vision"]).tolist()
     [[1.0, 2.0], [3.0, 4.0], [2.0, 3.0]]
     """
-    import torch
-
     from lemonx.execution import noise
 
     read = Reader(lambda start, stop: weight[start:stop], lambda: weight.double().mean(0).to(weight.dtype))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from lemonx.algebra.expansions import AVG, DENSE, WEIGHED, Run
 from lemonx.algebra.recipes import Matrix
@@ -20,8 +21,6 @@ from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
 
 if TYPE_CHECKING:
-    import torch
-
     from lemonx.execution.noise import Scratch
 
 # Bytes per block of the target: large enough that a call's cost does not show, small enough for the caches.
@@ -108,8 +107,6 @@ class Source:
 
         The first copy takes what all others have, so what is drawn hangs on the source's name and rows alone.
         """
-        import torch
-
         from lemonx.execution import noise
 
         step, width = self._step, self.how.columns.size
@@ -147,8 +144,6 @@ class Source:
         return self._mean_of(lambda terms: terms.abs())
 
     def _mean_of(self, terms: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        import torch
-
         count, width = self.how.rows.size, self.how.columns.size
         total, weights = torch.zeros(width, dtype=torch.float64), self._weights()
         for start in range(0, count, limit := _rows_per_block(width, torch.float64)):
@@ -198,8 +193,6 @@ class Whole(Source):
         return rows.view(shape[0] // tables(shape), *shape[1:])
 
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        import torch
-
         width = self.how.columns.size
         size = self.how.rows.size // tables(self._checkpoint.tensors[name].shape)
         limit, parts = self._limit(size, width, self._stored), []
@@ -224,8 +217,6 @@ class Whole(Source):
 
     def _needed(self, name: str, first: int, end: int) -> torch.Tensor:
         """Rows as the file keeps them, with zeros in rows of the file that the wanted ones do not need."""
-        import torch
-
         shape = self._checkpoint.tensors[name].shape
         table, place = divmod(first, self.how.rows.size // tables(shape))
         columns = range(place, place + end - first) if self.how.transposed else None

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from lemonx.algebra.expansions import Expansion, Run
 from lemonx.algebra.recipes import Matrix, Vector
@@ -28,9 +29,6 @@ from lemonx.execution.matrix import expand_block
 from lemonx.execution.row_readers import Source, Whole, blocks_within, check_finite, is_whole, level, tables
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
-
-if TYPE_CHECKING:
-    import torch
 
 Progress = Callable[[int], None]
 Job = Callable[[], None]
@@ -60,8 +58,6 @@ def run_plan(
     progress: Progress | None = None,
 ) -> None:
     """Write every tensor of the plan, at least the rows that are `wanted`; `progress` gets counts of bytes written."""
-    import torch
-
     tell = progress or (lambda count: None)
     _check_tied(plan, checkpoint, wanted)
     task = _Task(plan, checkpoint, writer, wanted, tell)
@@ -167,8 +163,6 @@ class _Task:
 
     def _write_piece(self, step: Step, how: Matrix, source: Whole, rows: range) -> None:
         """A strip of a weight kept as (in, out), one expert's of several, or a table such as (1, positions, width)."""
-        import torch
-
         table, column = divmod(rows.start, how.rows.target_size // tables(step.shape))
         with self.whole_tensors:
             made = torch.empty(len(rows), how.columns.target_size, dtype=source.dtype)
@@ -190,8 +184,6 @@ class _Task:
         return expand_block(run, how, source.reader(further=run.copy > 0), self.plan.free, rng, out)
 
     def _write_vector(self, step: Step, recipe: Vector) -> None:
-        import torch
-
         from lemonx.checkpoints.safetensors_file import torch_dtype
         from lemonx.execution import noise
 

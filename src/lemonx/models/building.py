@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
@@ -14,14 +16,11 @@ from lemonx.planning.plan import Plan
 from lemonx.specs.config import flat_fields
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 
 def new_model(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
     """A model of the class that a config.json names, as transformers initialises it, in float32."""
-    import torch
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _built(config, "cpu")
@@ -39,8 +38,6 @@ def config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
-    import torch
-
     with foreign("build the model of config.json", "save it again"), torch.device(device):
         made = door.config_object(config)
         return door.build(door.model_class(made), made)
@@ -82,8 +79,6 @@ def disk_names(model: PreTrainedModel, *, buffers: bool = False) -> dict[str, st
     transformers renames as it saves; it is asked with a marker in each parameter's place. `buffers`: those that are
     saved, too.
     """
-    import torch
-
     names = [name for name, _ in model.named_parameters()]
     if buffers:
         names += [name for name, _ in model.named_buffers() if name in model.state_dict()]
@@ -105,8 +100,6 @@ def held_in(model: PreTrainedModel) -> dict[str, list[str]]:
 
     Each parameter's stand-in has its shape, repeats its number and takes no memory.
     """
-    import torch
-
     names = [name for name, _ in model.named_parameters()]
     shapes = [parameter.shape for _, parameter in model.named_parameters()]
     marked = [torch.tensor(i).expand(shape) for i, shape in enumerate(shapes)]

@@ -14,6 +14,8 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.folder import CONFIG, GENERATION
@@ -27,7 +29,6 @@ from lemonx.models.foreign import foreign
 from lemonx.planning.plan import Plan
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 _FOLDER = "or expand its folder: lemonx.expand(folder, output)"
@@ -35,7 +36,6 @@ _FOLDER = "or expand its folder: lemonx.expand(folder, output)"
 
 def unwrapped(model: Any) -> PreTrainedModel:
     """The model inside the wrappers of torch.compile and of data parallelism; Refused unless it is whole and plain."""
-    import torch
     from transformers import PreTrainedModel
 
     replicas = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -52,8 +52,6 @@ def unwrapped(model: Any) -> PreTrainedModel:
 
 
 def _modules(model: Any) -> Iterable[Any]:
-    import torch
-
     return model.modules() if isinstance(model, torch.nn.Module) else ()
 
 
@@ -65,8 +63,6 @@ def _sharded() -> Refused:
 
 
 def _check_plain(model: PreTrainedModel) -> None:
-    import torch
-
     if getattr(model, "hf_quantizer", None) or getattr(model.config, "quantization_config", None):
         raise Refused(f"the model is quantised: call model.dequantize() first, {_FOLDER}")
     if any("_hf_hook" in vars(module) for module in model.modules()):
@@ -155,8 +151,6 @@ def _generation(model: PreTrainedModel, folder: Path, plan: Plan) -> Any:
 
 def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
     """The dtype that holds every number of these."""
-    import torch
-
     return reduce(torch.promote_types, (dtype for dtype in dtypes if dtype.is_floating_point))
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lemonx.algebra.expansions import AVG, RAND, ZERO, Expansion
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +32,6 @@ class Along:
 
     def apply(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         """The map of a tensor's axis."""
-        import torch
-
         if self.is_identity:
             return x
         shape = [1] * x.ndim

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import torch
 
 from lemonx.checkpoints import CheckpointWriter
 from lemonx.checkpoints.folder import parse_object
@@ -26,9 +28,6 @@ from lemonx.models.building import disk_names, skeleton
 from lemonx.optimizer_state.grow import COUNT, grow_entry
 from lemonx.optimizer_state.moments import moments
 from lemonx.planning.plan import Plan
-
-if TYPE_CHECKING:
-    import torch
 
 FOLDER, STATE = OPTIMIZER_FOLDER, "state."
 # Where torch.distributed.checkpoint writes down, in a file's header, which slices it holds.
@@ -173,8 +172,6 @@ def _shape(parts: list[_Part]) -> tuple[int, ...]:
 
 def _joined(parts: list[_Part]) -> torch.Tensor:
     """The tensor, put together from its slices."""
-    import torch
-
     whole = torch.empty(_shape(parts), dtype=torch_dtype(parts[0].info.dtype))
     for part in parts:
         piece = torch.empty(part.info.shape, dtype=whole.dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.models.building import disk_names, skeleton
 from lemonx.optimizer_state.moments import FRESH, Moments, moments
@@ -55,8 +57,6 @@ def grow_entry(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, Any]
 
 def _check_adam(name: str, entry: State, shape: tuple[int, ...], keys: set[str]) -> None:
     """Refused unless this is the state of Adam or AdamW, of this shape, and with these keys."""
-    import torch
-
     needed, known = {*FIRST, SECOND[0], COUNT}, {*FIRST, *SECOND, COUNT}
     if not needed <= entry.keys() <= known or entry.keys() != keys:
         raise Refused(

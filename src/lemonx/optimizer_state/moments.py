@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from lemonx.algebra.expansions import ZERO, Expansion, concat, identity, product
 from lemonx.algebra.recipes import KEEP, Vector
@@ -28,9 +28,6 @@ from lemonx.planning.tensor_steps import Step
 from lemonx.specs.norms import Norm, Scale
 from lemonx.specs.rows import Row
 from lemonx.specs.signature import Side
-
-if TYPE_CHECKING:
-    import torch
 
 # How a moment of the target follows from the source's: as the next gradient does, as it does but for what the source
 # does not know, or not at all, so that it starts at zero.
@@ -76,8 +73,6 @@ class Moments:
         return self._read(moments, squared=True)
 
     def _read(self, moments: Mapping[str, torch.Tensor], *, squared: bool) -> torch.Tensor:
-        import torch
-
         own = moments[self.source]
         if self.axes is None:
             return torch.zeros(self.shape, dtype=own.dtype)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import torch
+
 from lemonx.checkpoints.creating import new_file, write_new
 from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import file_inside, read_inside
@@ -73,8 +75,6 @@ def _odd(saved: Any) -> str | None:
 
 
 def _is_setting(value: Any) -> bool:
-    import torch
-
     plain = (int, float, str, torch.Tensor, type(None))
     return isinstance(value, plain) or (isinstance(value, list | tuple) and all(isinstance(v, plain) for v in value))
 
@@ -197,8 +197,6 @@ def _groups(plan: Plan, groups: Sequence[Any], names: Mapping[int, str]) -> tupl
 
 
 def _save(content: Any, path: Path) -> None:
-    import torch
-
     try:
         with new_file(path) as file:
             torch.save(content, file)

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from lemonx.algebra.expansions import Run, identity
 from lemonx.algebra.recipes import Matrix, Vector
@@ -26,8 +27,6 @@ from lemonx.planning.plan import RECOMPUTED, Plan
 from lemonx.planning.tensor_steps import Step
 
 if TYPE_CHECKING:
-    import torch
-
     from lemonx.verification.identities import Fault
 
 # Copies of one matrix: the tensor of each, its recipe, and its number among the matrices of that tensor.
@@ -72,8 +71,6 @@ class Algebra:
 
 def check_algebra(plan: Plan, source: Checkpoint, target: Checkpoint, *, threads: int | None = None) -> Algebra:
     """Check every tensor of the target against the source, as the plan's recipes say."""
-    import torch
-
     wrong = list(_odd_tensors(plan, source, target))
     odd = {fault.tensor for fault in wrong}
     steps = [step for step in plan.steps if step.name not in odd]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 # How the names begin of what a model without a head gives out.
 GIVEN_OUT = ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds", "feature_maps")
@@ -49,8 +50,6 @@ def _nearest(reference: torch.Tensor, ways: list[torch.Tensor]) -> torch.Tensor:
 
 def _through(back: Back, reference: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
     """The states as the source would have them; what has length one there keeps it."""
-    import torch
-
     # The maps of a backbone have their channels in front of height and width.
     sizes = zip(reference.shape, states.shape, strict=True)
     axis = next((i for i, (narrow, wide) in enumerate(sizes) if narrow != wide), -1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
@@ -11,9 +12,6 @@ from lemonx.errors import LemonxError
 from lemonx.execution.row_readers import check_finite
 from lemonx.specs.coverage import matched
 from lemonx.specs.weights import Dropped
-
-if TYPE_CHECKING:
-    import torch
 
 
 def larger(one: float, other: float) -> float:

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from lemonx.algebra.expansions import RAND, Expansion
 from lemonx.checkpoints import Checkpoint
@@ -34,9 +35,6 @@ from lemonx.verification.loading import load, running
 from lemonx.verification.reference import deepened
 from lemonx.verification.sample import View, views
 from lemonx.verification.stability import Stability
-
-if TYPE_CHECKING:
-    import torch
 
 Seen = Callable[[str, int, np.ndarray], None]
 """Called with a stack, a block's index and the stream behind that block, without padding."""
@@ -215,8 +213,6 @@ def _observe(
 
     `rounded`: with these weights rounded once to that dtype.
     """
-    import torch
-
     from lemonx.verification.float64 import Float64
 
     with Float64(), Temporary() as offloaded, _weights_in_files(checkpoint), running(checkpoint.origin):
@@ -241,7 +237,6 @@ def _observe(
 
 def _round(model: Any, rounding: whole.Rounding, dtype: str, seed: int) -> None:
     """Have every module's weights rounded once, at random, whenever it is given them."""
-    import torch
     from accelerate.hooks import ModelHook, add_hook_to_module
 
     chosen = whole.chosen_parameters(model, rounding)
@@ -264,7 +259,6 @@ def _round(model: Any, rounding: whole.Rounding, dtype: str, seed: int) -> None:
 
 def _give_parts(model: Any) -> None:
     """torch's own attention takes the weights of its parts without calling these: they get them when it is called."""
-    import torch
     from accelerate.hooks import ModelHook, add_hook_to_module
 
     class Parts(ModelHook):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.errors import BadCheckpoint
 from lemonx.models import door
@@ -17,7 +19,6 @@ from lemonx.verification.generation_settings import with_plain_outputs
 from lemonx.verification.sample import shorten
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from lemonx.verification.sample import View
@@ -63,8 +64,6 @@ def _kind(checkpoint: Checkpoint, config: Any) -> Any:
 
 def _fill(model: PreTrainedModel, missing: frozenset[str], path: Path) -> None:
     """Zeros for tensors that the file lacks: transformers draws them at random, and two models would get two draws."""
-    import torch
-
     base = f"{model.base_model_prefix}."
     inside = sorted(k for k in missing if re.search(r"\.\d+\.", k) and (k.startswith(base) or not _has_base(model)))
     if inside:
@@ -111,8 +110,6 @@ def all_outputs(loaded: Loaded, view: View, *, grad: bool = False) -> dict[Name,
 
 def floating_outputs(model: PreTrainedModel, view: View, *, grad: bool = False) -> dict[str, torch.Tensor]:
     """Every floating-point output by name, in float64, without what was computed at padding."""
-    import torch
-
     mask = view.inputs.get("attention_mask")
     inputs = {k: v.to(model.dtype) if v.is_floating_point() else v for k, v in view.inputs.items()}
     with torch.set_grad_enabled(grad):
@@ -127,8 +124,6 @@ def floating_outputs(model: PreTrainedModel, view: View, *, grad: bool = False) 
 
 def _tensors(result: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a model gives out, also those of a backbone, which gives out several maps of features."""
-    import torch
-
     for name, value in result.items():
         if isinstance(value, torch.Tensor):
             yield name, value

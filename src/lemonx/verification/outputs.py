@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lemonx.algebra.norm_chains import LIMIT
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, CannotVerify, NotVerified, Refused
@@ -30,7 +32,6 @@ from lemonx.verification.sample import UNPADDED, View, views
 from lemonx.verification.stability import Stability, measure_stability
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 EXACT = 1e-10
@@ -243,8 +244,6 @@ def _written_alike(one: torch.Tensor, other: torch.Tensor, steps: int) -> torch.
 
 
 def _divergence(before: Mapping[Name, torch.Tensor], after: Mapping[Name, torch.Tensor]) -> float | None:
-    import torch
-
     name = next((n for n in before if n[0].endswith("logits") and n[1] != CACHED and n in after), None)
     if name is None or before[name].shape != after[name].shape:
         return None
@@ -295,8 +294,6 @@ def _run(
     plan: Plan | None = None,
 ) -> Outputs:
     """Run a checkpoint; with a plan, as its deeper target must."""
-    import torch
-
     from lemonx.verification.float64 import Float64
 
     is_source = given is None
@@ -349,8 +346,6 @@ def check_inputs(loaded: Loaded, given: list[View] | None) -> None:
 
 def _generated(model: PreTrainedModel, view: View) -> tuple[torch.Tensor, dict[Name, torch.Tensor]]:
     """Tokens of greedy generation with a cache, and the logits that they were chosen by."""
-    import torch
-
     # Who goes on writing a text has no padding behind it.
     rows = slice(None) if model.config.is_encoder_decoder else torch.tensor(UNPADDED)
     result: Any = model.generate(  # pyright: ignore[reportCallIssue]
@@ -370,8 +365,6 @@ def _moved(
     seed: int,
 ) -> float:
     """By how much the outputs move when weights are rounded once."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed + 1)
     chosen = chosen_parameters(model, rounding)
     for name, weight in model.named_parameters():
@@ -387,8 +380,6 @@ def round_once(weight: torch.Tensor, dtype: str, generator: torch.Generator) -> 
     In float32 what is rounded are copies, which are as large as is usual in the tensor, however small their sum; in
     bf16 and fp16 copies are split exactly, and what is rounded are entries.
     """
-    import torch
-
     kind = torch.finfo(getattr(torch, dtype))
     with torch.no_grad():
         usual = weight.square().mean().sqrt() if kind.bits > 16 else 0.0

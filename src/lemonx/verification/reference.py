@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lemonx.algebra.norm_chains import Chain
 from lemonx.errors import CannotVerify
 from lemonx.planning.depth import stream_norms
@@ -23,7 +25,6 @@ from lemonx.verification.blocks import names_in_model
 from lemonx.verification.finite import larger
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 

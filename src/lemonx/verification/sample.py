@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lemonx.errors import CannotVerify
 from lemonx.guards.limits import MOST_PIXELS
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 SAMPLE = 4
@@ -85,8 +86,6 @@ def _ropes(rope: Any) -> list[dict[str, Any]]:
 
 def views(model: PreTrainedModel, seed: int = 0) -> list[View]:
     """Random inputs for a model, drawn from its own sizes."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
@@ -129,8 +128,6 @@ def _sides(config: Any, name: str = "image_size") -> tuple[int, int]:
 
 def _masked(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """The patches that a model of masked images must fill in; none where their pixels would make up no image."""
-    import torch
-
     masks = any(name.endswith("mask_token") for name, _ in model.named_parameters())
     if not masks or not type(model).__name__.endswith("ForMaskedImageModeling"):
         return {}
@@ -143,15 +140,11 @@ def _masked(model: PreTrainedModel, config: Any, generator: torch.Generator) -> 
 
 
 def _pixels(config: Any, sides: tuple[int, ...], generator: torch.Generator) -> dict[str, torch.Tensor]:
-    import torch
-
     shape = (SAMPLE, config.num_channels, *sides)
     return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
 
 
 def _texts(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    import torch
-
     shape = (SAMPLE, _length(config))
     ids = torch.randint(0, config.vocab_size, shape, generator=generator)
     mask = torch.ones_like(ids)
@@ -207,8 +200,6 @@ def _listed(value: Any) -> list[Any]:
 
 def _last_positions(model: PreTrainedModel, config: Any, generator: torch.Generator) -> list[View]:
     """A short text at the end of the table of positions."""
-    import torch
-
     longest = getattr(config, "max_position_embeddings", None)
     takes = "position_ids" in inspect.signature(model.forward).parameters
     if not takes or not isinstance(longest, int) or longest < TAIL or type(model).__name__.endswith("MultipleChoice"):
@@ -220,8 +211,6 @@ def _last_positions(model: PreTrainedModel, config: Any, generator: torch.Genera
 
 def _begun(model: PreTrainedModel, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """The text that an encoder-decoder has begun to write; none for models that do not take one."""
-    import torch
-
     config: Any = model.config
     if not config.is_encoder_decoder or "decoder_input_ids" not in inspect.signature(model.forward).parameters:
         return {}

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.frames.construction import LIMIT
 from lemonx.verification.alignment import Back, aligned
 from lemonx.verification.loading import Name, all_outputs, load, running
 from lemonx.verification.sample import View
-
-if TYPE_CHECKING:
-    import torch
 
 # One rounding in float32: a source that is more exact than that is so by chance.
 LEAST = 2.0**-24
@@ -89,8 +88,6 @@ def measure_stability(
     back: Back | None,
 ) -> Stability:
     """Run both models in float32, forth and back, and compare with their outputs in float64, `before` and `after`."""
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(value.shape, generator=generator, dtype=value.dtype) for name, value in before.items()}
 

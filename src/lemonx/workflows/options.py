@@ -14,7 +14,6 @@ from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.errors import BadCheckpoint, BadTarget
-from lemonx.execution.runner import Progress
 from lemonx.methods import Lessons
 from lemonx.planning.plan import Plan
 from lemonx.planning.request import Target
@@ -53,7 +52,7 @@ class Writing:
     allow_pickle: bool = False
     lessons: Lessons | None = None
     planned: Callable[[Plan], None] | None = None
-    progress: Progress | None = None
+    progress: Callable[[int], None] | None = None
 
 
 def sizes(

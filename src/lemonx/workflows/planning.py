@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint
@@ -12,8 +12,10 @@ from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
 from lemonx.planning.summary import changed_fields
 from lemonx.specs.config import TIED
-from lemonx.verification.certificate import Said
 from lemonx.workflows.options import Growth
+
+if TYPE_CHECKING:
+    from lemonx.verification.certificate import Said
 
 
 def plan_growth(checkpoint: Checkpoint, growth: Growth) -> Plan:

@@ -1,8 +1,7 @@
-"""A plan, the progress of an expansion, and what was measured."""
+"""The progress of an expansion, and what was measured."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ from typing import Any
 from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from lemonx.checkpoints.destination import size_text
-from lemonx.cli.render.console import Out, bar, styled, table
+from lemonx.cli.render.console import Out, bar, styled
 from lemonx.planning import summary
-from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
 from lemonx.verification.certificate import stability_text
 from lemonx.verification.layerwise import Layers
@@ -22,96 +20,6 @@ from lemonx.verification.outputs import EXACT, Comparison
 from lemonx.verification.symmetry import Symmetry
 from lemonx.verification.verify import Verified
 from lemonx.workflows.expanding import Expanded
-
-_STYLE = {
-    **{"bit-exact": "green", "exact-sum": "green"},
-    **{"rounding-limited": "yellow", "up to eps": "yellow", "made anew": "red"},
-}
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """The plan as data, in the order of the printed tables."""
-    return {
-        "source": str(plan.source),
-        "model_type": plan.source_config.get("model_type", plan.family.model_types[0]),
-        "sizes": {name: [a, b] for name, a, b in summary.size_table(plan)},
-        "parameters": summary.parameters(plan),
-        "flops": summary.flops(plan),
-        "bytes": summary.bytes_on_disk(plan),
-        "config": {name: [a, b] for name, a, b in summary.changed_fields(plan)},
-        "method": plan.reading.method,
-        "lossless": plan.reading.lossless,
-        "free": plan.free.name,
-        "depth_type": plan.free.depth_type,
-        "exactness": plan.exactness,
-        "expected_loss": summary.lost_to_eps(plan),
-        "tensors": [
-            {
-                "name": f"{g.stack}.*.{g.name}" if g.stack else g.name,
-                "shape": g.shape,
-                "count": g.count,
-                "rule": g.rule,
-                "exactness": g.exactness,
-            }
-            for g in summary.groups(plan)
-        ],
-        "notes": notes(plan),
-        "not_written": dict(plan.dropped),
-    }
-
-
-def print_plan(plan: Plan, *, tensors: bool = False) -> None:
-    """Sizes as config.json names them; `tensors`: also the rule of every tensor."""
-    out = Out()
-    out.line(styled("bold", plan.family.title))
-    out.line(f"{plan.source}")
-    sizes = table("config.json", "source", "target")
-    for name, before, after in summary.config_table(plan):
-        sizes.add_row(name, _short(before), styled("bold" if before != after else "", _short(after)))
-    per = "image" if plan.family.kind == "vision" else "token"
-    for label, (before, after) in (
-        ("parameters", summary.parameters(plan)),
-        (f"FLOPs per {per}", summary.flops(plan)),
-        ("bytes on disk", summary.bytes_on_disk(plan)),
-    ):
-        sizes.add_row(styled("dim", label), summary.human(before), summary.human(after))
-    out.table(sizes)
-    if tensors:
-        _print_tensors(out, plan)
-    lossless = styled("green", "lossless") if plan.reading.lossless else styled("red", "not lossless")
-    out.line(f"method {plan.reading.method}: ", lossless)
-    for note in notes(plan):
-        out.line(f"note: {note}")
-    if lost := summary.lost_to_eps(plan):
-        out.line(
-            f"expected loss: {lost['of_stream']:.1e} of the stream at most, at {lost['places']} places where added "
-            f"blocks norm it again, if its variance is at least {lost['variance']} there"
-        )
-    out.line(f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}")
-    out.line(f"{len(plan.steps)} tensors in the stored dtype: {summary.exactness_text(plan)}")
-    for name, why in plan.dropped.items():
-        out.line(f"not written: {name} ({why})")
-    if not tensors:
-        out.line(styled("dim", "--tensors lists the shape and the rule of every tensor"))
-
-
-def _print_tensors(out: Out, plan: Plan) -> None:
-    """The name of a tensor, then a line for all blocks in which it is made alike."""
-    groups = [(" x ".join(map(str, group.shape)) or "scalar", group) for group in summary.groups(plan)]
-    width, rules = max(len(shape) for shape, _ in groups), max(len(group.rule) for _, group in groups)
-    heading = None
-    for shape, group in groups:
-        name = f"{group.stack}.*.{group.name}" if group.stack else group.name
-        if name != heading:
-            out.line(styled("bold", name))
-        heading = name
-        exactness = styled(_STYLE[group.exactness], group.exactness)
-        out.line(f"  {shape:<{width}} {f'x{group.count}':<4} {group.rule:<{rules}} ", exactness)
-
-
-def _short(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
-    return text if len(text) <= 24 else f"{text[:21]}..."
 
 
 @dataclass(frozen=True)
