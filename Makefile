@@ -59,7 +59,8 @@ check: setup ## lint, format, types, direction of imports
 bench: setup ## measure the speed and memory of an expansion, and add it to benchmarks/history.csv
 	$(BIN)/python benchmarks/expand.py --record
 
-table: setup ## write the README's matrix, and measure docs/exactness.md
+table: setup ## write the README's example, the matrix of docs/families.md, and measure docs/exactness.md
+	$(BIN)/python benchmarks/readme.py --write
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py --write
 
 fuzz: setup ## damage headers, indices and configs 100000 times: RUNS=... for another number

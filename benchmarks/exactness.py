@@ -1,4 +1,4 @@
-"""The README's matrix of what can grow, and docs/exactness.md: how exact families of every kind are, measured.
+"""The matrix of what can grow (docs/families.md), and docs/exactness.md: how exact each kind of family is.
 
 Tiny real models with all parameters random: each is saved in float64, expanded, loaded again with from_pretrained, and
 both are run in float64 on the same inputs (texts padded, generation with KV cache compared too). Printed: the largest
@@ -106,13 +106,15 @@ def table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the tables into README.md and docs/exactness.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the tables into docs/families.md and docs/exactness.md"
+    )
     parser.add_argument("--matrix", action="store_true", help="only the matrix")
     options = parser.parse_args()
     from lemonx.cli.render.catalogue import architectures_markdown
     from lemonx.diagnostics.capabilities import matrix
 
-    tables = {("README.md", "matrix"): architectures_markdown(matrix())}
+    tables = {("docs/families.md", "matrix"): architectures_markdown(matrix())}
     if not options.matrix:
         tables["docs/exactness.md", "exactness"] = table()
     for (path, name), text in tables.items():

@@ -231,7 +231,7 @@ def _experts(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
 
 FOLLOWED: dict[str, Callable[[Advice, re.Match[str]], Iterator[dict[str, Any]]]] = {
     r"(?P<old>\d+) -> (?P<asked>\d+).*: try (?P<tried>\d+ \(x.*)": _tried,
-    r"widths that do are (\d+)(?: and (\d+))?": _widths,
+    r"widths that work are (\d+)(?: and (\d+))?": _widths,
     r"give --ffn (\d+) or more": lambda advice, found: advice.of_option("ffn", int(found[1])),
     r"try (\d+) query heads.*as wide as they were": _query_heads,
     r"try (\d+) of (\d+)$": _experts,

@@ -89,7 +89,7 @@ GROWS = (
     *WIDTH,
     exact("width-144-vision", width=144, free="vision"),
     exact("width-72-language", width=72, free="language"),
-    refused("width-not-whole", BadTarget, "not whole: widths that do are 60 and 72", width=64),
+    refused("width-not-whole", BadTarget, "not whole: widths that work are 60 and 72", width=64),
     *DEPTH,
     *SHRINKS,
     exact("all-96", width=96, ffn=500, depth=5),
@@ -102,8 +102,8 @@ POST_LN = (
     exact("width-96", width=96),
     exact("width-144", width=144),
     exact("width-96-vision", width=96, free="vision"),
-    refused("width-72", Refused, r"transform passes a nonlinearity.*: try 96\b", width=72),
-    refused("width-120", Refused, r"transform passes a nonlinearity.*: try 96\b.* or 144\b", width=120),
+    refused("width-72", Refused, r"cannot widen transform.*: try 96\b", width=72),
+    refused("width-120", Refused, r"cannot widen transform.*: try 96\b.* or 144\b", width=120),
     exact("width-96-wide-heads", width=96, heads=4),
     exact("positions-100", fields={"max_position_embeddings": 100}),
     exact("vocab-80", fields={"vocab_size": 80}),
@@ -119,8 +119,8 @@ POST_LN = (
 MLM_HEAD = (
     exact("width-96", width=96),
     exact("width-144", width=144),
-    refused("width-72", Refused, r"transform passes a nonlinearity.*: try 96\b", width=72),
-    refused("width-120", Refused, r"transform passes a nonlinearity.*: try 96\b.* or 144\b", width=120),
+    refused("width-72", Refused, r"cannot widen transform.*: try 96\b", width=72),
+    refused("width-120", Refused, r"cannot widen transform.*: try 96\b.* or 144\b", width=120),
     exact("all-96", width=96, ffn=400, depth=3),
 )
 # head_dim is a field of its own, so heads, key-value heads and width grow one at a time.
@@ -129,7 +129,7 @@ GROUPED = (
     exact("width-144-vision", width=144, free="vision"),
     exact("width-72-alone", width=72, heads=4, kv_heads=2, ffn=100),
     exact("width-52-alone", width=52, heads=4, kv_heads=2, ffn=100),
-    refused("width-not-whole", BadTarget, "not whole: widths that do are 72", width=50),
+    refused("width-not-whole", BadTarget, "not whole: widths that work are 72", width=50),
     exact("heads-8-kv-2", heads=8),
     exact("heads-6-kv-2", heads=6),
     exact("heads-4-kv-4", kv_heads=4),
@@ -203,7 +203,7 @@ VARIANT = (
 )
 POST_LN_VARIANT = (
     exact("width-96", width=96),
-    refused("width-72", Refused, r"transform passes a nonlinearity.*: try 96\b", width=72),
+    refused("width-72", Refused, r"cannot widen transform.*: try 96\b", width=72),
     exact("all-96", width=96, ffn=500, depth=5),
     exact("all-144-type-2", width=144, depth=3, depth_type=2),
 )
@@ -402,7 +402,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         refused(
             "embeddings-meet-stream", Refused, "would lose electra.embeddings_project", fields={"embedding_size": 48}
         ),
-        refused("embeddings-36", Refused, "transform passes a nonlinearity.*try 48", fields={"embedding_size": 36}),
+        refused("embeddings-36", Refused, "cannot widen transform.*try 48", fields={"embedding_size": 36}),
     ),
     "electra-wide": (
         *ENCODER_VARIANT,
@@ -520,7 +520,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "opt-post-ln-untied": (exact("width-96", width=96), exact("width-72-by-frames", width=72, ffn=196)),
     "opt-no-last-norm": (
         exact("depth-and-ffn", depth=3, ffn=150),
-        refused("width-96", Refused, "no norm stands between.*give --set tie_word_embeddings=false", width=96),
+        refused("width-96", Refused, "no norm can absorb.*untie it with --set tie_word_embeddings=false", width=96),
         exact("width-72-untied", width=72, fields=UNTIED),
     ),
     "opt-post-ln": (

@@ -175,7 +175,7 @@ def test_the_state_of_a_mamba_grows_where_its_activation_keeps_zero(tmp_path: Pa
     state = json.loads((source / "config.json").read_text())["state_size"]
     with pytest.raises(Refused, match=f"'laplace' does not take zero to zero, .* keep it at {state}"):
         lemonx.plan(source, fields={"state_size": 2 * state})
-    with pytest.raises(Refused, match="passes a nonlinearity, so every new unit must be a copy"):
+    with pytest.raises(Refused, match="pass through a nonlinearity, so every new unit must duplicate an old one"):
         lemonx.plan(source, width_factor="3/2")
     assert verified(source, width_factor=2)["difference"] <= 1e-10
 

@@ -181,7 +181,7 @@ def test_advised_widths_work(width: int, n_inner: int, heads: int) -> None:
         assert grown(config, width=width)["n_inner"] * 48 == n_inner * width
         return
     message = assert_refused(config, "is not whole", "--set", width=width)
-    advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that do are ")[2].partition(", or")[0])]
+    advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that work are ")[2].partition(", or")[0])]
     assert advised
     for size in advised:
         assert size > 48
@@ -197,7 +197,7 @@ def test_advised_widths_work(width: int, n_inner: int, heads: int) -> None:
 def test_advised_factors_work(config: Config) -> None:
     """Several sizes are the width here: no --width could be given, so a factor is advised."""
     message = assert_refused(config, "is not whole", "--set", width_factor=Fraction(10, 7))
-    assert "widths that do" not in message
+    assert "widths that work" not in message
     step = re.search(r"1/(\d+)", message)
     assert step
     for times in (1, 3, 5):
@@ -206,7 +206,7 @@ def test_advised_factors_work(config: Config) -> None:
 
 def test_factor_that_is_not_whole_for_a_list() -> None:
     message = assert_refused(SWINV2, "num_heads", "is not whole", width_factor=Fraction(5, 4))
-    advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that do are ")[2].partition(", or")[0])]
+    advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that work are ")[2].partition(", or")[0])]
     assert advised
     for size in advised:
         grown(SWINV2, width=size)

@@ -43,10 +43,10 @@ GOOD: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"learning_rte": 1}, "'learning_rte' is no key of a recipe: did you mean 'learning_rate'"),
+        ({"learning_rte": 1}, "'learning_rte' is not a key of a recipe: did you mean 'learning_rate'"),
         ({"optimizer.beta": [0.9, 0.9]}, "'optimizer.beta' .* did you mean 'betas'"),
         ({"expand.widht": 64, "config": None, "source": "x"}, "'expand.widht' .* did you mean 'width'"),
-        ({"expand.sizes": {}, "config": None, "source": "x"}, "'expand.sizes' is no key"),
+        ({"expand.sizes": {}, "config": None, "source": "x"}, "'expand.sizes' is not a key"),
         ({"steps": None}, "give one of steps, epochs and stages"),
         ({"epochs": 3}, "give one of steps, epochs and stages"),
         ({"source": "x"}, "give one of source .* and config"),

@@ -105,31 +105,39 @@ def expand_command(
     ] = "5GB",
     threads: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Worker threads. Default: one a core, at most 8.", rich_help_panel=CHOICES),
+        typer.Option(
+            min=1, max=1024, help="Worker threads. Default: one per core, at most 8.", rich_help_panel=CHOICES
+        ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|{KIND: ...}",
-            help="What a method that learns (ligo) is shown: embedded data by name, or a recipe's data section. "
-            "Default: what is embedded for the model's task.",
+            help="Training data for methods that learn how to grow (ligo): embedded data by name, or a recipe's data "
+            "section. Default: what is embedded for the model's task.",
             rich_help_panel=CHOICES,
         ),
     ] = None,
     lessons: Annotated[
         int,
         typer.Option(
-            min=1, max=MOST_STEPS, help="Steps of training for a method that learns (ligo).", rich_help_panel=CHOICES
+            min=1,
+            max=MOST_STEPS,
+            help="Training steps for methods that learn how to grow (ligo).",
+            rich_help_panel=CHOICES,
         ),
     ] = 100,
     verify: Annotated[
-        bool, typer.Option(help="Load the result from disk and compare outputs before it appears.")
+        bool,
+        typer.Option(
+            help="Prove that the result is the same function before it appears: every tensor, every block, the outputs."
+        ),
     ] = True,
     with_optimizer: Annotated[
         bool,
         typer.Option(
             "--with-optimizer",
-            help="Grow Adam's moments too, so that a run goes on: SOURCE is a checkpoint-N folder of Trainer.",
+            help="Grow Adam's moments too, to resume a run at the new size: SOURCE is Trainer's checkpoint-N folder.",
         ),
     ] = False,
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
@@ -183,14 +191,20 @@ def verify_command(
         bool,
         typer.Option(
             "--layerwise",
-            help="Block by block, with one block in memory at a time: for models larger than memory. Names the first "
-            "block that differs.",
+            help="Compare block by block, with one block in memory at a time: for models larger than memory. Names the "
+            "first block that differs.",
         ),
     ] = False,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
-    """Load both checkpoints, run them on the same inputs in float64, and compare. Exit code 1 if they differ."""
+    """Check that OUTPUT computes the same function as SOURCE. Exit code 1 if it does not.
+
+    Every tensor is checked against its rule, every block against the one it comes from, and both models run in float64
+    on the same inputs.
+
+    `lemonx verify ./small ./large`
+    """
     from lemonx import api
     from lemonx.cli.render import expansion as show
     from lemonx.cli.render.console import waiting

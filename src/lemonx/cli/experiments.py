@@ -33,7 +33,7 @@ def compare_command(
 ) -> None:
     """Train a source, grow it by each method, train each on: how many steps until it is as good as from scratch?
 
-    `lemonx compare vit --quick`; without a name, lists the experiments. Interrupted, it goes on where it was.
+    `lemonx compare vit --quick`; without a name, lists the experiments. Run it again after an interruption to continue.
     """
     from lemonx.cli.render import experiments as show
     from lemonx.experiments import compare, report

@@ -27,7 +27,7 @@ class DtypeChoice(str, Enum):
 SIZES, CHOICES = "Target sizes", "Choices"
 Source = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.", show_default=False)]
 Width = Annotated[
-    int | None, typer.Option(help="Hidden size. Heads and FFN follow in proportion.", rich_help_panel=SIZES)
+    int | None, typer.Option(help="Hidden size. Sizes you leave out scale in proportion.", rich_help_panel=SIZES)
 ]
 Depth = Annotated[int | None, typer.Option(help="Number of layers.", rich_help_panel=SIZES)]
 Heads = Annotated[int | None, typer.Option(help="Number of (query) heads.", rich_help_panel=SIZES)]
@@ -54,8 +54,9 @@ Seed = Annotated[int, typer.Option(help="Seed of the free parameters.", rich_hel
 Free = Annotated[
     FreeChoice | None,
     typer.Option(
-        help="The paper's free parameters: for vision, copies share evenly and added blocks cancel; for language, one "
-        "copy has all of the weight and added blocks write zeros. Default: language, which was measured to end better.",
+        help="The paper's free parameters. vision: duplicated units share the weight evenly and new blocks cancel. "
+        "language: one of them keeps all the weight and new blocks start at zero. Default: language, which trained "
+        "better in our measurements.",
         rich_help_panel=CHOICES,
     ),
 ]
@@ -64,7 +65,8 @@ DepthType = Annotated[
     typer.Option(
         min=1,
         max=2,
-        help="Added blocks write 1: zeros, or 2: copies that cancel. Default: as --free.",
+        help="How new blocks start as the identity: 1 = zero output weights, 2 = outputs that cancel. Default: as "
+        "--free.",
         rich_help_panel=CHOICES,
     ),
 ]
@@ -72,8 +74,8 @@ SmallGains = Annotated[
     bool,
     typer.Option(
         "--small-gains",
-        help="Blocks added to a Post-LN stack lose a thousandth as much to the eps of their norms. The price: they "
-        "write into a stream that their norms have made small, so a step of training moves it far.",
+        help="Post-LN only: new blocks lose a thousandth as much to the eps of their norms. The price: their norms "
+        "scale the stream down, so the first training steps change it more.",
         rich_help_panel=CHOICES,
     ),
 ]

@@ -35,9 +35,11 @@ def default_config(model_type: str) -> Mapping[str, Any]:
     from transformers import AutoConfig
 
     from lemonx import models
+    from lemonx.models.foreign import quiet
 
     models.register()
-    return AutoConfig.for_model(model_type).to_dict()
+    with quiet():  # some defaults of transformers' own do not please it
+        return AutoConfig.for_model(model_type).to_dict()
 
 
 def cell(family: Architecture, config: Mapping[str, Any], column: str) -> tuple[str, Target | None]:

@@ -185,8 +185,8 @@ def _require_turns(source: Spec, stream: str, norms: Sequence[str], advice: str)
     for norm, before, behind in zip(norms, [False, *turns], [*turns, False], strict=True):
         if not before and not behind:
             raise Refused(
-                f"{norm} reads what one norm feeds and feeds what another reads, with no MLP on either side of it to "
-                f"turn one frame into the next, and one frame for all has too little freedom: try {advice}"
+                f"{norm} sits between two LayerNorms with no MLP that could convert between their bases, so this width "
+                f"cannot be reached exactly: try {advice}"
             )
 
 

@@ -155,8 +155,8 @@ class NotWhole(BadTarget):
         down = next((n for n in lower[:_TRIES] if works(n)), None)
         up = next((n for n in higher[:_TRIES] if works(n)), None)
         sizes = " and ".join(str(n) for n in (down, up) if n is not None)
-        widths = f"widths that do are {sizes}, or " if sizes else ""
-        return f"{self.what}: {widths}give it with --set {self.name}=..."
+        widths = f"widths that work are {sizes}, or " if sizes else ""
+        return f"{self.what}: {widths}set it yourself with --set {self.name}=..."
 
 
 def _fields(family: Architecture, config: Config, option: str) -> list[str]:

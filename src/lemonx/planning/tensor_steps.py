@@ -119,7 +119,7 @@ class Builder:
             )
 
     def steps(self, hit: Matched) -> list[Step]:
-        """The target tensors that come from this one: one a block of the target."""
+        """The target tensors that come from this one: one per block of the target."""
         raise_first(tensor_problems(self.source, hit, self.tensors[hit.name], FLOATS))
         if hit.stack is None:
             return [self._step(hit, 0, KEEP, unit) for unit in self._units(hit)]

@@ -215,8 +215,8 @@ def _check_tied(source: Spec, target: Spec, rows: Collection[str], spaces: Mappi
             grown = spaces[stream]
             if stream in source.rows[row.tied].writes.axes and not grown.is_identity:
                 raise Refused(
-                    f"{name}: no norm stands between {stream} and the decoder, which is the embedding, to take the "
-                    f"scale that {grown.size} -> {grown.target_size} needs: give --set {TIED}=false"
+                    f"{name}: the output head is tied to the embedding, and no norm can absorb the rescaling of "
+                    f"{stream} from {grown.size} to {grown.target_size}: untie it with --set {TIED}=false"
                 )
 
 
@@ -307,8 +307,8 @@ def _check_sets(name: str, source: Stack, target: Stack) -> None:
         )
     if target.stored != target.size and not same:
         raise Refused(
-            f"blocks in {name} share their weights, so that an added one could not be silent alone: give each its own, "
-            f"with --set {source.sets_in}={target.size}"
+            f"blocks in {name} share their weights, so that an added one could not be silent alone: give each its "
+            f"own, with --set {source.sets_in}={target.size}"
         )
 
 
@@ -408,7 +408,8 @@ def _check_units(source: Spec, rows: Collection[str], types: Types) -> None:
         copied = (units.source >= 0) | np.isin(units.source, (RAND, SPARE))
         copied |= source.spaces[name].calm & (units.source == ZERO)
         if passes and not (units.is_plain and copied.all()):
+            near = multiples_near(units.size, units.target_size)
             raise Refused(
-                f"{name} passes a nonlinearity, so every new unit must be a copy, and at {units.size} -> "
-                f"{units.target_size} some are not: try {multiples_near(units.size, units.target_size)}"
+                f"cannot widen {name} from {units.size} to {units.target_size}, as its units pass through a "
+                f"nonlinearity, so every new unit must duplicate an old one: try {near}"
             )

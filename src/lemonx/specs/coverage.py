@@ -279,5 +279,5 @@ def list_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[BadCheckpoi
         for field in stack.lists:
             if isinstance(value := config.get(field), list) and len(value) != stack.size:
                 yield BadCheckpoint(
-                    f"config.json: {field} has {len(value)} entries for {stack.size} blocks: give it one a block"
+                    f"config.json: {field} has {len(value)} entries for {stack.size} blocks: give it one per block"
                 )

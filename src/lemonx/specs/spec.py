@@ -28,7 +28,7 @@ class Stack:
     first blocks are unlike the rest and are never copied. `lists`: config fields with one entry a block; `implied`:
     transformers derives those that config.json leaves out from a block's index. `counts`: config fields that say how
     many first blocks are of one kind. `sets`: the blocks have so many sets of weights, each for a run of
-    blocks (0: one a block); `sets_in` is the config field of it. `numbered`: config fields that point at blocks by
+    blocks (0: one per block); `sets_in` is the config field of it. `numbered`: config fields that point at blocks by
     number, counted from 1: `[3, 6]`, or `["stage3", "stage6"]`. `still`: why no block can be added, if none can.
     """
 

@@ -80,7 +80,9 @@ def claimed(output: Path, recipe: Recipe, *, resume: bool, force: bool) -> Itera
         elif old:
             remove(old)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise BadOutput(f"{str(output)!r}: no room is left: make some, and the same command goes on") from None
+            raise BadOutput(
+                f"{str(output)!r}: disk full: free some space and run the same command again to resume"
+            ) from None
         raise
     else:
         if old:

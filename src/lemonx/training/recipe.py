@@ -181,7 +181,9 @@ def _first(error: ValidationError) -> str:
     if found["type"] == "extra_forbidden":
         known = _known(where[:-1])
         near = difflib.get_close_matches(str(where[-1])[:80], known, n=1, cutoff=0.5)
-        return f"{key!r} is no key of a recipe: " + (f"did you mean {near[0]!r}?" if near else f"try {sorted(known)}")
+        return f"{key!r} is not a key of a recipe: " + (
+            f"did you mean {near[0]!r}?" if near else f"try {sorted(known)}"
+        )
     if found["type"] == "missing":
         return f"{key!r} is missing: add it"
     message = found["msg"].removeprefix("Value error, ")
