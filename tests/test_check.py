@@ -172,7 +172,7 @@ def test_batch_norm_keeps_channels_in_place() -> None:
 def test_what_no_norm_touches_is_under_a_nonlinearity(kind: str) -> None:
     """The default: `hidden` is only written by one linear map and read by another."""
     sizes = pre_ln("avg", 6, hidden=kind)
-    message = assert_refused(PRE_LN, sizes, "hidden", "8 -> 12", "nonlinearity", "try 16")
+    message = assert_refused(PRE_LN, sizes, "hidden", "from 8 to 12", "nonlinearity", "try 16")
     assert_advice_works(message, PRE_LN, sizes, ("hidden",))
 
 
@@ -183,7 +183,7 @@ def test_acts_are_under_a_nonlinearity_though_a_norm_reads_them(kind: str) -> No
     rows: Rows = {**PRE_LN, "dense": linear("final -> transform"), "norm": norm, "decoder": linear("decoded -> 5")}
     sizes: Sizes = {**pre_ln("avg", 6), "transform": (kind, 4, 6), "decoded": ("zero", 4, 6)}
     typed(rows, sizes)
-    message = assert_refused(rows, sizes, "transform", "4 -> 6", "nonlinearity", "try 8", acts=("transform",))
+    message = assert_refused(rows, sizes, "transform", "from 4 to 6", "nonlinearity", "try 8", acts=("transform",))
     assert_advice_works(message, rows, sizes, ("transform", "decoded"), acts=("transform",))
 
 
@@ -199,9 +199,9 @@ def test_gains_cannot_pass_a_nonlinearity() -> None:
     """A hard-coded eps needs a gain on what the norm reads; if that is under an activation, it cannot be."""
     rows: Rows = {**PRE_LN, "inner": rms_norm("gated -> hidden", eps=1e-5), "up": linear("normed -> gated")}
     sizes: Sizes = {**pre_ln("avg", 6), "gated": ("zero", 8, 12), "hidden": ("zero", 8, 12)}
-    assert_refused(rows, sizes, "gated", "8 -> 12", acts=("gated",))
+    assert_refused(rows, sizes, "gated", "from 8 to 12", acts=("gated",))
     iso: Sizes = {**sizes, "gated": ("iso", 8, 12), "hidden": ("circ", 8, 12)}
-    assert_refused(rows, iso, "gated", "8 -> 12", acts=("gated",))
+    assert_refused(rows, iso, "gated", "from 8 to 12", acts=("gated",))
     types = typed(rows, iso)
     assert types.spaces["gated"].gain == pytest.approx(math.sqrt(12 / 8))
 

@@ -183,7 +183,7 @@ COUPLED_KV = (
 # A LayerNorm over a head would need its mean in every new entry, and entries turn.
 NORMED_HEADS = (
     *DECODER,
-    refused("head-dim-24", Refused, "a LayerNorm reads raw_(query|key)", fields={"head_dim": 24}),
+    refused("head-dim-24", Refused, "raw_(query|key): a LayerNorm reads the entries of every head.*keep it at 12", fields={"head_dim": 24}),
 )
 # A decoder that was the embedding becomes a weight of its own.
 UNTIED = {"tie_word_embeddings": False}
@@ -225,7 +225,7 @@ ENCODER_VARIANT = (
     refused(
         "width-72",
         Refused,
-        r"(be a copy.*: try 96\b|give --ffn 196|not a multiple of 48)",
+        r"(duplicate an old one.*: try 96\b|give --ffn 196|not a multiple of 48)",
         width=72,
     ),
     exact("width-96", width=96),
@@ -280,7 +280,7 @@ T5 = (
 DEEPER = {"encoder_layers": 3, "decoder_layers": 5}
 WIDER = {"encoder_ffn_dim": 150, "decoder_ffn_dim": 130}
 BART_VARIANT = (
-    refused("width-72", Refused, r"(no MLP on either side of it|copy).*: try 96\b", width=72),
+    refused("width-72", Refused, r"(no MLP that could convert|duplicate).*: try 96\b", width=72),
     exact("width-96", width=96),
     exact_to_eps("all-144-type-2", width=144, fields=DEEPER, depth_type=2),
 )
