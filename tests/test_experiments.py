@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from lemonx.errors import BadRecipe
-from lemonx.experiments import compare, nodes
+from lemonx.experiments import compare, fingerprint, nodes
 from lemonx.experiments.answer import AT_MOST, EXACT, NOT_REACHED, Costs, reach, saved, steps_to
 from lemonx.experiments.pool import run_all
 from lemonx.experiments.spec import Experiment, parse
@@ -98,6 +99,26 @@ def test_equal_pieces_are_one_piece_and_changed_ones_are_not() -> None:
     # Knowledge inheritance starts where scratch starts, and is another training.
     scratch, ki = (next(c.trained for c in first if c.arm == label) for label in ("scratch", "KI"))
     assert scratch.after[0].key == ki.after[0].key and scratch.key != ki.key
+
+
+def test_the_code_that_decides_a_result_is_part_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comment is not, and a change of the growth leaves trained models as they are."""
+    shutil.copytree(fingerprint.PACKAGE, tmp_path / "lemonx")
+    monkeypatch.setattr(fingerprint, "PACKAGE", tmp_path / "lemonx")
+
+    def digests() -> list[str]:
+        fingerprint.fingerprint.cache_clear()
+        return [fingerprint.fingerprint(rooms)["code"] for rooms in (fingerprint.GROWTH, fingerprint.TRAINING)]
+
+    module = tmp_path / "lemonx" / "specs" / "norms.py"
+    before = digests()
+    module.write_text(f"# A remark.\n{module.read_text()}")
+    assert digests() == before
+    module.write_text(f"{module.read_text()}\nMORE = 1\n")
+    grown, trained = digests()
+    assert grown != before[0] and trained == before[1]
+    monkeypatch.undo()
+    fingerprint.fingerprint.cache_clear()
 
 
 @pytest.mark.parametrize("name", compare.names())

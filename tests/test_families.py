@@ -183,7 +183,12 @@ COUPLED_KV = (
 # A LayerNorm over a head would need its mean in every new entry, and entries turn.
 NORMED_HEADS = (
     *DECODER,
-    refused("head-dim-24", Refused, "raw_(query|key): a LayerNorm reads the entries of every head.*keep it at 12", fields={"head_dim": 24}),
+    refused(
+        "head-dim-24",
+        Refused,
+        "raw_(query|key): a LayerNorm reads the entries of every head.*keep it at 12",
+        fields={"head_dim": 24},
+    ),
 )
 # A decoder that was the embedding becomes a weight of its own.
 UNTIED = {"tie_word_embeddings": False}

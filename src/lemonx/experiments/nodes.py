@@ -12,11 +12,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lemonx.checkpoints.creating import remove, write_whole
+from lemonx.experiments.fingerprint import GROWTH, TRAINING, fingerprint
 from lemonx.experiments.spec import Arm, Downstream, Experiment
 
 SOURCE, GROWN, TRAINED, TUNED = "source", "grown", "trained", "tuned"
@@ -36,7 +36,8 @@ class Node:
 
     @property
     def key(self) -> str:
-        content = {"kind": self.kind, "what": self.what, "after": [node.key for node in self.after], **_versions()}
+        content = {"kind": self.kind, "what": self.what, "after": [node.key for node in self.after]}
+        content |= fingerprint(GROWTH if self.kind == GROWN else TRAINING)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -51,15 +52,6 @@ class Node:
 
 
 DONE = "done.json"
-
-
-@cache
-def _versions() -> dict[str, str]:
-    """Results depend on these; the standard library is the data of some experiments."""
-    import platform
-    from importlib.metadata import version
-
-    return {"python": platform.python_version(), **{n: version(n) for n in ("lemonx", "torch", "transformers")}}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,50 @@
+"""What decides a result besides its settings: the code that computes it, and the libraries under it.
+
+The code counts as it runs: without comments and docstrings, so that better prose does not train everything again, and
+a change that bears on growth alone leaves trained sources as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import platform
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+# The rooms that make a target, and those that train a model.
+GROWTH = ("algebra", "architectures", "data", "execution", "frames", "methods", "models", "planning", "specs")
+TRAINING = ("data", "models", "training")
+
+
+@cache
+def fingerprint(rooms: tuple[str, ...]) -> dict[str, str]:
+    """A digest of the code in these rooms, and the versions of what it stands on.
+
+    Python's is among them: its standard library is the data of some experiments.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(path for room in rooms for path in (PACKAGE / room).rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE)}\n{as_it_runs(path.read_bytes())}\n".encode())
+    libraries = {name: version(name) for name in ("torch", "transformers")}
+    return {"code": digest.hexdigest(), "python": platform.python_version(), **libraries}
+
+
+def as_it_runs(source: str | bytes) -> str:
+    '''The code without what does not run.
+
+    >>> as_it_runs('def f():\\n    """One."""\\n    return 1  # one') == as_it_runs("def f(): return 1")
+    True
+    '''
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_text(line: object) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
