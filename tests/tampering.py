@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 import lemonx
 import pico
@@ -190,7 +190,7 @@ def changed(values: Tensor, at: int) -> Tensor:
     return new if new != old else torch.nextafter(old, torch.tensor(math.inf, dtype=values.dtype))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Change:
     """Another value for one entry of a tensor."""
 
@@ -236,8 +236,8 @@ def all_of(some: Sequence[Change]) -> Iterator[None]:
 def sorted_out(made: Grown, count: int) -> tuple[list[Change], list[Change]]:
     """Change some entries of every tensor: those that the algebra finds, and those that it lets pass.
 
-    Several tensors are changed at a time, and every fault must be where a change is. They lie far from one another:
-    copies of one matrix that are used together are one fault.
+    Several tensors are changed at a time, and every fault must be where a change is. What is not told then is tried
+    again alone: copies of one matrix that are used together are one fault.
     """
     caught: list[Change] = []
     free: list[Change] = []
@@ -245,14 +245,20 @@ def sorted_out(made: Grown, count: int) -> tuple[list[Change], list[Change]]:
         some = [change for change in number if change is not None]
         parts = -(-len(some) // AT_ONCE)
         for here in (some[first::parts] for first in range(parts)):
-            with all_of(here):
-                wrong = made.algebra().wrong
-            told = [[fault for fault in wrong if names(fault, change)] for change in here]
-            astray = [str(fault) for fault in wrong if not any(fault in found for found in told)]
-            assert not astray, ([str(change) for change in here], astray)
-            caught += [change for change, found in zip(here, told, strict=True) if found]
-            free += [change for change, found in zip(here, told, strict=True) if not found]
+            told = _told(made, here)
+            told += [change for change in here if change not in told and _told(made, [change])]
+            caught += told
+            free += [change for change in here if change not in told]
     return caught, free
+
+
+def _told(made: Grown, some: Sequence[Change]) -> list[Change]:
+    """Those of these changes, all made at once, that a fault names."""
+    with all_of(some):
+        wrong = made.algebra().wrong
+    astray = [str(fault) for fault in wrong if not any(names(fault, change) for change in some)]
+    assert not astray, ([str(change) for change in some], astray)
+    return [change for change in some if any(names(fault, change) for fault in wrong)]
 
 
 def names(wrong: Wrong, change: Change) -> bool:
@@ -297,7 +303,7 @@ def others(value: Any) -> Iterator[Any]:
 
 def fields(made: Grown) -> list[tuple[tuple[str, ...], Any]]:
     """Every field of the target's config as transformers reads it, and another value for it."""
-    return list(settings(made.kind.config_class.from_pretrained(made.folder).to_dict()))
+    return list(settings(AutoConfig.from_pretrained(made.folder).to_dict()))
 
 
 @contextmanager

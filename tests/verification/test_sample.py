@@ -27,7 +27,7 @@ from lemonx.verification.sample import View
 SEEN = 1e-6
 
 
-def built(kind: type[PreTrainedModel], sizes: dict[str, Any], **more: Any) -> PreTrainedModel:
+def built(kind: Any, sizes: dict[str, Any], **more: Any) -> Any:
     with Float64():
         return pico._build(kind, kind.config_class, sizes, **more)
 
