@@ -256,6 +256,12 @@ def test_layers_without_experts_are_told_by_the_fields_that_make_them(tmp_path: 
         lemonx.plan(source, width_factor=2)
 
 
+def test_an_option_that_a_model_has_no_size_for_says_which_it_has(tmp_path: Path) -> None:
+    source = saved(hf.FalconForCausalLM, tmp_path, new_decoder_architecture=False, multi_query=True)
+    with pytest.raises(BadTarget, match=r"a falcon has no size for --kv-heads: its sizes are .*num_hidden_layers"):
+        lemonx.plan(source, kv_heads=2)
+
+
 def test_more_sets_of_weights_than_blocks(tmp_path: Path) -> None:
     source = saved(hf.AlbertForMaskedLM, tmp_path, num_hidden_layers=1, num_hidden_groups=1)
     with pytest.raises(
