@@ -114,6 +114,17 @@ def test_numbers_below_the_normal_ones_of_fp16_round_by_more(tmp_path: Path) -> 
     assert lemonx.expand(source, tmp_path / "target", width_factor="3/2", free="vision").path.is_dir()
 
 
+def test_a_rounding_may_send_a_token_to_another_expert(tmp_path: Path) -> None:
+    """One draw of roundings moved the source by 0.016, others by up to 0.22, and the target was off by 0.09."""
+    import random_configs
+
+    case = random_configs.draw(12609)
+    random_configs.write(case, tmp_path / "source")
+    case = random_configs.with_growth(case, tmp_path / "source")
+    found = verified(tmp_path / "source", **(case.growth or {}))
+    assert found["difference"] <= found["tolerance"] <= 2**-3
+
+
 def test_another_token_is_another_text(tmp_path: Path) -> None:
     """In bf16 a rounding may turn a near tie between two tokens; what is written then is not compared."""
     for seed in range(6):  # in most of them a token is another one
@@ -254,6 +265,12 @@ def test_layers_without_experts_are_told_by_the_fields_that_make_them(tmp_path: 
     source = saved(hf.Qwen3MoeForCausalLM, tmp_path, decoder_sparse_step=2)
     with pytest.raises(Refused, match="decoder_sparse_step or mlp_only_layers leaves layers without experts: "):
         lemonx.plan(source, width_factor=2)
+
+
+def test_an_option_that_a_model_has_no_size_for_says_which_it_has(tmp_path: Path) -> None:
+    source = saved(hf.FalconForCausalLM, tmp_path, new_decoder_architecture=False, multi_query=True)
+    with pytest.raises(BadTarget, match=r"a falcon has no size for --kv-heads: its sizes are .*num_hidden_layers"):
+        lemonx.plan(source, kv_heads=2)
 
 
 def test_more_sets_of_weights_than_blocks(tmp_path: Path) -> None:

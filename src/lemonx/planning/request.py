@@ -168,13 +168,19 @@ def _single(family: Architecture, config: Config, option: str) -> str:
     """The one config field behind an option, where it is one number."""
     flag = f"--{option.replace('_', '-')}"
     if not (names := _fields(family, config, option)):
-        raise BadTarget(f"a {config['model_type']} has no size for {flag}")
+        sizes = ", ".join(_sizes(family, config))
+        raise BadTarget(f"a {config['model_type']} has no size for {flag}: its sizes are {sizes}")
     first, *others = names
     if others or isinstance(config[first], list):
         advice = "--width-factor, or " if option == "width" else ""
         fields = " ".join(f"--set {name}={_spell(config[name])}" for name in (first, *others))
         raise BadTarget(f"a {config['model_type']} has several sizes behind {flag}: use {advice}{fields}")
     return first
+
+
+def _sizes(family: Architecture, config: Config) -> list[str]:
+    """Every config field that is a size of this model."""
+    return sorted(field for option in family.sizes for field in _fields(family, config, option))
 
 
 def _spell(value: Any) -> str:
@@ -188,7 +194,7 @@ def _check_option(option: str, value: int | None) -> None:
 
 
 def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any:
-    sizes = sorted(field for option in family.sizes for field in _fields(family, config, option))
+    sizes = _sizes(family, config)
     if name not in sizes:
         what = "cannot grow" if name in config.asked else "is not a size of this model"
         raise BadTarget(f"{name!r} {what}: its sizes are {', '.join(sizes)}")
