@@ -17,7 +17,7 @@ from lemonx import architectures, carriers, depth, upcycling
 from lemonx.block_fields import AsRead, implied_lists, with_block_fields
 from lemonx.carriers import Frames
 from lemonx.chains import Chain, expected_loss
-from lemonx.check import Rewired, Types, check, is_tied, unchecked, with_tied
+from lemonx.check import Rewired, Types, check, is_tied, require_same_rows, unchecked, with_tied
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.coverage import Matched, eps_problems, match, settled, tied_copies
 from lemonx.depth import Block
@@ -229,6 +229,7 @@ def _typed_target(
     def typed(asked: Target) -> tuple[dict[str, Any], Types, Reading]:
         new = target_config(family, config, asked)
         target = family.spec(new)
+        require_same_rows(source, target)  # before a method compares their sizes by name
         reading = read(Change(source, target))
         if not reading.lossless:
             return new, unchecked(source, target, rows, dict(reading.kinds)), reading
