@@ -10,6 +10,7 @@ tests/fuzzing_folders.py. A run that does it is written to a file, one case a li
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 import tempfile
 import time
@@ -69,11 +70,12 @@ def fuzz(runs: int, seed: int, failed: Path) -> list[str]:
                 with failed.open("a") as file:
                     file.write(case.as_json() + "\n")
 
-        while done < runs and len(bad) < 200:
-            for name, share in fuzzing_cases.SHARES.items():
-                search(fuzzing_cases.cases(arena, name), one, share.runs * BATCH // 100, seed * 10**6 + done)
-            assert not arena.changed(), arena.changed()
-            print(f"{done} runs, {time.perf_counter() - began:.0f} s, {len(bad)} bad", file=sys.stderr, flush=True)
+        with contextlib.suppress(KeyboardInterrupt):  # what was run until then is a record too
+            while done < runs and len(bad) < 200:
+                for name, share in fuzzing_cases.SHARES.items():
+                    search(fuzzing_cases.cases(arena, name), one, share.runs * BATCH // 100, seed * 10**6 + done)
+                assert not arena.changed(), arena.changed()
+                print(f"{done} runs, {time.perf_counter() - began:.0f} s, {len(bad)} bad", file=sys.stderr, flush=True)
         server.close()
     lines = list(table(targets, commands))
     if bad:
