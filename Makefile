@@ -63,8 +63,9 @@ table: setup ## write the README's example, the matrix of docs/families.md, and 
 	$(BIN)/python benchmarks/readme.py --write
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py --write
 
-fuzz: setup ## damage headers, indices and configs 100000 times: RUNS=... for another number
+fuzz: setup ## damage headers, indices and configs 100000 times (RUNS=...), and whole folders 20000 times (FOLDERS=...)
 	$(BIN)/python benchmarks/fuzz.py --runs $(or $(RUNS),100000)
+	$(BIN)/python benchmarks/fuzz.py --folders $(or $(FOLDERS),20000)
 
 configs: setup ## grow models of 3500 random configs, of which some 3000 run: RUNS=... for another number, CASE=... to repeat one, JOBS=...
 	$(BIN)/python benchmarks/configs.py --write --runs $(or $(RUNS),3500) --jobs $(or $(JOBS),1) $(if $(CASE),--case $(CASE))

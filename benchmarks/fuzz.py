@@ -2,6 +2,8 @@
 
     python benchmarks/fuzz.py                 100000 runs, shared by the readers
     python benchmarks/fuzz.py --runs 1000000 --seed 7
+    python benchmarks/fuzz.py --folders 20000     whole folders through the command line: see fuzz_folders.py
+    python benchmarks/fuzz.py --case FILE         what a run of --folders wrote down, again
 
 Each reader runs in a process of its own that may take no more than --memory megabytes above what it starts with, so a
 blow-up is a failure and not a guess. A run that raises anything but a LemonxError in one line, or takes more than
@@ -22,6 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import fuzz_folders
 import pages
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -35,11 +38,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--memory", type=int, default=300, help="megabytes that a reader's process may take")
     parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
+    parser.add_argument("--folders", type=int, metavar="RUNS", help="damage whole folders instead")
+    parser.add_argument("--failed", type=Path, default=Path("failed.jsonl"), help="where --folders writes bad cases")
+    parser.add_argument("--case", type=Path, metavar="FILE", help="run these cases of --folders again")
     parser.add_argument("--target", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.target:
         print(json.dumps(fuzz(options.target, options.runs, options.seed, options.memory)))
         return
+    if options.case:
+        return fuzz_folders.again(options.case)
+    if options.folders:
+        lines = fuzz_folders.fuzz(options.folders, options.seed, options.failed)
+        print(*lines, sep="\n")
+        return pages.write_printed("docs/guarantees.md", "folders", lines) if options.write else None
+    readers(options)
+
+
+def readers(options: argparse.Namespace) -> None:
+    """The readers, each in a process of its own."""
     names = ("header", "index", "config")
     lines = [f"{'reader':<8} {'runs':>8} {'read':>8} {'refused':>8} {'messages':>9} {'runs/s':>7} {'anon MB':>8}"]
     print(lines[0])

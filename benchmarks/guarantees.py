@@ -1,7 +1,7 @@
 """Writes the lists of faults and attacks in docs/guarantees.md from the tables that the tests read.
 
 Each row is made by breaking a small real checkpoint (tests/faults.py), or by putting an attack beside it
-(tests/attacks.py), and running the command: what is said is what it says.
+(tests/attacks_of_size.py), and running the command: what is said is what it says.
 
     python benchmarks/guarantees.py            print the lists
     python benchmarks/guarantees.py --write    put them into docs/guarantees.md, between their markers
@@ -69,11 +69,12 @@ def ask(fault: object) -> tuple[int, str]:
 def attacks_table() -> str:
     """For every kind of attack a table of them: what was done, the exit code, and the line that is said."""
     import attacks
+    from attacks_of_size import ATTACKS
 
     rows = list[str]()
-    for kind in dict.fromkeys(attack.kind for attack in attacks.ATTACKS):
+    for kind in dict.fromkeys(attack.kind for attack in ATTACKS):
         rows += ["", f"{kind[0].upper()}{kind[1:]}:", "", "| attack | exit | what is said |", "|---|---|---|"]
-        for attack in (attack for attack in attacks.ATTACKS if attack.kind == kind):
+        for attack in (attack for attack in ATTACKS if attack.kind == kind):
             with folder_with("llama-tied") as parent:
                 code, out, said = said_by(*attack.prepare(parent))
                 rows.append(attacks.row(attack, code, out if attack.writes else said, parent))

@@ -58,11 +58,16 @@ def state(folder: Path) -> dict[str, str]:
     }
 
 
+def unseen(text: str) -> list[str]:
+    """The characters of a text that a terminal obeys, or that are not seen, but for line ends."""
+    hidden = {c for c in set(text) if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")} - {"\n"}
+    return sorted(map(ascii, hidden))
+
+
 def assert_shown(*texts: str) -> None:
     """No character that a terminal obeys, and none that is not seen; only line ends."""
     for text in texts:
-        hidden = {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")} - {"\n"}
-        assert not hidden, (sorted(map(ascii, hidden)), text[:2000])
+        assert not unseen(text), (unseen(text), text[:2000])
 
 
 def assert_refused(result: Result, code: int, says: str) -> None:

@@ -2,11 +2,14 @@
 
 As a process it reads a JSON object a line and answers with one: `{"start": [arguments]}` forks a child that runs the
 command line and gives its `pid`; `{"wait": pid}` gives what `wait4` says of it, and kills it if it takes too long.
-`Server` is the other end.
+`Server` is the other end. With `"kept": true` the command runs in a child that is kept for the next ones: a fork costs
+more than a short command.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import json
 import os
 import select
@@ -14,9 +17,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,13 @@ class Server:
         limits: dict[str, int] | None = None,
         environment: dict[str, str] | None = None,
         cwd: Path | None = None,
+        kept: bool = False,
     ) -> int:
-        """A new `lemonx` process with these arguments; `limits`: names of resources, as RLIMIT_FSIZE, and bytes."""
-        more = {"limits": limits or {}, "environment": environment or {}, "folder": self._folder.name}
+        """A new `lemonx` process with these arguments; `limits`: names of resources, as RLIMIT_FSIZE, and bytes.
+
+        `kept`: the process may be one that has run other commands before this one, as `KEPT` says.
+        """
+        more = {"limits": limits or {}, "environment": environment or {}, "folder": self._folder.name, "kept": kept}
         return self._ask({"start": [str(word) for word in arguments], "cwd": str(cwd or ""), **more})["pid"]
 
     def wait(self, pid: int, seconds: float | None = None) -> Done:
@@ -95,21 +103,105 @@ def alive(pid: int) -> bool:
 
 
 def main() -> None:
+    import typer.main
+
     from lemonx import cli
 
-    warm = False
+    # The parser's tables are made once, as the imports are: they are the same for every command line.
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    warm, kept = False, Kept(cli.main)
     for line in sys.stdin:
         message = json.loads(line)
-        if "wait" in message:
+        if "wait" in message and message["wait"] == kept.pid:
+            answer = kept.wait(message["seconds"])
+        elif "wait" in message:
             answer = _ended(message["wait"], message["seconds"]) if warm else {"status": _LAST[0], "cpu": 0, "peak": 0}
         elif "warmed" in message:
             warm, answer = True, {}
+            gc.collect()
+            gc.freeze()  # else each child's first collection copies every page that the imports made
+        elif message["kept"]:
+            answer = {"pid": kept.start(message)}
         else:
             answer = {"pid": _child(cli.main, message) if warm else _here(cli.main, message)}
         print(json.dumps(answer), flush=True)
+    kept.close()
 
 
 _LAST = [0]
+# How many commands a process that is kept runs before a fresh one takes its place.
+KEPT = 40
+
+
+class Kept:
+    """A child that runs one command after another, each with streams, limits and an environment of its own."""
+
+    def __init__(self, command: Any) -> None:
+        self.command, self.pid, self.left = command, 0, 0
+
+    def start(self, message: dict[str, Any]) -> int:
+        if not self.left:
+            self.close()
+            self._fork()
+        self.left -= 1
+        self.requests.write(json.dumps(message) + "\n")
+        self.requests.flush()
+        return self.pid
+
+    def wait(self, seconds: float | None) -> dict[str, Any]:
+        """What came of the command; a child that takes too long or that dies of it is not used again."""
+        if not select.select([self.answers], [], [], seconds)[0]:
+            os.kill(self.pid, signal.SIGKILL)
+        line = self.answers.readline()
+        if line:
+            return json.loads(line)
+        return self.close()
+
+    def close(self) -> dict[str, Any]:
+        """Let go of the child: it ends when it finds nothing to do."""
+        if not self.pid:
+            return {}
+        self.requests.close()
+        self.answers.close()
+        ended = _ended(self.pid, None)
+        self.pid = self.left = 0
+        return ended
+
+    def _fork(self) -> None:
+        (requests, to), (answers, to_us) = os.pipe(), os.pipe()
+        self.pid, self.left = os.fork(), KEPT
+        if not self.pid:
+            os.close(to)
+            os.close(answers)
+            _serve(self.command, os.fdopen(requests), os.fdopen(to_us, "w"))
+        os.close(requests)
+        os.close(to_us)
+        self.requests, self.answers = os.fdopen(to, "w"), os.fdopen(answers)
+
+
+def _serve(command: Any, requests: Any, answers: Any) -> NoReturn:
+    """The life of a child that is kept."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    environment, folder = dict(os.environ), os.getcwd()
+    for line in requests:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+        began = time.process_time()
+        code = _run(command, json.loads(line))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        spent, peak = time.process_time() - began, _status("VmHWM")
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        answers.write(json.dumps({"status": code << 8, "cpu": spent, "peak": peak}) + "\n")
+        answers.flush()
+    os._exit(0)
+
+
+def _status(field: str) -> int:
+    """A size in bytes that the kernel keeps of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def _ended(pid: int, seconds: float | None) -> dict[str, Any]:
@@ -163,7 +255,9 @@ def _run(command: Any, message: dict[str, Any]) -> int:
         kind = getattr(resource, name)
         if name == "RLIMIT_AS":  # that much more than now
             limit += pages[0]
-        resource.setrlimit(kind, (limit, limit))
+        if name == "RLIMIT_CPU":
+            limit += int(time.process_time())
+        resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))  # a next command raises it again
     os.environ.update(message["environment"])
     tempfile.tempdir = None  # found anew, perhaps elsewhere
     if message["cwd"]:

@@ -9,23 +9,21 @@ complaint, too much time or memory, a file outside OUTPUT that is not as it was.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from hypothesis import strategies as st
 
 import faults
 import pico
+from commands import unseen
 from forkserver import Done, Server
-from fuzzing import byte_changes, header_of, json_changes, odd_values, with_header
 
 # What a run may take, whatever it is given. CPU seconds, for the machine may be busy; a hang takes none.
 SECONDS, HANG, MEMORY = 10.0, 60.0, 500_000_000
@@ -73,21 +71,36 @@ SCRATCH = {
 
 @dataclass(frozen=True)
 class Case:
-    """A command of lemonx, relative to the arena, and the files that are other than they should be (None: gone)."""
+    """A command of lemonx, relative to the arena, and the files that are other than they should be (None: gone).
 
+    `target`: what is broken, as fuzzing_cases.py names it.
+    """
+
+    target: str
     arguments: tuple[str, ...]
     files: Mapping[str, bytes | None] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def command(self) -> str:
+        """What is run, as a table names it."""
+        options = [word for word in ("--why", "--no-verify", "--with-optimizer", "--force") if word in self.arguments]
+        return " ".join(["expand" if options[1:] else self.arguments[0], *options[-1:]])
+
+    @property
+    def loads(self) -> bool:
+        """Whether it may load a model."""
+        return self.command in ("expand", "verify", "train")
+
     def as_json(self) -> str:
         files = {name: raw if raw is None else base64.b64encode(raw).decode() for name, raw in self.files.items()}
-        return json.dumps({"arguments": self.arguments, "files": files, "environment": dict(self.environment)})
+        return json.dumps({**vars(self), "files": files, "environment": dict(self.environment)})
 
     @classmethod
     def from_json(cls, text: str) -> Case:
         content = json.loads(text)
         files = {name: raw if raw is None else base64.b64decode(raw) for name, raw in content["files"].items()}
-        return cls(tuple(content["arguments"]), files, content["environment"])
+        return cls(content["target"], tuple(content["arguments"]), files, content["environment"])
 
 
 @dataclass(frozen=True)
@@ -128,19 +141,28 @@ class Arena:
         finally:
             os.chdir(before)
         shutil.rmtree(self.path / "out/warm")
+        self.files |= {name: (self.path / name).read_bytes() for name in self.changed()}  # caches of what is imported
         return server
+
+    def changed(self) -> list[str]:
+        """Files that do not hold what they held at first; after every case there should be none."""
+        now = {name for name, kind in _listing(self.path).items() if kind[0] != "folder"}
+        kept = (name for name in now & self.files.keys() if (self.path / name).read_bytes() != self.files[name])
+        return sorted([*(now ^ self.files.keys()), *kept])
 
     def model_files(self, folder: str) -> list[str]:
         return sorted(name for name in self.files if name.startswith(f"{folder}/"))
 
-    def run(self, server: Server, case: Case) -> Ended:
+    def run(self, server: Server, case: Case, *, kept: bool = False) -> Ended:
+        """`kept`: a command that loads no model need not have a process of its own."""
         for name, raw in case.files.items():
             _put(self.path / name, raw)
         before = _listing(self.path)
         try:
             limits = {"RLIMIT_CPU": int(2 * SECONDS), "RLIMIT_AS": 8 * MEMORY}
             environment = {**self.environment, **case.environment}
-            done = server.run(*case.arguments, environment=environment, limits=limits, cwd=self.path, seconds=HANG)
+            options = {"environment": environment, "limits": limits, "cwd": self.path, "seconds": HANG}
+            done = server.run(*case.arguments, **options, kept=kept and not case.loads)
             problems = [*_misbehaved(case, done), *_touched(before, _listing(self.path), case, done)]
         finally:
             self._restore(case)
@@ -239,13 +261,15 @@ def _listing(folder: Path) -> dict[str, tuple[Any, ...]]:
 def _touched(
     before: dict[str, tuple[Any, ...]], after: dict[str, tuple[Any, ...]], case: Case, done: Done
 ) -> Iterator[str]:
-    """Files and folders outside OUTPUT that are not as they were; a folder for temporary files may have been used."""
+    """Files and folders outside OUTPUT that are not as they were, and OUTPUT itself where `expand` failed.
+
+    A folder for temporary files may have been used, if nothing is left in it.
+    """
     for name in sorted(before.keys() | after.keys()):
         inside = name == OUTPUT or name.startswith(f"{OUTPUT}/")
-        if before.get(name) != after.get(name) and not inside and name not in ("out", "tmp"):
+        may_change = inside and not (done.code and case.arguments[0] == "expand")
+        if before.get(name) != after.get(name) and not may_change and name not in ("out", "tmp"):
             yield f"touched {name}"
-    if done.code and OUTPUT in after and case.arguments[0] == "expand":
-        yield f"left {OUTPUT} behind"
 
 
 # The exit codes that docs/guarantees.md names; 1 is for commands that compare models.
@@ -259,6 +283,8 @@ def _misbehaved(case: Case, done: Done) -> Iterator[str]:
         yield f"exit code {done.code}"
     if "Traceback" in done.err or "Traceback" in done.out:
         yield "traceback"
+    if unseen(done.out + done.err):
+        yield "a control character on the terminal"
     answered = (command == "fsck" and done.code == 3) or (command == "verify" and done.code == 1)
     lines = done.err.strip().splitlines()
     if done.code and not (answered and not lines):
@@ -269,212 +295,3 @@ def _misbehaved(case: Case, done: Done) -> Iterator[str]:
         yield f"{done.seconds:.1f} CPU seconds"
     if done.grown > MEMORY:
         yield f"{done.grown / 1e6:.0f} MB"
-
-
-# What is broken.
-
-
-def cases(arena: Arena) -> st.SearchStrategy[Case]:
-    """A command and what is broken for it: mostly one file, sometimes two, sometimes an option alone."""
-
-    @st.composite
-    def draw_case(draw: st.DrawFn) -> Case:
-        command = draw(st.sampled_from(_WEIGHTED))
-        model = draw(st.sampled_from(sorted(SIZES)))
-        source, target = f"models/{model}/source", f"models/{model}/target"
-        if command == "expand" and draw(st.integers(0, 3)) == 0:
-            source, model = draw(st.sampled_from([RUN, NAMED])), "gpt2-lm"
-        arguments = draw(_arguments(command, source, target, SIZES[model]))
-        files = dict[str, bytes | None]()
-        for _ in range(draw(st.sampled_from([0, 1, 1, 1, 1, 1, 1, 2, 2]))):
-            name = draw(st.sampled_from(_read_by(arena, command, arguments, source, target)))
-            files[name] = draw(_damage(arena, name))
-        plain = draw(st.integers(0, 9)) > 0
-        return Case(tuple(arguments), files, {} if plain else {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
-
-    return draw_case()
-
-
-_WEIGHTED = [
-    *["plan"] * 5,
-    *["expand"] * 4,
-    *["verify"] * 3,
-    *["fsck"] * 3,
-    *["train"] * 3,
-    *["recipe", "why", "why", "report", "report"],
-]
-_ODD_TEXTS = st.sampled_from(
-    ["0", "-1", "1", "7", "48", "1e3", "1.5", "3/2", "nan", "inf", "-inf", "1e5000", "1/0", "9" * 30, "9" * 5000, "é",
-     "", "[]", "null", "true", "\udcff", "2**40", str(2**24), str(2**24 + 1), "100000", "1e-5000", "x" * 5000, "..",
-     "[" * 100_000, "0x10", "1_000", "\u0663", "[red]x[/red]"]
-)  # fmt: skip
-_FIELDS = st.sampled_from(
-    ["num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads", "n_embd", "n_layer",
-     "tie_word_embeddings", "depths", "image_size", "model_type", "num_local_experts", "", "a.b", "é"]
-)  # fmt: skip
-
-
-@st.composite
-def _arguments(draw: st.DrawFn, command: str, source: str, target: str, sizes: tuple[str, ...]) -> list[str]:
-    """The command line of a command, with odd options now and then."""
-    odd = draw(st.integers(0, 4)) == 0
-    if command == "train":
-        recipe = draw(st.sampled_from(["work/recipe.yaml", "work/recipe.yaml", "work/scratch.yaml"]))
-        changes = [f"{draw(st.sampled_from(_KEYS))}={draw(_ODD_TEXTS | _YAML)}"] if odd else []
-        return ["train", recipe, "-o", OUTPUT, *(word for change in changes for word in ("--set", change))]
-    if command == "report":
-        return ["report", *["work/result.json"] * draw(st.integers(1, 2)), "-o", OUTPUT]
-    if command == "why":
-        return ["architectures", "--why", source, *draw(st.sampled_from([[], ["--json"]]))]
-    if command == "fsck":
-        return ["fsck", source, *draw(st.sampled_from([[], ["--json"], ["--quick"], ["--allow-pickle"]]))]
-    if command == "recipe":
-        flags = ("--steps", "--epochs", "--warmup", "--learning-rate", "--min-learning-rate", "--batch-size")
-        more = [draw(st.sampled_from(flags)), draw(_ODD_TEXTS)] if odd else []
-        return ["recipe", source, target, *more]
-    if command == "verify":
-        return ["verify", source, target, *draw(st.sampled_from([[], ["--json"], ["--layerwise"]]))]
-    words = [command, source, *([OUTPUT] if command == "expand" else []), *sizes]
-    if source in (RUN, NAMED):
-        words.append("--with-optimizer")
-    if odd:
-        words += draw(_odd_options(command, target))
-    return [*words, *draw(st.sampled_from([[], [], ["--json"]]))]
-
-
-@st.composite
-def _odd_options(draw: st.DrawFn, command: str, target: str) -> list[str]:
-    flags = ["--width", "--depth", "--heads", "--kv-heads", "--ffn", "--width-factor", "--seed", "--method", "--dtype",
-             "--free", "--depth-type"]  # fmt: skip
-    flags += ["--max-shard-size", "--threads", "--lessons", "--data"] if command == "expand" else []
-    kind = draw(st.integers(0, 4))
-    if kind == 0:
-        return ["--set", f"{draw(_FIELDS)}={draw(_ODD_TEXTS)}"]
-    if kind == 1:
-        return ["--like", draw(st.sampled_from([target, f"{target}/config.json", "work", "work/ids.npy", "é"]))]
-    return [draw(st.sampled_from(flags)), draw(_ODD_TEXTS)]
-
-
-def _read_by(arena: Arena, command: str, arguments: list[str], source: str, target: str) -> list[str]:
-    """The files that a command reads, those that are parsed more often than those that are copied."""
-    if command == "report":
-        return ["work/result.json"]
-    if command == "train":
-        more = "work/ids.npy" if "work/recipe.yaml" in arguments else "work/images.npz"
-        model = [f"{RECIPE['source']}/config.json", f"{RECIPE['source']}/model.safetensors"]
-        return [*[arguments[1]] * 6, more, *model]
-    folders = [source, target] if command in ("verify", "recipe") else [source]
-    found = list[str]()
-    for folder in folders:
-        files = arena.model_files(folder)
-        parsed = [name for name in files if name.endswith(("config.json", "index.json", "lemonx.json", ".pt"))]
-        found += [*files, *parsed * 3, f"{folder}/config.json", f"{folder}/config.json"]
-    return found
-
-
-_KEYS = [*RECIPE, *SCRATCH, "data.length", "data.path", "data.kind", "expand.width", "expand.set", "optimizer.eps",
-         "config.hidden_size", "config.num_hidden_layers", "config.image_size", "expand.depth", "expand.seed",
-         "data.image_size", "eval_batch_size", "gradient_accumulation", "seed", "clip", "eval_every", "precision",
-         "inheritance.kind", "inheritance.teacher", "report_to", "warmup_epochs", "expand.like", "decay"]  # fmt: skip
-_BOMB = "[&a [x, x, x, x, x, x, x, x, x], " + ", ".join(
-    f"&{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 9)}]" for n in range(9)
-) + "]"  # fmt: skip
-_YAML_TEXTS = [
-    *("&a [*a]", "&a {b: *a}", _BOMB, "!!python/object/apply:os.system [id]", "2001-01-01", "2001-99-99", "1:30:00",
-     "0x" + "f" * 5000, "0b" + "1" * 20_000, "!!binary x", "!!binary aGVsbG8=", "!!set {a, b}", "!!omap [a: 1]",
-     "!!int ''", "!!float ''", "!!timestamp x", "!!bool x", "? [a]\n: b", "~", ".nan", ".inf", "-.inf", "1e300",
-     "[" * 2000, "{a: " * 2000, "- - - - a", "\t", "'", "%YAML 9.9", "---\na\n---\nb", "<<: {a: 1}", "9" * 100,
-     "9" * 5000, "!!str 1", "9999-12-31T23:59:59-23:59", "é", "\u2028", "[1, 2, 3]", "{kind: digits}"),
-]  # fmt: skip
-_YAML = st.sampled_from(_YAML_TEXTS)
-
-
-def _damage(arena: Arena, name: str) -> st.SearchStrategy[bytes | None]:
-    """Other bytes for a file, by what kind of file it is; or no file, or that of another model."""
-    good = arena.files.get(name)
-    if good is None:
-        return st.binary(max_size=40)
-    others = [raw for other, raw in arena.files.items() if other != name and Path(other).name == Path(name).name]
-    rare = st.one_of(
-        st.none(), st.sampled_from([b"", b"\0" * 9, *others]), byte_changes().map(lambda change: change(good))
-    )
-    if name.endswith(".json"):
-        return st.one_of(*[_json(json.loads(good), _vocabulary(arena, name))] * 3, rare)
-    if name.endswith(".safetensors"):
-        header, rest = header_of(good)
-        return st.one_of(_json(header, []).map(lambda text: with_header(text, rest)), rare)
-    if name.endswith(".pt"):
-        return st.one_of(_pickle(good), _pickle(good), rare)
-    if name.endswith(".yaml"):
-        return st.one_of(_yaml(yaml.safe_load(good)), _yaml(yaml.safe_load(good)), rare)
-    return rare
-
-
-# JSON that json.dumps does not write, by the text that stands for it until then.
-_RAW = {
-    "deep": "[" * 900 + "]" * 900,
-    "deeper": '{"a":' * 20_000 + "1" + "}" * 20_000,
-    "digits": "9" * 4000,
-    "too-many-digits": "9" * 5000,
-    "nan": "NaN",
-    "infinity": "-Infinity",
-    "large": "1e999",
-    "surrogate": '"\\ud800"',
-    "long": '"' + "x" * 200_000 + '"',
-    "twice": '{"a": 1, "a": 2}',
-    "escape": '"\\u001b[31m"',
-}
-
-
-def _json(content: Any, vocabulary: list[str]) -> st.SearchStrategy[bytes]:
-    values = odd_values() | st.sampled_from([f"@@{name}@@" for name in _RAW])
-    return json_changes(values, vocabulary).map(lambda change: _spelled(change(content)))
-
-
-def _spelled(content: Any) -> bytes:
-    text = json.dumps(content)
-    for name, raw in _RAW.items():
-        text = text.replace(f'"@@{name}@@"', raw)
-    return text.encode()
-
-
-def _vocabulary(arena: Arena, name: str) -> list[str]:
-    """The keys of all files of this name, and some that transformers knows."""
-    found = {
-        key
-        for other, raw in arena.files.items()
-        if Path(other).name == Path(name).name and isinstance(content := json.loads(raw), dict)
-        for key in content
-    }
-    if name.endswith("config.json"):
-        found |= {"quantization_config", "auto_map", "pruned_heads", "layer_types", "num_labels", "id2label",
-                  "problem_type", "rope_scaling", "rope_parameters", "sliding_window", "dtype", "torch_dtype",
-                  "stop_strings", "num_beams", "image_size", "is_decoder", "text_config", "output_attentions",
-                  "chunk_size_feed_forward", "use_cache", "return_dict", "_attn_implementation"}  # fmt: skip
-    return sorted(found)
-
-
-def _yaml(content: Any) -> st.SearchStrategy[bytes]:
-    marks = {f"@@{number}@@": text for number, text in enumerate(_YAML_TEXTS)}
-
-    def spelled(change: Callable[[Any], Any]) -> bytes:
-        text = yaml.safe_dump(change(content), allow_unicode=True)
-        for mark, raw in marks.items():
-            text = text.replace(f"'{mark}'", raw)
-        return text.encode(errors="surrogatepass")
-
-    return json_changes(odd_values() | st.sampled_from(sorted(marks)), _KEYS).map(spelled)
-
-
-def _pickle(good: bytes) -> st.SearchStrategy[bytes]:
-    content = torch.load(io.BytesIO(good), weights_only=True)
-    tensors = [torch.zeros(()), torch.zeros(2), torch.full((3,), torch.nan), torch.zeros(1).expand(10**6, 10**6),
-               torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.bool), torch.zeros(0)]  # fmt: skip
-    values = odd_values() | st.sampled_from(tensors)
-
-    def saved(change: Callable[[Any], Any]) -> bytes:
-        file = io.BytesIO()
-        torch.save(change(content), file)
-        return file.getvalue()
-
-    return json_changes(values, ["state", "param_groups", "params", "step", "exp_avg"]).map(saved)

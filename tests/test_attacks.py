@@ -1,6 +1,7 @@
 """Attacks: one line, the exit code, no control character on the terminal, and nothing else touched.
 
-Where a pipe would hang it, or a device would fill it, a command runs in a process with limits of memory and of time.
+Where a pipe would hang it, or a device or a number would fill it, a command runs in a process with limits of memory and
+of time, and takes little of either.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from attacks import ATTACKS, FILES, Attack, row
+from attacks import FILES, Attack, row
+from attacks_of_size import ATTACKS, RUN, SIZE
 from commands import Result, Run, assert_refused, assert_shown, runner, state
 from forkserver import Server
 
-SECONDS, MEMORY = 20, 1 << 30
+# What a run may take: CPU seconds, for the machine may be busy; what takes none and goes on is a hang.
+SECONDS, HANG, MEMORY = 5, 60, 500_000_000
 DOCUMENT = Path(__file__).parents[1] / "docs" / "guarantees.md"
 
 
@@ -34,8 +37,9 @@ def test_an_attack(
     shutil.copytree(good(), tmp_path / "source")
     command = attack.prepare(tmp_path)
     before = state(tmp_path)
-    if attack.kind == FILES:
-        done = server().run(*command, seconds=SECONDS, limits={"RLIMIT_AS": MEMORY}, environment={"COLUMNS": "9999"})
+    if attack.kind in (FILES, SIZE, RUN):
+        done = server().run(*command, seconds=HANG, limits={"RLIMIT_AS": 2 * MEMORY}, environment={"COLUMNS": "9999"})
+        assert done.seconds < SECONDS and done.grown < MEMORY, (done.seconds, done.grown)
     else:
         done = run(*command)
     assert_shown(done.out, done.err)

@@ -309,3 +309,13 @@ def test_what_is_given_is_not_overruled_by_what_follows(tmp_path: Path) -> None:
     for sizes in ({"kv_heads": 2}, {"fields": {"num_kv_heads": 2}}):
         with pytest.raises(LemonxError):
             lemonx.plan(source, width=96, **sizes)
+
+
+@pytest.mark.parametrize(("depths", "sizes"), [([2], [16]), ([2, 3, 2], [16, 32, 64])])
+def test_a_model_with_other_stages_is_no_target(depths: list[int], sizes: list[int], tmp_path: Path) -> None:
+    """A stage is a stack of its own, which a target may lack, or have beside the source's."""
+    source = saved(pico.PICO["resnet-basic"](), tmp_path / "source")
+    like = json.loads((source / "config.json").read_text()) | {"depths": depths, "hidden_sizes": sizes}
+    (tmp_path / "like.json").write_text(json.dumps(like))
+    with pytest.raises(Refused, match=r"at these sizes the model would (lose|gain) resnet\.encoder\.stages"):
+        lemonx.plan(source, like=tmp_path / "like.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from lemonx.data import Prepared
 from lemonx.data.examples import Example, Examples, digest, stack
-from lemonx.data.files import UserPath, require_folder, require_regular
+from lemonx.data.files import UserPath, read_bytes, require_folder, require_regular
 from lemonx.data.labels import Labels, integers, names, reals
 from lemonx.data.metrics import REGRESSION, Metrics, accuracy
 from lemonx.data.model import Model
@@ -163,6 +164,8 @@ def _decoded(value: Any) -> Any:
     address = value.get("path") if value.get("bytes") is None else None
     if isinstance(address, str) and "://" in address:
         raise BadData(f"a row's image is the address {address[:200]!r}, and nothing is fetched: store its bytes")
+    if isinstance(address, str):  # datasets would open whatever is there, and wait for a pipe
+        value = {"bytes": read_bytes(Path(address)), "path": None}
     with foreign("decode a row's image", "leave such rows out", BadData, who="datasets"):
         return Image().decode_example(value)
 

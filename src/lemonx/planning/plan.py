@@ -28,7 +28,7 @@ from lemonx.planning.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
 from lemonx.planning.policy import Change, Reading, lemon
 from lemonx.planning.request import NotWhole, Target, target_config
 from lemonx.planning.tensor_steps import Builder, Step
-from lemonx.planning.typecheck import Rewired, Types, check, is_tied, unchecked, with_tied
+from lemonx.planning.typecheck import Rewired, Types, check, is_tied, require_same_rows, unchecked, with_tied
 from lemonx.specs.config import with_fields
 from lemonx.specs.coverage import Matched, eps_problems, match, settled, tied_copies
 from lemonx.specs.family import Architecture
@@ -233,6 +233,7 @@ def _typed_target(
     def typed(asked: Target) -> tuple[dict[str, Any], Types, Reading]:
         new = target_config(family, config, asked)
         target = family.spec(new)
+        require_same_rows(source, target)  # before a method compares their sizes by name
         reading = read(Change(source, target))
         if not reading.lossless:
             return new, unchecked(source, target, rows, dict(reading.kinds)), reading

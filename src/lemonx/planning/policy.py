@@ -28,16 +28,14 @@ Further = Callable[[Block, str], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Change:
-    """What is asked for: two specs of one family."""
+    """What is asked for: two specs of one family, with the same spaces and stacks."""
 
     source: Spec
     target: Spec
 
     @property
     def widens(self) -> bool:
-        # Spaces that only one of the two has are for the check to refuse.
-        shared = self.source.spaces.keys() & self.target.spaces.keys()
-        return any(self.target.spaces[name].size != self.source.spaces[name].size for name in shared)
+        return any(self.target.spaces[name].size != space.size for name, space in self.source.spaces.items())
 
     @property
     def deepens(self) -> bool:

@@ -252,7 +252,8 @@ class Rewired(Refused):
     """At other sizes a module would come or go: a shortcut that only changes of width have, a projection."""
 
 
-def _check_rows(source: Spec, target: Spec) -> None:
+def require_same_rows(source: Spec, target: Spec) -> None:
+    """Rewired, unless the sizes leave the model with the modules, spaces and stacks that it had."""
     before, after = _kinds(source), _kinds(target)
     if not (odd := sorted(before.keys() ^ after.keys())):
         _check_names(source, target)
@@ -267,16 +268,17 @@ def _check_rows(source: Spec, target: Spec) -> None:
 
 
 def _check_names(source: Spec, target: Spec) -> None:
-    for name in sorted(source.spaces.keys() ^ target.spaces.keys()):
-        change = "lose" if name in source.spaces else "gain"
+    for name in sorted((source.spaces.keys() ^ target.spaces.keys()) | (source.stacks.keys() ^ target.stacks.keys())):
+        kind = "stack" if name in {*source.stacks, *target.stacks} else "space"
+        change = "lose" if name in {*source.spaces, *source.stacks} else "gain"
         raise Rewired(
-            f"at these sizes the model would {change} the space {name}, which no module stands for: choose sizes that "
+            f"at these sizes the model would {change} the {kind} {name}, which no module stands for: choose sizes that "
             "are equal where they were, and not equal where they were not"
         )
 
 
 def _check_sizes(source: Spec, target: Spec) -> None:
-    _check_rows(source, target)
+    require_same_rows(source, target)
     for name, size in source.fixed.items():
         if target.fixed[name] != size:
             why = source.still.get(name, "it cannot grow losslessly here")
