@@ -71,6 +71,7 @@ KNOWN_IN = {
     ("data/tokens.py", "np.memmap"): "a file that is open",
     ("data/pixels.py", "Pillow.open"): "a file that is open",
     ("data/stdlib.py", "paths[name].read_bytes"): "Python's own library",
+    ("experiments/fingerprint.py", "path.read_bytes"): "the package's own code",
     ("experiments/report/__init__.py", "resources.files('lemonx.experiments.report').joinpath(name).read_text"): (
         "files of this package"
     ),

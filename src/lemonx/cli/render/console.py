@@ -72,11 +72,13 @@ class _Description(ProgressColumn):
 
 def bar(*columns: ProgressColumn, out: Out | None = None, hidden: bool) -> Progress:
     """A bar behind the description of a task, and what else is told of it."""
+    console = (out or Out(stderr=True)).console
     return Progress(
         _Description(),
         BarColumn(),
         *columns,
-        console=(out or Out(stderr=True)).console,
+        console=console,
+        auto_refresh=console.is_terminal,  # by a thread, which nobody needs where nothing moves
         disable=hidden,
         transient=True,
         redirect_stdout=False,  # what others print passes the guard instead
@@ -92,5 +94,8 @@ def waiting(what: str, *, quiet: bool) -> Iterator[None]:
         return
     spinner = Spinner("dots", Text(shown(what)), style="status.spinner")
     console = Out(stderr=True).console
-    with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+    moves = console.is_terminal
+    with Live(
+        spinner, console=console, auto_refresh=moves, transient=True, redirect_stdout=False, redirect_stderr=False
+    ):
         yield
