@@ -44,8 +44,8 @@ def load_expanded(
     after `fully_shard`.
     """
     made = api.plan(source, **options)
-    if methods.find(made.reading.method).make is not None:
-        raise Refused(f"{made.reading.method} makes its model whole: write it with lemonx expand, and load that")
+    if methods.find(made.policy.method).make is not None:
+        raise Refused(f"{made.policy.method} makes its model whole: write it with lemonx expand, and load that")
     _check_config(model, made)
     held = {name: _part(name, tensor) for name, tensor in tensors_on_disk(model).items()}
     _check_tensors(held, made)

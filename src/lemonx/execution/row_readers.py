@@ -160,7 +160,7 @@ class Source:
         return values / level(values.numpy())
 
 
-class Whole(Source):
+class StripReader(Source):
     """The same for tensors whose rows are not the first axis of the file: the last few strips are held in memory."""
 
     HELD = 4  # two threads, and each may read a second tensor for further copies

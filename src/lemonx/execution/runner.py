@@ -26,7 +26,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadCheckpoint
 from lemonx.execution.matrix import expand_block
-from lemonx.execution.row_readers import Source, Whole, blocks_within, check_finite, is_whole, level, tables
+from lemonx.execution.row_readers import Source, StripReader, blocks_within, check_finite, is_whole, level, tables
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
 
@@ -147,7 +147,7 @@ class _Task:
             if isinstance(step.recipe, Vector):
                 yield partial(self._write_vector, step, step.recipe)
             elif is_whole(step):
-                source = Whole(step, step.recipe, self.plan, self.checkpoint, self.scratch, wanted)
+                source = StripReader(step, step.recipe, self.plan, self.checkpoint, self.scratch, wanted)
                 for rows in source.pieces():
                     yield partial(self._write_piece, step, step.recipe, source, rows)
             else:
@@ -161,7 +161,7 @@ class _Task:
         self.writer.write(step.name, run.target, block.reshape(run.length, *step.shape[1:]))
         self.tell(out.nbytes)
 
-    def _write_piece(self, step: Step, how: Matrix, source: Whole, rows: range) -> None:
+    def _write_piece(self, step: Step, how: Matrix, source: StripReader, rows: range) -> None:
         """A strip of a weight kept as (in, out), one expert's of several, or a table such as (1, positions, width)."""
         table, column = divmod(rows.start, how.rows.target_size // tables(step.shape))
         with self.whole_tensors:

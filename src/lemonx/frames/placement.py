@@ -32,7 +32,7 @@ from lemonx.specs.weights import Linear
 
 
 @dataclass(frozen=True)
-class Framed:
+class FramePlacement:
     """A space that frames carry: `entry` feeds it first (if a norm does), `first` and `last` are a Post-LN block's.
 
     `stack`: the blocks that add to it, if it is a stream. `angles`: what divides it by its length. `up` and `down`: the
@@ -105,13 +105,13 @@ class Framed:
         return found
 
 
-def find(source: Spec, target: Spec, rows: Collection[str], refusing: Collection[str]) -> tuple[Framed, ...]:
+def find(source: Spec, target: Spec, rows: Collection[str], refusing: Collection[str]) -> tuple[FramePlacement, ...]:
     """The spaces that only frames can carry to this width, since these rows refuse what else there is; () if none can.
 
     Raises Refused where what would be in the way is known.
     """
     wanted = [axis for name in source.rows if name in refusing for axis in _in_the_way(source, source.rows[name])]
-    found = list[Framed]()
+    found = list[FramePlacement]()
     for stream in dict.fromkeys(wanted):
         size, wide = source.spaces[stream].size, target.spaces[stream].size
         framed = _found(source, stream, rows, size, wide) if wide % size else None
@@ -136,7 +136,7 @@ def _in_the_way(source: Spec, row: Row) -> Iterator[str]:
         yield axis
 
 
-def _found(source: Spec, stream: str, rows: Collection[str], size: int, wide: int) -> Framed | None:
+def _found(source: Spec, stream: str, rows: Collection[str], size: int, wide: int) -> FramePlacement | None:
     stacks = [name for name, stack in source.stacks.items() if stack.stream == stream]
     norms = [n for n in source.rows if n in rows and isinstance(source.rows[n], LayerNorm)]
     fed = [n for n in norms if stream in source.rows[n].writes.axes]
@@ -151,13 +151,13 @@ def _found(source: Spec, stream: str, rows: Collection[str], size: int, wide: in
     if len(outside) > 1 or len(inside) not in (0, 2):
         return None
     if not inside:
-        return Framed(source, stream, stack, size, wide, entry, readers, angles)
+        return FramePlacement(source, stream, stack, size, wide, entry, readers, angles)
     first, last = inside
     mlp = _mlp(source, stream, first, last)
     if mlp is None:
         return None
     hidden = source.rows[mlp[0]].writes.axes[0]
-    return Framed(source, stream, stack, size, wide, entry, readers, angles, first, last, *mlp, hidden)
+    return FramePlacement(source, stream, stack, size, wide, entry, readers, angles, first, last, *mlp, hidden)
 
 
 def _of(side: Side) -> str | None:
@@ -190,7 +190,7 @@ def _require_turns(source: Spec, stream: str, norms: Sequence[str], advice: str)
             )
 
 
-def _require(found: Framed, source: Spec, target: Spec, rows: Collection[str]) -> None:
+def _require(found: FramePlacement, source: Spec, target: Spec, rows: Collection[str]) -> None:
     """Raise Refused if a row cannot follow a frame."""
     advice = multiples_near(found.size, found.target)
     for name in rows:
@@ -219,7 +219,7 @@ def _require(found: Framed, source: Spec, target: Spec, rows: Collection[str]) -
     _require_spare(found, source, target)
 
 
-def _require_axis(found: Framed, name: str, row: Row, advice: str) -> None:
+def _require_axis(found: FramePlacement, name: str, row: Row, advice: str) -> None:
     """A frame is an axis of its own; norms and linear maps may read it several times over."""
     for side, several in ((row.reads, name != found.entry), (row.writes, name in found.readers)):
         alone = side.repeats is not None and (several or not side.is_fused)
@@ -229,7 +229,7 @@ def _require_axis(found: Framed, name: str, row: Row, advice: str) -> None:
             )
 
 
-def norm_above(found: Framed, row: str) -> str | None:
+def norm_above(found: FramePlacement, row: str) -> str | None:
     """The norm that wrote what a row reads of a frame: the nearest above it."""
     rows = found.spec.rows
     order = list(rows)
@@ -237,7 +237,7 @@ def norm_above(found: Framed, row: str) -> str | None:
     return above[-1] if above else None
 
 
-def require_untied(found: Framed, target: Spec, rows: Collection[str]) -> None:
+def require_untied(found: FramePlacement, target: Spec, rows: Collection[str]) -> None:
     """Raise Refused if a decoder is still the embedding: it would need a left inverse of one frame in another."""
     for name in rows:
         tied = getattr(target.rows[name], "tied", None)
@@ -248,7 +248,7 @@ def require_untied(found: Framed, target: Spec, rows: Collection[str]) -> None:
             )
 
 
-def _require_spare(found: Framed, source: Spec, target: Spec) -> None:
+def _require_spare(found: FramePlacement, source: Spec, target: Spec) -> None:
     hidden, stack = found.hidden or "", source.stacks[found.stack or ""]
     size, wide = source.spaces[hidden].size, target.spaces[hidden].size
     if not source.spaces[hidden].passes:

@@ -12,7 +12,7 @@ from lemonx.algebra.dense import Frame
 from lemonx.algebra.expansions import DENSE, Expansion
 from lemonx.algebra.recipes import Spare, Vector
 from lemonx.frames.construction import Feeder, Normed, any_frame, damped, even, feeder, normed
-from lemonx.frames.placement import Framed, norm_above
+from lemonx.frames.placement import FramePlacement, norm_above
 
 # Reads the gains of a norm, and its bias if it has one, by its row and its block in the source.
 Affine = Callable[[str, int], tuple[np.ndarray, np.ndarray | None]]
@@ -35,7 +35,7 @@ class Place:
 class Solved:
     """The frames of one stream: what feeds it from where on, and what every norm that reads it writes."""
 
-    framed: Framed
+    framed: FramePlacement
     feeders: Mapping[int, Feeder]  # by set of weights; -1: in front of all
     affine: Affine
     seconds: float = 0.0
@@ -173,7 +173,7 @@ def _typed(frame: Frame) -> Expansion:
 
 
 @dataclass(frozen=True)
-class Frames:
+class SolvedFrames:
     """The frames of a plan, stream by stream; a row reads one stream and may write another."""
 
     streams: tuple[Solved, ...]
@@ -202,12 +202,12 @@ class Frames:
         return [back.rows(0, back.size) for frame in outputs if (back := frame.back) and back.target_size == width]
 
 
-def solve(framed: tuple[Framed, ...], affine: Affine) -> Frames:
+def solve(framed: tuple[FramePlacement, ...], affine: Affine) -> SolvedFrames:
     """Solve for every frame of a plan, from the gains of the norms that feed the streams."""
-    return Frames(tuple(_solved(stream, affine) for stream in framed))
+    return SolvedFrames(tuple(_solved(stream, affine) for stream in framed))
 
 
-def _solved(framed: Framed, affine: Affine) -> Solved:
+def _solved(framed: FramePlacement, affine: Affine) -> Solved:
     began = time.monotonic()
     feeders = dict[int, Feeder]()
     for index in range(framed.sets) if framed.last else ():

@@ -1,7 +1,7 @@
 """LEMON and the methods it is compared with: one file each, registered where it is defined.
 
 A method is a policy for the same rows (planning/policy.py), so none of them knows an architecture. Some make their
-model instead of reading it from the source: `make` gives them the plan, and they give the tensors.
+model instead of policy it from the source: `make` gives them the plan, and they give the tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadTarget, Refused
 from lemonx.planning.plan import Plan
-from lemonx.planning.policy import Change, Reading
+from lemonx.planning.policy import Change, GrowthPolicy
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class Method:
     name: str
     paper: str
     grows: tuple[str, ...]
-    reading: Callable[[Change, Free], Reading]
+    policy: Callable[[Change, Free], GrowthPolicy]
     make: Make | None = None
     learns: bool = False
     inherits: str | None = None
@@ -63,16 +63,16 @@ class Method:
     @property
     def title(self) -> str:
         """The first sentence of its docstring."""
-        return (self.reading.__doc__ or "").strip().split("\n")[0].rstrip(".")
+        return (self.policy.__doc__ or "").strip().split("\n")[0].rstrip(".")
 
-    def read(self, change: Change, free: Free) -> Reading:
+    def read(self, change: Change, free: Free) -> GrowthPolicy:
         """How this method reads the rows; Refused where it is not defined."""
         for asked, what, other in ((change.widens, "width", "depth"), (change.deepens, "depth", "width")):
             if asked and what not in self.grows:
                 raise Refused(
                     f"{self.name} grows {other} only, and this target grows {what}: keep it, or use --method lemon"
                 )
-        return replace(self.reading(change, free), method=self.name)
+        return replace(self.policy(change, free), method=self.name)
 
 
 METHODS: dict[str, Method] = {}
@@ -86,12 +86,12 @@ def method(
     make: Make | None = None,
     learns: bool = False,
     inherits: str | None = None,
-) -> Callable[[Callable[[Change, Free], Reading]], Callable[[Change, Free], Reading]]:
-    """Register a reading under this name."""
+) -> Callable[[Callable[[Change, Free], GrowthPolicy]], Callable[[Change, Free], GrowthPolicy]]:
+    """Register a policy under this name."""
 
-    def register(reading: Callable[[Change, Free], Reading]) -> Callable[[Change, Free], Reading]:
-        METHODS[name] = Method(name, paper, grows, reading, make, learns, inherits)
-        return reading
+    def register(policy: Callable[[Change, Free], GrowthPolicy]) -> Callable[[Change, Free], GrowthPolicy]:
+        METHODS[name] = Method(name, paper, grows, policy, make, learns, inherits)
+        return policy
 
     return register
 

@@ -4,13 +4,13 @@ from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.methods import method
 from lemonx.methods.net2net import CIRCULAR
 from lemonx.planning.depth import Block
-from lemonx.planning.policy import COPY, NEXT, Change, Reading, kept, stacked
+from lemonx.planning.policy import COPY, NEXT, Change, GrowthPolicy, kept, stacked
 
 
 @method("aki", paper="Chen et al., bert2BERT: Towards Reusable Pretrained Language Models, ACL 2022")
-def aki(change: Change, free: Free) -> Reading:
+def aki(change: Change, free: Free) -> GrowthPolicy:
     """Further rows of every weight come from the next block: not lossless, not symmetric; stacked depth."""
-    return Reading(EVEN, lossless=False, mode=kept, further=_from_next, arrange=stacked, kinds=CIRCULAR)
+    return GrowthPolicy(EVEN, lossless=False, mode=kept, further=_from_next, arrange=stacked, kinds=CIRCULAR)
 
 
 def _from_next(block: Block, mode: str) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from lemonx.algebra.free_parameters import Free
 from lemonx.errors import Refused
 from lemonx.methods import method
-from lemonx.planning.policy import Change, Reading, placed, stacked
+from lemonx.planning.policy import Change, GrowthPolicy, placed, stacked
 
 
 @method("gstack", paper="Du et al., Stacking Your Transformers (G_stack), NeurIPS 2024", grows=("depth",))
-def gstack(change: Change, free: Free) -> Reading:
+def gstack(change: Change, free: Free) -> GrowthPolicy:
     """The whole stack repeated a whole number of times: not lossless."""
     for name, stack in change.source.stacks.items():
         if change.target.stacks[name].size % stack.size:

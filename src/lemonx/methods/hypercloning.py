@@ -5,28 +5,28 @@ from dataclasses import replace
 from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.errors import Refused
 from lemonx.methods import method
-from lemonx.planning.policy import Change, Reading, copies, kept
+from lemonx.planning.policy import Change, GrowthPolicy, copies, kept
 
 PAPER = "Samragh et al., Scaling Smart: Accelerating Pre-training with Small Model Initialization, 2024"
 
 
 @method("hypercloning", paper=PAPER, grows=("width",))
-def hypercloning(change: Change, free: Free) -> Reading:
+def hypercloning(change: Change, free: Free) -> GrowthPolicy:
     """Whole multiples of the width, copies with an even split: lossless, symmetric for ever."""
-    return _reading(change, 0.0)
+    return _policy(change, 0.0)
 
 
 @method("hypercloning-noise", paper=PAPER, grows=("width",))
-def hypercloning_noise(change: Change, free: Free) -> Reading:
+def hypercloning_noise(change: Change, free: Free) -> GrowthPolicy:
     """Whole multiples of the width, an even split and noise that sums to zero over copies: lossless."""
-    return _reading(change, free.phi)
+    return _policy(change, free.phi)
 
 
-def _reading(change: Change, phi: float) -> Reading:
+def _policy(change: Change, phi: float) -> GrowthPolicy:
     for name, space in change.source.spaces.items():
         size = change.target.spaces[name].size
         if size % space.size:
             raise Refused(
                 f"hypercloning takes whole multiples, and {name} goes from {space.size} to {size}: try {space.size * 2}"
             )
-    return Reading(replace(EVEN, phi=phi), lossless=True, mode=kept, further=copies)
+    return GrowthPolicy(replace(EVEN, phi=phi), lossless=True, mode=kept, further=copies)

@@ -3,19 +3,19 @@
 from lemonx.algebra.free_parameters import Free
 from lemonx.methods import method
 from lemonx.methods.scratch import fresh, unread
-from lemonx.planning.policy import Change, Reading
+from lemonx.planning.policy import Change, GrowthPolicy
 
 PAPER = "Qin et al., Knowledge Inheritance for Pre-trained Language Models, NAACL 2022"
 
 
 @method("ki-soft", paper=PAPER, make=fresh, inherits="soft")
-def soft(change: Change, free: Free) -> Reading:
+def soft(change: Change, free: Free) -> GrowthPolicy:
     """A fresh target that learns the source's distribution by a KL loss while it trains."""
     return unread(_note("soft", "KL divergence from the source's distribution"))
 
 
 @method("ki-hard", paper=PAPER, make=fresh, inherits="hard")
-def hard(change: Change, free: Free) -> Reading:
+def hard(change: Change, free: Free) -> GrowthPolicy:
     """A fresh target that learns the source's most likely answer while it trains."""
     return unread(_note("hard", "cross-entropy to the source's argmax"))
 

@@ -22,7 +22,7 @@ from lemonx.errors import BadData, Refused
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
 from lemonx.planning.plan import Plan
-from lemonx.planning.policy import Change, Reading, copies, kept, stacked
+from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.rows import Axis, Row
 
@@ -199,8 +199,8 @@ class _Operators:
     make=learn,
     learns=True,
 )
-def ligo(change: Change, free: Free) -> Reading:
+def ligo(change: Change, free: Free) -> GrowthPolicy:
     """Learned operators for width and depth, trained for some steps on data: not lossless, not symmetric."""
-    return Reading(
+    return GrowthPolicy(
         EVEN, lossless=False, mode=kept, further=copies, arrange=stacked, kinds=CIRCULAR, made="learned from all blocks"
     )

@@ -3,11 +3,11 @@
 from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.errors import Refused
 from lemonx.methods import method
-from lemonx.planning.policy import Change, Reading, copies, silenced
+from lemonx.planning.policy import Change, GrowthPolicy, copies, silenced
 
 
 @method("llama-pro", paper="Wu et al., LLaMA Pro: Progressive LLaMA with Block Expansion, ACL 2024", grows=("depth",))
-def llama_pro(change: Change, free: Free) -> Reading:
+def llama_pro(change: Change, free: Free) -> GrowthPolicy:
     """A copy of the last block of every group of blocks, with zeros where it writes the stream: lossless."""
     for name, stack in change.source.stacks.items():
         added = change.target.stacks[name].size - stack.size
@@ -19,4 +19,4 @@ def llama_pro(change: Change, free: Free) -> Reading:
             )
     frozen = ", ".join(change.source.stacks)
     note = f"the paper trains the added blocks alone: freeze the blocks of {frozen} that come from the source"
-    return Reading(EVEN, lossless=True, mode=silenced, further=copies, notes=(note,))
+    return GrowthPolicy(EVEN, lossless=True, mode=silenced, further=copies, notes=(note,))

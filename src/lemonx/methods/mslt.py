@@ -4,12 +4,12 @@ from lemonx.algebra.free_parameters import Free
 from lemonx.errors import Refused
 from lemonx.methods import method
 from lemonx.planning.depth import Block
-from lemonx.planning.policy import Change, Reading, in_order, placed
+from lemonx.planning.policy import Change, GrowthPolicy, in_order, placed
 from lemonx.specs.spec import Stack
 
 
 @method("mslt", paper="Yang et al., Progressively Stacking 2.0: Multi-stage Layerwise Training, 2020", grows=("depth",))
-def mslt(change: Change, free: Free) -> Reading:
+def mslt(change: Change, free: Free) -> GrowthPolicy:
     """Copies of the topmost blocks on top; train those first, with the blocks below frozen, then all: not lossless."""
     frozen = ", ".join(f"{name}.0 to {name}.{stack.size - 1}" for name, stack in change.source.stacks.items())
     return placed(_top_again, f"stage 1: freeze the embeddings and {frozen}; last stage: train all")

@@ -2,7 +2,7 @@
 
 from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.methods import method
-from lemonx.planning.policy import Change, Reading, copies, silenced
+from lemonx.planning.policy import Change, GrowthPolicy, copies, silenced
 
 # A LayerNorm cannot follow copies of unequal number: that is where the method stops being lossless.
 CIRCULAR = (("avg", "circ"), ("zero", "circ"), ("scaled", "circ"))
@@ -11,10 +11,10 @@ CIRCULAR = (("avg", "circ"), ("zero", "circ"), ("scaled", "circ"))
 @method(
     "net2net", paper="Chen, Goodfellow and Shlens, Net2Net: Accelerating Learning via Knowledge Transfer, ICLR 2016"
 )
-def net2net(change: Change, free: Free) -> Reading:
+def net2net(change: Change, free: Free) -> GrowthPolicy:
     """Copies with an even split and identity blocks: lossless where streams grow by multiples, symmetric for ever.
 
     The paper draws the units to copy at random and adds identity layers; here units are copied in turn, which is what
     makes it lossless under LayerNorm at a multiple, and an identity layer of a residual network is a silent block.
     """
-    return Reading(EVEN, lossless=change.whole_streams, mode=silenced, further=copies, kinds=CIRCULAR)
+    return GrowthPolicy(EVEN, lossless=change.whole_streams, mode=silenced, further=copies, kinds=CIRCULAR)

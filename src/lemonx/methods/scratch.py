@@ -10,7 +10,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
 from lemonx.planning.plan import Plan
-from lemonx.planning.policy import Change, Reading, copies, kept, stacked
+from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
 
 if TYPE_CHECKING:
     import torch
@@ -23,14 +23,14 @@ def fresh(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, 
     return tensors_on_disk(new_model(plan.target_config, plan.seed))
 
 
-def unread(*notes: str) -> Reading:
+def unread(*notes: str) -> GrowthPolicy:
     """The rows give names and shapes, nothing else."""
-    return Reading(
+    return GrowthPolicy(
         EVEN, lossless=False, mode=kept, further=copies, arrange=stacked, kinds=CIRCULAR, notes=notes, made="fresh"
     )
 
 
 @method("scratch", paper="no paper: the initialisation of transformers' own class", make=fresh)
-def scratch(change: Change, free: Free) -> Reading:
+def scratch(change: Change, free: Free) -> GrowthPolicy:
     """The target, freshly initialised: nothing of the source is kept."""
     return unread()

@@ -4,12 +4,12 @@ from lemonx.algebra.free_parameters import Free
 from lemonx.errors import Refused
 from lemonx.methods import method
 from lemonx.planning.depth import Block
-from lemonx.planning.policy import Change, Reading, in_order, placed
+from lemonx.planning.policy import Change, GrowthPolicy, in_order, placed
 from lemonx.specs.spec import Stack
 
 
 @method("solar", paper="Kim et al., SOLAR 10.7B: Effective yet Simple Depth Up-Scaling, NAACL 2024", grows=("depth",))
-def solar(change: Change, free: Free) -> Reading:
+def solar(change: Change, free: Free) -> GrowthPolicy:
     """Two copies of the stack, the first without its last m blocks, the second without its first m: not lossless."""
     return placed(_overlapping)
 

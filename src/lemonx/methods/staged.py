@@ -6,13 +6,13 @@ from lemonx.errors import Refused
 from lemonx.methods import method
 from lemonx.planning import depth
 from lemonx.planning.depth import Block
-from lemonx.planning.policy import Change, Reading, copies
+from lemonx.planning.policy import Change, GrowthPolicy, copies
 from lemonx.specs.norms import BatchNorm, Norm
 from lemonx.specs.rows import UNBIASED, Row
 
 
 @method("staged", paper="Shen et al., Staged Training for Transformer Language Models, ICML 2022")
-def staged(change: Change, free: Free) -> Reading:
+def staged(change: Change, free: Free) -> GrowthPolicy:
     """Doubles width by copies with halves and depth by identity blocks: lossless, symmetric for ever.
 
     In an added block the norms of its branches are zero and so are all biases, so that the branches write nothing.
@@ -23,7 +23,7 @@ def staged(change: Change, free: Free) -> Reading:
         if targets[name].size not in (old.size, 2 * old.size):
             wrong = f"{name} goes from {old.size} to {targets[name].size}"
             raise Refused(f"staged doubles a size or keeps it, and {wrong}: try {2 * old.size}")
-    return Reading(EVEN, lossless=True, mode=_silent_norms, further=copies)
+    return GrowthPolicy(EVEN, lossless=True, mode=_silent_norms, further=copies)
 
 
 def _silent_norms(row: Row, last_norm: bool, stream: str, block: Block) -> str:

@@ -123,7 +123,7 @@ def _moments(plan: Plan, found: Mapping[str, Dual], step: Step) -> Moments:
     fresh = _fresh(plan, step, row)
     if fresh is not None:
         return Moments(step.name, step.source, sizes, step.shape, None, frozenset({fresh}))
-    why = {LOSSY} if not plan.reading.lossless else set[str]()
+    why = {LOSSY} if not plan.policy.lossless else set[str]()
     axes = []
     for axis, size in zip(row.tensors()[step.suffix], sizes, strict=False):
         if axis.role == "w":

@@ -17,7 +17,7 @@ from lemonx.specs.weights import Router
 def notes(plan: Plan) -> list[str]:
     """The notes of the method, and those that follow from the types."""
     return [
-        *plan.reading.notes,
+        *plan.policy.notes,
         *_frames(plan),
         *conditions(plan.source_spec, plan.target_spec, plan.types),
         *_new_routers(plan),

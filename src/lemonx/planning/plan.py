@@ -19,15 +19,15 @@ from lemonx.algebra.norm_chains import Chain, expected_loss
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, raise_first
 from lemonx.frames import solution
-from lemonx.frames.solution import Frames
+from lemonx.frames.solution import SolvedFrames
 from lemonx.guards.limits import LARGEST_SEED
 from lemonx.planning import depth, upcycling
 from lemonx.planning.block_fields import AsRead, implied_lists, with_block_fields
 from lemonx.planning.depth import Block
 from lemonx.planning.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
-from lemonx.planning.policy import Change, Reading, lemon
+from lemonx.planning.policy import Change, GrowthPolicy, lemon
 from lemonx.planning.request import NotWhole, Target, target_config
-from lemonx.planning.tensor_steps import Builder, Step
+from lemonx.planning.tensor_steps import Step, StepBuilder
 from lemonx.planning.typecheck import Rewired, Types, check, is_tied, require_same_rows, unchecked, with_tied
 from lemonx.specs.config import with_fields
 from lemonx.specs.coverage import Matched, eps_problems, match, settled, tied_copies
@@ -64,16 +64,16 @@ class Plan:
     steps: tuple[Step, ...]
     dropped: Mapping[str, str]
     tied: Mapping[str, str]
-    reading: Reading
+    policy: GrowthPolicy
     seed: int
     # The dtype that was asked for, if one was.
     dtype: str | None = None
     # What carries the stream where copies and means cannot.
-    frames: Frames | None = None
+    frames: SolvedFrames | None = None
 
     @property
     def free(self) -> Free:
-        return self.reading.free
+        return self.policy.free
 
     @property
     def exactness(self) -> str:
@@ -107,7 +107,7 @@ def make_plan(
     small_gains: bool = False,
     seed: int = 0,
     dtype: str | None = None,
-    read: Callable[[Change, Free], Reading] = lemon,
+    read: Callable[[Change, Free], GrowthPolicy] = lemon,
     as_read: AsRead | None = None,
 ) -> Plan:
     """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy.
@@ -125,19 +125,19 @@ def make_plan(
     source = settled(source, found)
     anew = upcycling.routers(source, found)
     present = with_tied(source, {hit.row for hit in found} | anew.keys())
-    new, types, reading = _typed_target(family, config, wanted, source, present, lambda change: read(change, chosen))
-    if chosen.small_gains and not reading.free.small_gains:
-        raise BadTarget(f"{reading.method} has no small gains: leave --small-gains out, or use --method lemon")
+    new, types, policy = _typed_target(family, config, wanted, source, present, lambda change: read(change, chosen))
+    if chosen.small_gains and not policy.free.small_gains:
+        raise BadTarget(f"{policy.method} has no small gains: leave --small-gains out, or use --method lemon")
     target = family.spec(new)
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: RECOMPUTED for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
     solved = solution.solve(types.framed, _affine(checkpoint, origin.files, found)) if types.framed else None
     blocks = {
-        name: depth.placed(name, stack, target.stacks[name], reading.arrange) for name, stack in source.stacks.items()
+        name: depth.placed(name, stack, target.stacks[name], policy.arrange) for name, stack in source.stacks.items()
     }
     scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
-    builder = Builder(source, target, types, blocks, reading, origin.tensors, _dtype(dtype), scored, solved)
+    builder = StepBuilder(source, target, types, blocks, policy, origin.tensors, _dtype(dtype), scored, solved)
     builder.check_count(found)
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
     steps += [step for name, beside in anew.items() for hit in beside for step in builder.routers(name, hit)]
@@ -162,7 +162,7 @@ def make_plan(
         steps=tuple(sorted(steps, key=lambda step: _natural(step.name))),
         dropped={origin.files[name]: why for name, why in dropped.items()},
         tied={origin.files[name]: row for name, row in tied.items()},
-        reading=reading,
+        policy=policy,
         seed=seed,
         dtype=dtype,
         frames=solved,
@@ -226,18 +226,18 @@ def _typed_target(
     wanted: Target,
     source: Spec,
     rows: list[str],
-    read: Callable[[Change], Reading],
-) -> tuple[dict[str, Any], Types, Reading]:
-    """The target's config, and the types and the reading that lead to it; advised widths have passed the check."""
+    read: Callable[[Change], GrowthPolicy],
+) -> tuple[dict[str, Any], Types, GrowthPolicy]:
+    """The target's config, and the types and the policy that lead to it; advised widths have passed the check."""
 
-    def typed(asked: Target) -> tuple[dict[str, Any], Types, Reading]:
+    def typed(asked: Target) -> tuple[dict[str, Any], Types, GrowthPolicy]:
         new = target_config(family, config, asked)
         target = family.spec(new)
         require_same_rows(source, target)  # before a method compares their sizes by name
-        reading = read(Change(source, target))
-        if not reading.lossless:
-            return new, unchecked(source, target, rows, dict(reading.kinds)), reading
-        return new, check(source, target, rows, family.config(config), small_gains=reading.free.small_gains), reading
+        policy = read(Change(source, target))
+        if not policy.lossless:
+            return new, unchecked(source, target, rows, dict(policy.kinds)), policy
+        return new, check(source, target, rows, family.config(config), small_gains=policy.free.small_gains), policy
 
     def works(width: int) -> bool:
         try:

@@ -1,6 +1,6 @@
-"""A reading of a spec's rows: what a method makes of copies, of added blocks, and of further units.
+"""A policy for the rows of a spec: what a method makes of copies, of added blocks, and of further units.
 
-LEMON is one reading; every method it is compared with is another (methods/), so none of them needs to know an
+LEMON is one policy; every method it is compared with is another (methods/), so none of them needs to know an
 architecture.
 """
 
@@ -49,7 +49,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Reading:
+class GrowthPolicy:
     """How a method reads the rows.
 
     `lossless`: the type check must pass and the result must verify; otherwise norms are copied as they are and
@@ -89,9 +89,9 @@ def in_order(sources: Iterable[int]) -> tuple[Block, ...]:
     return tuple(Block(source, added=False, closes=True) for source in sources)
 
 
-def placed(arrange: Arrange, *notes: str) -> Reading:
+def placed(arrange: Arrange, *notes: str) -> GrowthPolicy:
     """Trained blocks placed anew and nothing else: what methods that stack do, and why they are not lossless."""
-    return Reading(EVEN, lossless=False, mode=kept, further=copies, arrange=arrange, notes=notes)
+    return GrowthPolicy(EVEN, lossless=False, mode=kept, further=copies, arrange=arrange, notes=notes)
 
 
 def stacked(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
@@ -106,7 +106,7 @@ def stacked(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     return in_order([*first, *(others[i % len(others)] for i in range(target - len(first)))])
 
 
-def lemon(change: Change, free: Free) -> Reading:
+def lemon(change: Change, free: Free) -> GrowthPolicy:
     """LEMON: copies told apart by their fan-out; inside silent blocks, where that is zero, by their fan-in."""
 
     def further(block: Block, mode: str) -> tuple[str, ...]:
@@ -120,4 +120,4 @@ def lemon(change: Change, free: Free) -> Reading:
             raise Refused("a Post-LN block is added next to its origin, whose norm it takes over: not stacked")
         arrange = depth.on_top
     mode = partial(depth.mode, depth_type=free.depth_type)
-    return Reading(free, lossless=True, mode=mode, further=further, arrange=arrange)
+    return GrowthPolicy(free, lossless=True, mode=mode, further=further, arrange=arrange)

@@ -14,12 +14,12 @@ from lemonx.algebra.expansions import AVG, WEIGHED, Expansion
 from lemonx.algebra.recipes import KEEP, Copied, Matrix, Recipe, Vector
 from lemonx.checkpoints import TensorInfo
 from lemonx.errors import BadTarget, Refused, raise_first
-from lemonx.frames.solution import Frames, Place
+from lemonx.frames.solution import Place, SolvedFrames
 from lemonx.guards.limits import MOST_TARGET_TENSORS
 from lemonx.planning import depth, upcycling
 from lemonx.planning.depth import Block
 from lemonx.planning.exactness import BIT_EXACT, BITS, MADE, ROUNDED, UP_TO_EPS, exactness
-from lemonx.planning.policy import COPY, JITTER, NEXT, Reading
+from lemonx.planning.policy import COPY, JITTER, NEXT, GrowthPolicy
 from lemonx.planning.typecheck import Types, split_into
 from lemonx.specs.coverage import UNIT, Matched, tensor_problems
 from lemonx.specs.norms import Scale
@@ -78,19 +78,19 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Builder:
+class StepBuilder:
     """Makes the steps of a plan, tensor by tensor of the source."""
 
     source: Spec
     target: Spec
     types: Types
     blocks: Mapping[str, tuple[Block, ...]]
-    reading: Reading
+    policy: GrowthPolicy
     tensors: Mapping[str, TensorInfo]
     dtype: str | None
     # Spaces of experts whose router is new.
     scored_anew: frozenset[str] = frozenset()
-    frames: Frames | None = None
+    frames: SolvedFrames | None = None
 
     @cached_property
     def split(self) -> dict[str, int]:
@@ -127,10 +127,10 @@ class Builder:
         result = []
         for index, block in self.copies[hit.stack].get(hit.index, ()):
             if (here := self._placed(hit, hit.stack, index)) is not None:
-                mode = self.reading.mode(self.source.rows[here.row], here.row in last_norms, stream, block)
+                mode = self.policy.mode(self.source.rows[here.row], here.row in last_norms, stream, block)
                 for unit in self._units(here):
                     step = self._in_chain(self._step(here, index, mode, unit, block.added), here, block, mode)
-                    result.append(self._with_further_units(step, here, self.reading.further(block, mode)))
+                    result.append(self._with_further_units(step, here, self.policy.further(block, mode)))
         return result
 
     def _in_chain(self, step: Step, hit: Matched, block: Block, mode: str) -> Step:
@@ -254,7 +254,7 @@ class Builder:
         summed = writes and together and not recipe.rows.has(AVG) and not added and not self.split
         at = range(experts.target_size) if unit is None else [unit]
         # Nobody is sent to an expert without a source; in an added block the copies write nothing yet.
-        silent = added and self.reading.free.depth_type == 1 and unit is not None and not writes
+        silent = added and self.policy.free.depth_type == 1 and unit is not None and not writes
         copied = Copied(
             number=tuple(int(experts.copy_number[t]) for t in at),
             copies=tuple(int(experts.copies[experts.origin[t]]) if summed else 1 for t in at),
@@ -279,7 +279,7 @@ class Builder:
         name, scaled_by = hit.named(block, unit), self._scale_behind(hit, recipe)
         return Step(
             name, hit.name, hit.row, hit.suffix, stack, block, shape, self._dtype_of(info), recipe, exact, flops,
-            made=self.reading.made, unit=unit, scaled_by=scaled_by,
+            made=self.policy.made, unit=unit, scaled_by=scaled_by,
         )  # fmt: skip
 
     def _dtype_of(self, info: TensorInfo) -> str:
@@ -302,8 +302,8 @@ class Builder:
         recipe = self._told_apart(recipe or row.recipe(hit.suffix, typed, mode), hit, unit, added)
         if self.frames and isinstance(recipe, Matrix) and hit.suffix == "weight":
             recipe = replace(recipe, spare=self.frames.spare(hit.row, at))
-        made, dtype = self.reading.made, self._dtype_of(info)
-        exact = MADE if made else exactness(recipe, info.dtype, dtype, self.reading.free)
+        made, dtype = self.policy.made, self._dtype_of(info)
+        exact = MADE if made else exactness(recipe, info.dtype, dtype, self.policy.free)
         return tuple(e.target_size for e in expansions), recipe, exact
 
     def _scale_behind(self, hit: Matched, recipe: Recipe) -> str | None:

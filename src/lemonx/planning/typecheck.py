@@ -27,7 +27,7 @@ from lemonx.algebra.expansions import (
 from lemonx.algebra.norm_chains import Chain, require_small
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.frames import placement
-from lemonx.frames.placement import Framed
+from lemonx.frames.placement import FramePlacement
 from lemonx.planning import depth
 from lemonx.specs.config import TIED
 from lemonx.specs.norms import Norm
@@ -56,7 +56,7 @@ class Types:
     spaces: Mapping[str, Expansion]
     eps: Mapping[str, float]
     exact: bool = True
-    framed: tuple[Framed, ...] = ()
+    framed: tuple[FramePlacement, ...] = ()
     # The norms in a row that added Post-LN blocks make: what is exact up to eps.
     chains: Mapping[tuple[str, int], tuple[Chain, ...]] = field(default_factory=dict)
     # One object per side, however many blocks there are: a plan holds a reference, not an array, per tensor.
@@ -130,7 +130,7 @@ def _found(source: Spec, target: Spec, rows: Collection[str], config: Mapping[st
     return _checked(source, target, rows, config, framed)
 
 
-def _check_last(source: Spec, framed: Framed) -> None:
+def _check_last(source: Spec, framed: FramePlacement) -> None:
     for name, row in source.rows.items():
         if row.is_norm and name.startswith(f"{framed.stack}.{LAST}."):
             raise Refused(
@@ -140,7 +140,7 @@ def _check_last(source: Spec, framed: Framed) -> None:
 
 
 def _checked(
-    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], framed: tuple[Framed, ...]
+    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], framed: tuple[FramePlacement, ...]
 ) -> Types:
     carried = {name for stream in framed for name in (*stream.norms, *stream.angles)}
     spaces = _expansions(source, target)

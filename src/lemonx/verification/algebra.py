@@ -21,7 +21,7 @@ from lemonx.algebra.expansions import Run, identity
 from lemonx.algebra.recipes import Matrix, Vector
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.values import all_below, all_finite
-from lemonx.execution.row_readers import Source, Whole, blocks_within, is_whole
+from lemonx.execution.row_readers import Source, StripReader, blocks_within, is_whole
 from lemonx.execution.runner import Job, in_parts, run_jobs
 from lemonx.planning.plan import RECOMPUTED, Plan
 from lemonx.planning.tensor_steps import Step
@@ -138,7 +138,7 @@ class _Task:
 
     def _blocks(self, step: Step, how: Matrix) -> Iterator[Job]:
         before, after = self._before(step, how), self._after(step, how)
-        rows = after.pieces() if isinstance(after, Whole) else [range(how.rows.target_size)]
+        rows = after.pieces() if isinstance(after, StripReader) else [range(how.rows.target_size)]
         for piece in rows:
             for _, run in blocks_within(step, piece):
                 # Copies that are used together are looked at together.
@@ -148,7 +148,7 @@ class _Task:
     def _before(self, step: Step, how: Matrix) -> Source:
         """The source's rows, as the expansion reads them."""
         if is_whole(step):
-            return Whole(step, how, self.plan, self.source, self.scratch, range(step.shape[0]))
+            return StripReader(step, how, self.plan, self.source, self.scratch, range(step.shape[0]))
         return Source(step, how, self.plan, self.source, self.scratch)
 
     def _after(self, step: Step, how: Matrix) -> Source:
@@ -156,7 +156,7 @@ class _Task:
         same = replace(how, rows=identity(how.rows.target_size), columns=identity(how.columns.target_size))
         here = replace(step, source=step.name, appended=None, scaled_by=None, recipe=same)
         if is_whole(step):
-            return Whole(here, same, self.plan, self.target, self.other, range(step.shape[0]))
+            return StripReader(here, same, self.plan, self.target, self.other, range(step.shape[0]))
         return Source(here, same, self.plan, self.target, self.other)
 
     def _block(self, step: Step, how: Matrix, before: Source, after: Source, run: Run) -> None:

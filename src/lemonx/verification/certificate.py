@@ -140,9 +140,9 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
     """What a plan says of its target, and what was measured."""
     before, after = parameters(plan)
     return Certificate(
-        method=plan.reading.method,
-        paper=methods.find(plan.reading.method).paper,
-        lossless=plan.reading.lossless,
+        method=plan.policy.method,
+        paper=methods.find(plan.policy.method).paper,
+        lossless=plan.policy.lossless,
         notes=notes(plan),
         source=Origin(
             name=shown(plan.source.name, 200),
@@ -176,7 +176,7 @@ def model_card(plan: Plan, content: Certificate) -> str:
     sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in config_table(plan))
     checked = shown(" ".join(_checked(content.verified)))
     base = hub_name(plan.source)
-    if plan.reading.lossless:
+    if plan.policy.lossless:
         claim = f"This checkpoint computes the same function as {as_code(base)} and has more capacity to train on."
         if (lost := content.expected_loss) is not None:
             claim += (
@@ -193,7 +193,7 @@ tags: [lemonx, model-expansion]
 # {as_code(base)}, expanded
 
 {claim}
-It was written by lemonx {content.versions["lemonx"]}: method {plan.reading.method}, free parameters
+It was written by lemonx {content.versions["lemonx"]}: method {plan.policy.method}, free parameters
 {plan.free.name}, seed {plan.seed}.
 
 | config.json | source | this |

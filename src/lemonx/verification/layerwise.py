@@ -90,7 +90,7 @@ def compare_layerwise(
     """Run both on the same sample, module by module. Without a lossless plan only the outputs are compared."""
     if (short := memory_short(source, target)) is not None:
         raise CannotVerify(f"{short}: verify on a larger machine")
-    streams = plan if plan is not None and plan.reading.lossless else None
+    streams = plan if plan is not None and plan.policy.lossless else None
     stored = whole.coarser(source, target)
     rounding = None if stored == "float64" else rounding
     with Temporary() as folder, whole.within_memory("verify on a larger machine"):

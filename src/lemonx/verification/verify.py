@@ -81,11 +81,11 @@ def measure(
     compared, a machine that is too small for it is no failure.
     """
     algebra = structure = why = None
-    if plan.reading.lossless:
+    if plan.policy.lossless:
         algebra, structure = check_algebra(plan, source, target), check_structure(plan, source, target)
     else:
         check_numbers(target)
-        why = f"{plan.reading.method} is not lossless at these sizes, so there are no rules to check tensors by"
+        why = f"{plan.policy.method} is not lossless at these sizes, so there are no rules to check tensors by"
     wrong = not all(part is None or part.passed for part in (algebra, structure))
     # What a method makes anew has no copies of units to look at, and wrong tensors may have other shapes.
     symmetry = None if plan.exactness == MADE or wrong else find_twins(plan, target)

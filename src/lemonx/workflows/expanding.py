@@ -86,7 +86,7 @@ def expand_folder(source: Path, output: Path, growth: Growth, writing: Writing) 
 
 
 def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing) -> None:
-    method = methods.find(plan.reading.method)
+    method = methods.find(plan.policy.method)
     if writing.lessons and writing.lessons.data and not method.learns:
         raise BadTarget(f"{method.name} grows a model without data: leave the data out, or use --method ligo")
     if method.make:
@@ -109,7 +109,7 @@ def _certify(
         with Checkpoint.open(writer.folder) as written:
             # Hours of expansion must not be thrown away because the machine is small.
             verified = measure(plan, checkpoint, written, must=False)
-        if plan.reading.lossless and not verified.passed:
+        if plan.policy.lossless and not verified.passed:
             raise NotVerified(f"nothing was written: {verified.reason()}")
     content = replace(
         certificate(plan, checkpoint, verified),

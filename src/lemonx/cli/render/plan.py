@@ -26,8 +26,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "flops": summary.flops(plan),
         "bytes": summary.bytes_on_disk(plan),
         "config": {name: [a, b] for name, a, b in summary.changed_fields(plan)},
-        "method": plan.reading.method,
-        "lossless": plan.reading.lossless,
+        "method": plan.policy.method,
+        "lossless": plan.policy.lossless,
         "free": plan.free.name,
         "depth_type": plan.free.depth_type,
         "exactness": plan.exactness,
@@ -65,8 +65,8 @@ def print_plan(plan: Plan, *, tensors: bool = False) -> None:
     out.table(sizes)
     if tensors:
         _print_tensors(out, plan)
-    lossless = styled("green", "lossless") if plan.reading.lossless else styled("red", "not lossless")
-    out.line(f"method {plan.reading.method}: ", lossless)
+    lossless = styled("green", "lossless") if plan.policy.lossless else styled("red", "not lossless")
+    out.line(f"method {plan.policy.method}: ", lossless)
     for note in notes(plan):
         out.line(f"note: {note}")
     if lost := summary.lost_to_eps(plan):
