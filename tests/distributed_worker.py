@@ -74,7 +74,7 @@ def expand(folder: Path, name: str, options: dict[str, Any], mesh: Any) -> dict[
     held = sum(parameter.to_local().nbytes for parameter in model.parameters())  # pyright: ignore
     sharded.save(model, folder / name / "saved")
     outputs = pico.outputs(model.eval(), pico.inputs(model, seed=1))
-    made = api.plan(source, **options)
+    made = api.plan(source, solve=True, **options)
     return {
         "wrong": wrong,
         "placements": sorted(placements),

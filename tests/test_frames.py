@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 import lemonx
 import pico
+from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
+from lemonx.execution.runner import run_plan
 from lemonx.frames import construction
 from lemonx.planning.exactness import ROUNDED
 from lemonx.planning.notices import notes
@@ -180,7 +182,7 @@ def test_the_result_verifies_also_block_by_block(name: str, options: Any, tmp_pa
 
 def test_the_plan_names_the_price(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["bert-base"](), tmp_path / "source")
-    plan = lemonx.plan(source, width=72)
+    plan = lemonx.plan(source, width=72, solve=True)
     price, spare, basis = notes(plan)
     assert "carried by 3 frames of 8 dense blocks, 9 x 6" in price and "spread over a factor" in price
     assert "96 of the 288 units of hidden" in spare
@@ -193,7 +195,7 @@ def test_the_plan_names_the_price(tmp_path: Path) -> None:
 
 def test_the_plan_names_the_price_of_every_stream(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["swin-stages"](), tmp_path / "source")
-    plan = lemonx.plan(source, width=36)
+    plan = lemonx.plan(source, width=36, solve=True)
     first, second = notes(plan)
     assert first.startswith("stage0 24 -> 36 is carried by 1 frame of 4 dense blocks") and "spread" in first
     assert second.startswith("stage1 48 -> 72 is carried by 1 frame of 24 dense blocks") and "no norm feeds" in second
@@ -242,7 +244,7 @@ def test_norms_beside_a_frame_leave_it_its_eps(tmp_path: Path) -> None:
 def test_sets_of_weights_for_several_blocks_are_refused_with_a_way_out(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["albert-runs"](), tmp_path / "source")
     with pytest.raises(Refused, match="--set num_hidden_groups=4 alone"):
-        lemonx.plan(source, width=72)
+        lemonx.plan(source, width=72, solve=True)
     apart = lemonx.expand(source, tmp_path / "apart", fields={"num_hidden_groups": 4}, verify=False).path
     lemonx.expand(apart, tmp_path / "target", width=72)
 
@@ -265,7 +267,7 @@ def test_a_post_ln_model_becomes_deeper_and_wider_at_once(depth_type: int, tmp_p
     assert max(lost[:2]) < 1e-11
     # What eps costs is the same with and without frames, so frames cost nothing themselves.
     assert lost[3] == pytest.approx(lost[2], rel=1e-3) and lost[2] > 1e-8
-    plan = lemonx.plan(source, width=72, depth=5)
+    plan = lemonx.plan(source, width=72, depth=5, solve=True)
     steps = {step.name: step for step in plan.steps}
     silent = steps["bert.encoder.layer.4.output.dense.weight"]
     assert silent.rule == "silent: zero + pass-through" and silent.exactness == ROUNDED
@@ -276,4 +278,26 @@ def test_moments_cannot_follow_a_frame(tmp_path: Path) -> None:
 
     source = pico.save(pico.PICO["bert-base"](), tmp_path / "source")
     with pytest.raises(Refused, match="without --with-optimizer"):
-        moments(lemonx.plan(source, width=72))
+        moments(lemonx.plan(source, width=72, solve=True))
+
+
+def test_a_plan_that_is_looked_at_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says all that a solved one says but for the numbers of its frames; it cannot be run."""
+    source = pico.save(pico.PICO["bert-cls"](), tmp_path / "source")
+    solved = lemonx.plan(source, width=72, depth=3, solve=True)
+
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("a tensor was read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "read", read)
+        with pytest.raises(AssertionError, match="a tensor was read"):
+            lemonx.plan(source, width=72, depth=3, solve=True)
+        outline = lemonx.plan(source, width=72, depth=3)
+    facts = [[(s.name, s.source, s.shape, s.dtype, s.rule, s.exactness) for s in p.steps] for p in (outline, solved)]
+    assert facts[0] == facts[1] and outline.target_config == solved.target_config
+    assert outline.frames is not None and solved.frames is not None
+    assert [s.number for s in outline.frames.streams] == [s.number for s in solved.frames.streams]
+    assert any("not solved yet" in note for note in notes(outline))
+    with Checkpoint.open(source) as checkpoint, pytest.raises(TypeError, match="solve=True"):
+        run_plan(outline, checkpoint, None)  # type: ignore[arg-type]

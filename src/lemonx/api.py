@@ -43,6 +43,7 @@ def plan(
     small_gains: bool = False,
     seed: int = 0,
     dtype: Dtype | None = None,
+    solve: bool = False,
     allow_pickle: bool = False,
 ) -> Plan:
     """What `expand` with the same arguments would write. Nothing is written.
@@ -51,6 +52,9 @@ def plan(
     >>> planned = lemonx.plan("small", width=96, depth=4)
     >>> planned.target_config["num_attention_heads"], planned.target_config["intermediate_size"]
     (8, 200)
+
+    Only config.json and the headers of the weights are read. `solve`: where copies cannot reach a width and a change of
+    basis must (`plan.frames`), read the norms that decide it and solve for it, as `expand` does.
 
     Raises BadTarget where the sizes make no sense, Refused where they cannot be reached without changing the function;
     the message names the nearest sizes that can.
@@ -74,7 +78,7 @@ def plan(
         dtype=dtype,
     )
     with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
-        return plan_growth(checkpoint, growth)
+        return plan_growth(checkpoint, growth, solve=solve)
 
 
 @overload

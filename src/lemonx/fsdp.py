@@ -43,7 +43,7 @@ def load_expanded(
     bfloat16 as float32. Build it from `plan(source, **options).target_config` on the meta device, and call `to_empty`
     after `fully_shard`.
     """
-    made = api.plan(source, **options)
+    made = api.plan(source, solve=True, **options)
     if methods.find(made.policy.method).make is not None:
         raise Refused(f"{made.policy.method} makes its model whole: write it with lemonx expand, and load that")
     _check_config(model, made)

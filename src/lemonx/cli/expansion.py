@@ -53,6 +53,14 @@ def plan_command(
     small_gains: SmallGains = False,
     dtype: Dtype = None,
     allow_pickle: AllowPickle = False,
+    solve: Annotated[
+        bool,
+        typer.Option(
+            "--solve",
+            help="Also solve for what depends on the weights of norms (Post-LN at widths that are not multiples). "
+            "Without it, only headers are read.",
+        ),
+    ] = False,
     tensors: Annotated[
         bool, typer.Option("--tensors", help="List the shape, the rule and the exactness of every tensor too.")
     ] = False,
@@ -74,6 +82,7 @@ def plan_command(
         depth_type=cast("Literal[1, 2] | None", depth_type),
         small_gains=small_gains,
         dtype=value_of(dtype),
+        solve=solve,
         allow_pickle=allow_pickle,
     )
     if as_json:

@@ -58,6 +58,8 @@ def run_plan(
     progress: Progress | None = None,
 ) -> None:
     """Write every tensor of the plan, at least the rows that are `wanted`; `progress` gets counts of bytes written."""
+    if not plan.solved:
+        raise TypeError("this plan is an outline: make it with solve=True")
     tell = progress or (lambda count: None)
     _check_tied(plan, checkpoint, wanted)
     task = _Task(plan, checkpoint, writer, wanted, tell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -205,6 +205,22 @@ class SolvedFrames:
 def solve(framed: tuple[FramePlacement, ...], affine: Affine) -> SolvedFrames:
     """Solve for every frame of a plan, from the gains of the norms that feed the streams."""
     return SolvedFrames(tuple(_solved(stream, affine) for stream in framed))
+
+
+def outline(framed: tuple[FramePlacement, ...]) -> SolvedFrames:
+    """The same for norms whose gains are not read: as many frames, in their places, with other numbers in them."""
+    return SolvedFrames(tuple(_outlined(stream) for stream in framed))
+
+
+def _outlined(framed: FramePlacement) -> Solved:
+    one = any_frame(framed.size, framed.target)
+    feeders = {index: replace(one) for index in range(framed.sets) if framed.last}
+    feeders[-1] = replace(one) if framed.entry else feeders.get(0, one)
+
+    def ones(row: str, index: int) -> tuple[np.ndarray, None]:
+        return np.ones(framed.spec.side_size(framed.spec.rows[row].reads) or framed.size), None
+
+    return Solved(framed, feeders, ones)
 
 
 def _solved(framed: FramePlacement, affine: Affine) -> Solved:

@@ -1,7 +1,7 @@
 """LEMON and the methods it is compared with: one file each, registered where it is defined.
 
 A method is a policy for the same rows (planning/policy.py), so none of them knows an architecture. Some make their
-model instead of policy it from the source: `make` gives them the plan, and they give the tensors.
+model instead of taking it from the source: `make` gives them the plan, and they give the tensors.
 """
 
 from __future__ import annotations

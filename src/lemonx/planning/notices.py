@@ -69,10 +69,13 @@ def _frame(plan: Plan, solved: Solved) -> Iterator[str]:
     spread = (
         f"the gains of norms that feed it spread over a factor of {solved.spread:.1f}" if fed else "no norm feeds it"
     )
+    how = f"solved in {solved.seconds:.1f} s, to {solved.residual:.0e}; {spread}"
+    if not plan.solved:
+        how = "not solved yet, which depends on the weights of norms: --solve does it, and expand"
     yield (
         f"{framed.stream} {framed.size} -> {framed.target} is carried by {number} frame{'s' if number > 1 else ''} of "
         f"{len(framed.groups)} dense blocks, {wide} x {p}: {p} products for an entry of a weight beside it instead of "
-        f"a copy; solved in {solved.seconds:.1f} s, to {solved.residual:.0e}; {spread}"
+        f"a copy; {how}"
     )
     if framed.hidden:
         yield (

@@ -1,6 +1,7 @@
 """Source spec x target spec -> Plan: one step per target tensor, its shape, rule and exactness known.
 
-A plan needs config.json and the headers of the safetensors files: no tensor is read, no model is built.
+A plan needs config.json and the headers of the safetensors files: no tensor is read, no model is built. Only to solve
+for frames, which is asked for, the gains of some norms are read.
 """
 
 from __future__ import annotations
@@ -68,8 +69,10 @@ class Plan:
     seed: int
     # The dtype that was asked for, if one was.
     dtype: str | None = None
-    # What carries the stream where copies and means cannot.
+    # What carries the stream where copies and means cannot. Unless it is `solved`, frames are an outline: places, sizes
+    # and rules are right, and numbers are not.
     frames: SolvedFrames | None = None
+    solved: bool = True
 
     @property
     def free(self) -> Free:
@@ -109,11 +112,13 @@ def make_plan(
     dtype: str | None = None,
     read: Callable[[Change, Free], GrowthPolicy] = lemon,
     as_read: AsRead | None = None,
+    solve: bool = True,
 ) -> Plan:
     """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy.
 
     `as_read` gives a config.json as transformers' class reads it, and is called where that decides what a deeper model
-    is; without it, such a depth is refused.
+    is; without it, such a depth is refused. `solve`: read the gains of norms that feed frames, and solve for them; a
+    plan that is only looked at needs neither.
     """
     origin, wanted = upcycling.origin(checkpoint, wanted)
     family, config = origin.family, origin.config
@@ -132,12 +137,15 @@ def make_plan(
     tied = {hit.name: row for hit, row in tied_copies(source, found)}
     dropped = {hit.name: RECOMPUTED for hit in found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
-    solved = solution.solve(types.framed, _affine(checkpoint, origin.files, found)) if types.framed else None
+    frames = None
+    if types.framed:
+        affine = _affine(checkpoint, origin.files, found)
+        frames = solution.solve(types.framed, affine) if solve else solution.outline(types.framed)
     blocks = {
         name: depth.placed(name, stack, target.stacks[name], policy.arrange) for name, stack in source.stacks.items()
     }
     scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
-    builder = StepBuilder(source, target, types, blocks, policy, origin.tensors, _dtype(dtype), scored, solved)
+    builder = StepBuilder(source, target, types, blocks, policy, origin.tensors, _dtype(dtype), scored, frames)
     builder.check_count(found)
     steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
     steps += [step for name, beside in anew.items() for hit in beside for step in builder.routers(name, hit)]
@@ -165,7 +173,8 @@ def make_plan(
         policy=policy,
         seed=seed,
         dtype=dtype,
-        frames=solved,
+        frames=frames,
+        solved=solve or frames is None,
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lemonx.verification.certificate import Said
 
 
-def plan_growth(checkpoint: Checkpoint, growth: Growth) -> Plan:
+def plan_growth(checkpoint: Checkpoint, growth: Growth, *, solve: bool = True) -> Plan:
     """The plan for these sizes; BadTarget where nothing would change."""
     plan = make_plan(
         checkpoint,
@@ -30,6 +30,7 @@ def plan_growth(checkpoint: Checkpoint, growth: Growth) -> Plan:
         dtype=growth.dtype,
         read=methods.find(growth.method).read,
         as_read=as_read,
+        solve=solve,
     )
     if not any(changed_fields(plan)):
         raise BadTarget("the source has these sizes already: nothing would change")
