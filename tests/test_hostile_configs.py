@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 import lemonx
 import pico
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
-from lemonx.models.timm import TimmResNetConfig, TimmResNetForImageClassification
+from lemonx.models.timm import TimmResNetConfig, TimmResNetForImageClassification, TimmViTForImageClassification
 from lemonx.notes import notes
 from lemonx.spaces import CALM
 from lemonx.verification.float64 import Float64
@@ -271,6 +271,20 @@ def test_an_option_that_a_model_has_no_size_for_says_which_it_has(tmp_path: Path
     source = saved(hf.FalconForCausalLM, tmp_path, new_decoder_architecture=False, multi_query=True)
     with pytest.raises(BadTarget, match=r"a falcon has no size for --kv-heads: its sizes are .*num_hidden_layers"):
         lemonx.plan(source, kv_heads=2)
+
+
+def test_heads_of_a_timm_vit_divide_its_width(tmp_path: Path) -> None:
+    source = saved(TimmViTForImageClassification, tmp_path)
+    width = json.loads((source / "config.json").read_text())["model_args"]["embed_dim"]
+    with pytest.raises(BadTarget, match=rf"embed_dim {2 * width} is not a multiple of 5 heads"):
+        lemonx.plan(source, width=2 * width, heads=5)
+
+
+@pytest.mark.parametrize("model_class", [hf.MarianModel, hf.MarianMTModel])
+def test_an_untied_marian_has_a_table_for_each_side(model_class: Any, tmp_path: Path) -> None:
+    """share_encoder_decoder_embeddings does not tie them where tie_word_embeddings is false."""
+    source = saved(model_class, tmp_path, tie_word_embeddings=False)
+    assert verified(source, fields={"decoder_ffn_dim": 200})["difference"] <= 1e-10
 
 
 def test_more_sets_of_weights_than_blocks(tmp_path: Path) -> None:
