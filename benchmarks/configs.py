@@ -53,7 +53,8 @@ REASONS = {
     r"transformers refuses|want a whole number|heads do not fit",
     "heads that cannot take this width": r"turn|rotary|ALiBi|clipped|query|key",
     "experts that cannot be chosen alike": r"experts are chosen",
-    "no exact growth at this width": r"qk_layernorm has heads|depthwise|passes a nonlinearity|passes through|is not a multiple|choose a multiple|"
+    "no exact growth at this width": r"qk_layernorm has heads|depthwise|"
+    r"passes a nonlinearity|passes through|is not a multiple|choose a multiple|"
     r"leaves the model as it is|a frame|frames|whole copies|equal energy|expand differently|one frame|"
     r"LayerNorm without|no frame|spare neurons|zero to zero|in pairs",
 }
