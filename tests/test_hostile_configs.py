@@ -114,6 +114,16 @@ def test_numbers_below_the_normal_ones_of_fp16_round_by_more(tmp_path: Path) -> 
     assert lemonx.expand(source, tmp_path / "target", width_factor="3/2", free="vision").is_dir()
 
 
+def test_noise_is_that_of_what_is_compared(tmp_path: Path) -> None:
+    """Where the file lacks the head, what lies below it is compared: the logits of a head of zeros have no noise."""
+    source = saved(hf.Dinov2Model, tmp_path, torch.float32)
+    config = json.loads((source / "config.json").read_text())
+    config["architectures"] = ["Dinov2ForImageClassification"]
+    (source / "config.json").write_text(json.dumps(config))
+    found = verified(source, width_factor="3/2")
+    assert 0 < found["noise"] < 1e-5 and found["difference"] <= found["tolerance"] <= 1e-4
+
+
 def test_a_rounding_may_send_a_token_to_another_expert(tmp_path: Path) -> None:
     """One draw of roundings moved the source by 0.016, others by up to 0.22, and the target was off by 0.09."""
     import random_configs
