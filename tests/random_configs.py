@@ -165,7 +165,7 @@ def with_growth(case: Case, folder: Path) -> Case:
     with usable("read config.json"):
         config = hf.AutoConfig.from_pretrained(folder)
     family = architectures.families()[case.model_type]
-    sizes = {option: {name: _of_config(config, name) for name in names} for option, names in family.sizes.items()}
+    sizes = {option: {name: of_config(config, name) for name in names} for option, names in family.sizes.items()}
     growth = r.choice([_factor, _factor, _wider, _wider, _deeper, _options, _by_name, _by_name, _all])(r, sizes)
     growth |= {"free": r.choice(FREE), "depth_type": r.choice([None, None, 1, 2]), "seed": r.randrange(100)}
     growth |= {"small_gains": True} if r.random() < 0.03 else {}
@@ -242,7 +242,7 @@ def _is_size(size: Any) -> bool:
     return isinstance(size, int | float | list | tuple) and not isinstance(size, bool)
 
 
-def _of_config(config: Any, name: str) -> Any:
+def of_config(config: Any, name: str) -> Any:
     for part in name.split("."):
         config = config.get(part) if isinstance(config, dict) else getattr(config, part, None)
     return list(config) if isinstance(config, tuple) else config

@@ -23,7 +23,14 @@ LENGTH = 33
 Outputs = dict[str, Tensor]
 View = Callable[[Any], Outputs]
 # Streams that a model gives out: a wider model's may hold the same in another basis.
-STREAMS = ("last_hidden_state", "encoder_last_hidden_state", "pooler_output", "feature_maps")
+STREAMS = (
+    "last_hidden_state",
+    "encoder_last_hidden_state",
+    "pooler_output",
+    "feature_maps",
+    "text_embeds",
+    "image_embeds",
+)
 
 
 def load(model_class: Any, folder: Path) -> Any:
@@ -251,7 +258,7 @@ def _of_one(name: str, value: Tensor, wide: Tensor, bases: Bases | None) -> floa
     if wide.shape != value.shape and not found < 1e-6:
         if name.endswith("_embeds"):  # of length one: the direction of the first entries
             found = min(found, _relative(value, first / first.norm(dim=-1, keepdim=True)))
-        elif name.startswith(STREAMS) and bases:
+        if name.startswith(STREAMS) and bases:
             found = min(found, bases.relative(name, value, wide))
     return found
 

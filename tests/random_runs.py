@@ -23,7 +23,7 @@ import random_outputs as outputs
 from lemonx import api, architectures
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, UnknownArchitecture
 from lemonx.planning.plan import Plan
-from random_configs import OPTIONS, Case, Unusable, classes, draw, usable, with_growth, write
+from random_configs import OPTIONS, Case, Unusable, classes, draw, of_config, usable, with_growth, write
 from random_fields import fields_of, sizes
 
 EXACT = 1e-10
@@ -191,7 +191,10 @@ class Advice:
             yield self.growth | {"width_factor": str(Fraction(new, old))}
         else:
             yield from (self.growth | {name: new} for name in self.options if self.growth[name] == asked)
-            yield from (self.with_fields(**{name: new}) for name, size in self.fields.items() if size == asked)
+            config = hf.AutoConfig.from_pretrained(self.source)
+            for name, size in self.fields.items():
+                if size == asked and of_config(config, name) == old:  # others may have been asked to be as large
+                    yield self.with_fields(**{name: new})
 
     def of_option(self, option: str, size: int) -> Iterator[dict[str, Any]]:
         """The growth with a size for an option, by its name where config.json has one."""

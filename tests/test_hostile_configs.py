@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 import lemonx
 import pico
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
-from lemonx.models.timm import TimmResNetConfig, TimmResNetForImageClassification
+from lemonx.models.timm import TimmResNetConfig, TimmResNetForImageClassification, TimmViTForImageClassification
 from lemonx.planning.notices import notes
 from lemonx.specs.spaces import CALM
 from lemonx.verification.float64 import Float64
@@ -112,6 +112,16 @@ def test_numbers_below_the_normal_ones_of_fp16_round_by_more(tmp_path: Path) -> 
                 weight *= 1e-5  # a norm reads what they write
     source = pico.save(model, tmp_path / "source", torch.float16)
     assert lemonx.expand(source, tmp_path / "target", width_factor="3/2", free="vision").path.is_dir()
+
+
+def test_noise_is_that_of_what_is_compared(tmp_path: Path) -> None:
+    """Where the file lacks the head, what lies below it is compared: the logits of a head of zeros have no noise."""
+    source = saved(hf.Dinov2Model, tmp_path, torch.float32)
+    config = json.loads((source / "config.json").read_text())
+    config["architectures"] = ["Dinov2ForImageClassification"]
+    (source / "config.json").write_text(json.dumps(config))
+    found = verified(source, width_factor="3/2")
+    assert 0 < found["noise"] < 1e-5 and found["difference"] <= found["tolerance"] <= 1e-4
 
 
 def test_a_rounding_may_send_a_token_to_another_expert(tmp_path: Path) -> None:
@@ -271,6 +281,20 @@ def test_an_option_that_a_model_has_no_size_for_says_which_it_has(tmp_path: Path
     source = saved(hf.FalconForCausalLM, tmp_path, new_decoder_architecture=False, multi_query=True)
     with pytest.raises(BadTarget, match=r"a falcon has no size for --kv-heads: its sizes are .*num_hidden_layers"):
         lemonx.plan(source, kv_heads=2)
+
+
+def test_heads_of_a_timm_vit_divide_its_width(tmp_path: Path) -> None:
+    source = saved(TimmViTForImageClassification, tmp_path)
+    width = json.loads((source / "config.json").read_text())["model_args"]["embed_dim"]
+    with pytest.raises(BadTarget, match=rf"embed_dim {2 * width} is not a multiple of 5 heads"):
+        lemonx.plan(source, width=2 * width, heads=5)
+
+
+@pytest.mark.parametrize("model_class", [hf.MarianModel, hf.MarianMTModel])
+def test_an_untied_marian_has_a_table_for_each_side(model_class: Any, tmp_path: Path) -> None:
+    """share_encoder_decoder_embeddings does not tie them where tie_word_embeddings is false."""
+    source = saved(model_class, tmp_path, tie_word_embeddings=False)
+    assert verified(source, fields={"decoder_ffn_dim": 200})["difference"] <= 1e-10
 
 
 def test_more_sets_of_weights_than_blocks(tmp_path: Path) -> None:

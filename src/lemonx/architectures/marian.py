@@ -18,7 +18,7 @@ def marian(c: Config) -> Spec:
     generates = not c.is_a("MarianModel")
     vocab = "vocab" if shared else "target_vocab"
     table = "model.shared" if shared and parts == PARTS else "model.decoder.embed_tokens"
-    tied = table if table == "model.shared" else None
+    tied = table if table == "model.shared" and c["tie_word_embeddings"] else None
     own = {f"model.{part}.embed_tokens": embedding(f"{tokens} -> words", tied=tied)
            for part, tokens in zip(PARTS, ("vocab", vocab), strict=True) if part in parts}  # fmt: skip
     return Spec(
@@ -37,7 +37,7 @@ def marian(c: Config) -> Spec:
         still={"width": COMPUTED},
         follows={"decoder_vocab_size": "vocab_size"} if shared else {},
         rows={
-            **({table: embedding("vocab -> words")} if tied else {}),
+            **({table: embedding("vocab -> words")} if table == "model.shared" else {}),
             **own,
             # Some files have the positions all the same.
             **{f"model.{part}.embed_positions": embedding("_ -> residual", optional=True) for part in parts},

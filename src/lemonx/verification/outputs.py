@@ -27,6 +27,7 @@ from lemonx.verification.alignment import Back, aligned
 from lemonx.verification.finite import larger, not_finite
 from lemonx.verification.generation_settings import generation_settings
 from lemonx.verification.loading import Loaded, Name, all_outputs, floating_outputs, load, new_cache, running
+from lemonx.verification.loading import Loaded, Name, all_outputs, load, new_cache, running
 from lemonx.verification.reference import deepened
 from lemonx.verification.sample import UNPADDED, View, views
 from lemonx.verification.stability import Stability, measure_stability
@@ -319,7 +320,7 @@ def _run(
                 except BadCheckpoint:
                     if not is_source:  # a source that cannot write has nothing to be compared with
                         raise
-            noise = None if rounding is None else _moved(loaded.model, used[0], found, rounding, dtype, seed)
+            noise = None if rounding is None else _moved(loaded, used[0], found, rounding, dtype, seed)
     result = Outputs.of(loaded, found, used, tokens=tokens, noise=noise, plain=plain, moved=moved.most)
     del loaded
     gc.collect()
@@ -363,25 +364,31 @@ def _generated(model: PreTrainedModel, view: View) -> tuple[torch.Tensor, dict[N
 
 
 def _moved(
-    model: PreTrainedModel,
+    loaded: Loaded,
     view: View,
     reference: Mapping[Name, torch.Tensor],
     rounding: Rounding,
     dtype: str,
     seed: int,
 ) -> float:
+<<<<<<< HEAD
     """By how much the outputs move when weights are rounded once: the most of several draws."""
+=======
+    """By how much all that is compared moves when weights are rounded once: the most of several draws."""
+    import torch
+
+>>>>>>> configs
     generator, worst = torch.Generator().manual_seed(seed + 1), 0.0
-    chosen = chosen_parameters(model, rounding)
-    weights = [weight for name, weight in model.named_parameters() if chosen is None or name in chosen]
+    chosen = chosen_parameters(loaded.model, rounding)
+    weights = [weight for name, weight in loaded.model.named_parameters() if chosen is None or name in chosen]
     kept = [weight.detach().clone() for weight in weights] if rounding.draws > 1 else []
     for draw in range(rounding.draws):
         for weight, as_it_was in zip(weights, kept, strict=False) if draw else ():
             weight.data.copy_(as_it_was)
         for weight in weights:
             round_once(weight, dtype, generator)
-        after = floating_outputs(model, view)
-        worst = larger(worst, largest_difference({name: reference[name, view.name] for name in after}, after))
+        after = all_outputs(loaded, view)
+        worst = larger(worst, largest_difference({name: reference[name] for name in after}, after))
     return worst
 
 
