@@ -26,7 +26,6 @@ from lemonx.planning.plan import Plan
 from lemonx.verification.alignment import Back, aligned
 from lemonx.verification.finite import larger, not_finite
 from lemonx.verification.generation_settings import generation_settings
-from lemonx.verification.loading import Loaded, Name, all_outputs, floating_outputs, load, new_cache, running
 from lemonx.verification.loading import Loaded, Name, all_outputs, load, new_cache, running
 from lemonx.verification.reference import deepened
 from lemonx.verification.sample import UNPADDED, View, views
@@ -371,13 +370,7 @@ def _moved(
     dtype: str,
     seed: int,
 ) -> float:
-<<<<<<< HEAD
-    """By how much the outputs move when weights are rounded once: the most of several draws."""
-=======
     """By how much all that is compared moves when weights are rounded once: the most of several draws."""
-    import torch
-
->>>>>>> configs
     generator, worst = torch.Generator().manual_seed(seed + 1), 0.0
     chosen = chosen_parameters(loaded.model, rounding)
     weights = [weight for name, weight in loaded.model.named_parameters() if chosen is None or name in chosen]
