@@ -17,6 +17,7 @@ from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
 from lemonx.models.timm import TimmResNetConfig, TimmResNetForImageClassification, TimmViTForImageClassification
 from lemonx.planning.notices import notes
 from lemonx.specs.spaces import CALM
+from lemonx.training.advice import advise
 from lemonx.verification.float64 import Float64
 
 
@@ -314,3 +315,14 @@ def test_advice_about_heads_says_how_wide_they_are(tmp_path: Path) -> None:
     with pytest.raises(LemonxError):
         lemonx.plan(source, kv_heads=8, heads=8)
     assert lemonx.plan(source, kv_heads=8, heads=8, width=96).steps
+
+
+@pytest.mark.parametrize("classes", [{"F4": ""}, "LlamaForCausalLM", [["LlamaForCausalLM"]], 3])
+def test_classes_that_are_no_list_of_names(classes: Any, tmp_path: Path) -> None:
+    source = saved(hf.LlamaForCausalLM, tmp_path)
+    target = lemonx.expand(source, tmp_path / "target", ffn=200, verify=False).path
+    config = source / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": classes}))
+    for command in (lambda: lemonx.plan(source, ffn=200), lambda: advise(source, target)):
+        with pytest.raises(BadCheckpoint, match=r"architectures is not a list of names: give the class"):
+            command()

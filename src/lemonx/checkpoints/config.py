@@ -25,9 +25,16 @@ def parse_config(raw: bytes, path: Path) -> dict[str, Any]:
     if sum(raw.count(mark) for mark in (b",", b"[", b"{")) > MOST_ENTRIES:
         raise BadCheckpoint(f"{str(path)!r} has more than {MOST_ENTRIES} entries, too many for a config: save it again")
     values = parse_object(raw, path)
-    for complaint in odd_counts(values):
+    for complaint in (*odd_counts(values), *_odd_classes(values)):
         raise BadCheckpoint(f"{str(path)!r}: {complaint}")
     return values
+
+
+def _odd_classes(values: Mapping[str, Any]) -> Iterator[str]:
+    """A complaint if the names of classes are no list of names; every reader of them counts on one."""
+    classes = values.get("architectures")
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        yield 'architectures is not a list of names: give the class of the model, such as ["LlamaForCausalLM"]'
 
 
 def is_blocks(name: str) -> bool:
