@@ -204,6 +204,6 @@ def bytes_read(made: Plan, step: Step, rows: range) -> int:
         needed = sum(stop - start for start, stop in source_rows(step, count, rows))
         return needed * row_bytes * (2 if step.appended not in (None, step.source) else 1)
     blocks = [run for _, run in blocks_within(step, rows)]
-    copied = sum(run.length for run in blocks if run.source >= 0)
-    mean = count if any(run.source in (AVG, DENSE, WEIGHED) for run in blocks) else 0
+    copied = sum(run.length for run in blocks if run.is_copy)
+    mean = count if any(run.holds(AVG, DENSE, WEIGHED) for run in blocks) else 0
     return (copied + mean) * row_bytes

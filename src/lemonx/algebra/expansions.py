@@ -49,6 +49,20 @@ class Run(NamedTuple):
     length: int
     copy: int
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether these entries are copies of units, and not what a flag says."""
+        return self.source >= 0
+
+    def holds(self, *flags: int) -> bool:
+        """Whether these entries are what one of the flags says."""
+        return self.source in flags
+
+    @property
+    def units(self) -> slice:
+        """The units that they copy."""
+        return slice(self.source, self.source + self.length)
+
 
 class Split(NamedTuple):
     """Copies at `target..target+length` of units whose base copies stand at `base..`, with `copies` in all."""
@@ -111,8 +125,22 @@ class Expansion:
         """The unit that each target unit is made from: its source, or for one without a source the next in turn."""
         return np.where(self.source >= 0, self.source, np.arange(self.target_size) % self.size)
 
+    @cached_property
+    def is_copy(self) -> NDArray[np.bool_]:
+        """At each entry, whether it is a copy of a unit, and not what a flag says."""
+        return self.source >= 0
+
+    @cached_property
+    def unit(self) -> NDArray[np.int64]:
+        """At each entry, the unit that it copies; 0 where it copies none."""
+        return np.maximum(self.source, 0)
+
+    def holds(self, *flags: int) -> NDArray[np.bool_]:
+        """At each entry, whether it is what one of the flags says."""
+        return np.isin(self.source, flags)
+
     def has(self, flag: int) -> bool:
-        return bool((self.source == flag).any())
+        return bool(self.holds(flag).any())
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:

@@ -62,7 +62,7 @@ def blocks(rows: Expansion, limit: int, wanted: range | None = None) -> Iterator
         low, high = max(wanted.start - run.target, 0), min(wanted.stop - run.target, run.length)
         for block in range(low // limit, -(-high // limit)) if low < high else ():
             start = block * limit
-            source = run.source + start if run.source >= 0 else run.source
+            source = run.source + start if run.is_copy else run.source
             yield number + block, Run(run.target + start, source, min(limit, run.length - start), run.copy)
         number += -(-run.length // limit)
 
@@ -79,7 +79,7 @@ def expand_block(
         out = read.rows(0, 0).new_empty(run.length, how.columns.target_size)
     if how.mode == SILENT:
         return _with_spare_columns(run, how, out.zero_())
-    if run.source == SPARE and how.spare:
+    if run.holds(SPARE) and how.spare:
         return _spare_rows(run, how, how.spare, out)
     base = _produced_rows(run, how, read, free, rng)
     if how.columns.is_identity and (how.mode == KEEP or not how.consumes):
@@ -115,19 +115,19 @@ def _spare_rows(run: Run, how: Matrix, spare: Spare, out: torch.Tensor) -> torch
 def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.random.Generator) -> torch.Tensor:
     from lemonx.execution import noise
 
-    if run.source >= 0:
+    if run.is_copy:
         base = read.rows(run.source, run.source + run.length)
         if how.copied and free.phi:
             base = _told_apart(base, run, how, read, free, rng)
         elif 0 < how.jitter <= run.copy:
             base = noise.normal(base.new_empty(base.shape), free.phi, rng).add_(base)
-    elif run.source == DENSE:
+    elif run.holds(DENSE):
         assert how.rows.frame
         made = how.rows.frame.forth.along_rows(read.rows, read.mean, run.target, run.target + run.length)
         base = made.to(read.rows(0, 0).dtype)
-    elif run.source in (AVG, WEIGHED):
+    elif run.holds(AVG, WEIGHED):
         base = read.mean().expand(run.length, -1)
-    elif run.source == RAND:
+    elif run.holds(RAND):
         base = noise.normal(read.rows(0, 0).new_empty(run.length, how.columns.size), free.zeta, rng)
     else:
         base = read.rows(0, 0).new_zeros(1, 1).expand(run.length, how.columns.size)
@@ -167,11 +167,11 @@ def _produce_columns(
         return out.copy_(columns.frame.forth.along_columns(base))
     for run in columns.runs:
         here = out[:, run.target : run.target + run.length]
-        if run.source >= 0:
-            here.copy_(base[:, run.source : run.source + run.length])
-        elif run.source == AVG:
+        if run.is_copy:
+            here.copy_(base[:, run.units])
+        elif run.holds(AVG):
             here.copy_(base.double().mean(1, keepdim=True))
-        elif run.source == RAND:
+        elif run.holds(RAND):
             noise.normal(here, free.zeta, rng)
         else:
             here.zero_()
@@ -186,10 +186,10 @@ def _consume_columns(
     columns = how.columns
     for run in columns.runs:
         here = out[:, run.target : run.target + run.length]
-        if run.source == ZERO:
+        if run.holds(ZERO):
             noise.normal(here, free.zeta, rng)
-        elif run.source >= 0 and run.copy == 0 and how.mode == KEEP:
-            here.copy_(base[:, run.source : run.source + run.length])
+        elif run.is_copy and run.copy == 0 and how.mode == KEEP:
+            here.copy_(base[:, run.units])
         elif run.copy == 0:
             here.zero_()
     first = 0

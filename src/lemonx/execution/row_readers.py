@@ -66,9 +66,9 @@ def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int
     if (count := tables(step.shape)) > 1:
         size = how.rows.target_size // count
         runs = [run for _, run in blocks_within(step, range(wanted.start * size, wanted.stop * size))]
-        last = [np.arange(run.source, run.source + run.length) for run in runs if run.source >= 0]
+        last = [np.arange(run.source, run.source + run.length) for run in runs if run.is_copy]
         units = np.unique(np.concatenate(last) // (how.rows.size // rows)) if last else np.array([], np.int64)
-        everywhere = any(run.source in (AVG, DENSE, WEIGHED) for run in runs)
+        everywhere = any(run.holds(AVG, DENSE, WEIGHED) for run in runs)
     else:
         units = np.unique(how.columns.source[wanted.start : wanted.stop])
         units = units[units >= 0]

@@ -198,11 +198,11 @@ class _Task:
                 values -= recipe.offset
             placed = _placed(values, recipe.expansion)
             if recipe.levelled:
-                placed[recipe.expansion.source < 0] = level(values) if recipe.constant is None else recipe.constant
+                placed[~recipe.expansion.is_copy] = level(values) if recipe.constant is None else recipe.constant
             values = placed * recipe.factor + recipe.rest
             # The gain v + offset takes the factor: what stays has no rounding.
             values = torch.from_numpy(values + recipe.offset * (recipe.factor - 1.0))
-            free = torch.from_numpy(recipe.expansion.source < 0)
+            free = torch.from_numpy(~recipe.expansion.is_copy)
             if recipe.fill and not recipe.expansion.frame and bool(free.any()):
                 zeta = torch.empty(int(free.sum()), dtype=torch.float64)
                 bound = recipe.fill * self.plan.free.norm_zeta
@@ -214,7 +214,7 @@ class _Task:
 
 def _placed(values: np.ndarray, expansion: Expansion) -> np.ndarray:
     """Each target entry's source; entries without one have any, and a factor of 0. Dense entries are sums."""
-    return expansion.expand(values) if expansion.frame else values[np.maximum(expansion.source, 0)]
+    return expansion.expand(values) if expansion.frame else values[expansion.unit]
 
 
 def _check_tied(plan: Plan, checkpoint: Checkpoint, wanted: Wanted) -> None:

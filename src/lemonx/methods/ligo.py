@@ -106,7 +106,7 @@ class _Operators:
                 continue
             start = torch.zeros(expansion.target_size, expansion.size)
             # New tokens and positions copy nothing: their rows begin as noise.
-            copied = np.flatnonzero(expansion.source >= 0)
+            copied = np.flatnonzero(expansion.is_copy)
             origins, scale = expansion.source[copied], expansion.amp[copied] * expansion.gain
             start[copied, origins] = torch.as_tensor(scale, dtype=torch.float32)
             share = np.ones(expansion.target_size)

@@ -52,6 +52,6 @@ class Along:
 
 def reads(space: Expansion) -> Along:
     """E: what an activation becomes, and so the part of a gradient that comes from the input."""
-    flagged = (space.source == ZERO) | (space.source == RAND)
-    amp = np.where(space.source == AVG, 1.0, space.amp) * space.gain
+    flagged = space.holds(ZERO) | space.holds(RAND)
+    amp = np.where(space.holds(AVG), 1.0, space.amp) * space.gain
     return Along(space.size, np.where(flagged, ZERO, space.source), np.where(flagged, 0.0, amp))

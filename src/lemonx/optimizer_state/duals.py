@@ -120,7 +120,7 @@ def _with_reasons(plan: Plan, space: str, found: dict[str, Dual]) -> Dual:
         on_units |= found[queries].units | ({GROUPS} if uneven else set())
     elif not readers and not units.is_identity:
         on_units.add(UNREAD)
-    rest = frozenset(on_rest) if (units.source < 0).any() else frozenset[str]()
+    rest = frozenset(on_rest) if not units.is_copy.all() else frozenset[str]()
     return replace(found[space], units=frozenset(on_units), rest=rest)
 
 
@@ -135,25 +135,25 @@ def _mixed(row: Row, units: Expansion, written: Dual) -> set[str]:
 
 def split(units: Expansion, free: Free) -> NDArray[np.float64]:
     """The shares of the weight that reads each copy: those of `free`, the first copy taking the rest."""
-    count = units.copies[np.maximum(units.source, 0)]
+    count = units.copies[units.unit]
     further = np.array([free.share(int(k)) for k in count])
     share = np.where(units.copy_number > 0, further, 1.0 - (count - 1) * further)
-    return np.where(units.source >= 0, share, 0.0)
+    return np.where(units.is_copy, share, 0.0)
 
 
 def _even(units: Expansion) -> NDArray[np.float64]:
-    return np.where(units.source >= 0, 1.0 / units.copies[np.maximum(units.source, 0)], 0.0)
+    return np.where(units.is_copy, 1.0 / units.copies[units.unit], 0.0)
 
 
 def _energy(units: Expansion) -> NDArray[np.float64]:
     """Each copy's part of its unit's energy: the split under which a norm's Jacobian keeps copies in proportion."""
-    return np.where(units.source >= 0, units.amp**2 / units.energy[np.maximum(units.source, 0)], 0.0)
+    return np.where(units.is_copy, units.amp**2 / units.energy[units.unit], 0.0)
 
 
 def _along(units: Expansion, share: NDArray[np.float64], embedding: Expansion | None) -> Along:
     if embedding is not None:
         return reads(embedding)
-    copied = units.source >= 0
+    copied = units.is_copy
     scale = np.where(copied, share / (units.amp * units.gain), 0.0)
     return Along(units.size, np.where(copied, units.source, ZERO), scale)
 

@@ -112,7 +112,7 @@ def _unable(plan: Plan) -> str | None:
         return UNTIED
     if any(plan.target_spec.spaces[name].size < space.size for name, space in spaces.items()):
         return PARTS
-    if any(space.chosen and (plan.types.spaces[name].source < 0).any() for name, space in spaces.items()):
+    if any(space.chosen and not plan.types.spaces[name].is_copy.all() for name, space in spaces.items()):
         return UNUSED
     return None
 
@@ -189,7 +189,7 @@ def _gain(plan: Plan, found: Mapping[str, Dual], side: Side, recipe: Vector) -> 
         part = found[name].share if name in found else np.ones(plan.source_spec.axis_size(name) or 1)
         share = np.multiply.outer(share, part).reshape(-1)
     units = recipe.expansion
-    copied = (units.source >= 0) & (recipe.factor != 0)
+    copied = units.is_copy & (recipe.factor != 0)
     scale = np.where(copied, share / np.where(copied, recipe.factor, 1.0), 0.0)
     return Along(units.size, np.where(copied, units.source, ZERO), scale)
 

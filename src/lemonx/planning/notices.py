@@ -35,7 +35,7 @@ def conditions(source: Spec, target: Spec, types: Types) -> Iterator[str]:
             "until something disturbs them"
         )
     for name, space in source.spaces.items():
-        unused = int((types.spaces[name].source < 0).sum()) if space.chosen else 0
+        unused = int((~types.spaces[name].is_copy).sum()) if space.chosen else 0
         if unused:
             why = "their bias keeps them out" if types.spaces[name].has(RAND) else "they score the mean of all"
             yield f"{unused} of {target.spaces[name].size} {name} are never picked at first: {why}"

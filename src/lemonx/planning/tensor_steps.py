@@ -258,7 +258,7 @@ class StepBuilder:
         copied = Copied(
             number=tuple(int(experts.copy_number[t]) for t in at),
             copies=tuple(int(experts.copies[experts.origin[t]]) if summed else 1 for t in at),
-            unused=tuple(bool(experts.source[t] < 0 or (silent and experts.copy_number[t] > 0)) for t in at),
+            unused=tuple(bool(not experts.is_copy[t] or (silent and experts.copy_number[t] > 0)) for t in at),
         )
         return replace(recipe, copied=copied) if max(copied.copies) > 1 or any(copied.unused) else recipe
 

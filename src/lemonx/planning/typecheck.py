@@ -10,8 +10,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from lemonx.algebra.expansions import (
     DENSE,
     RAND,
@@ -407,8 +405,8 @@ def _check_units(source: Spec, rows: Collection[str], types: Types) -> None:
         units = types.spaces[name]
         linear = source.spaces[name].linear or source.spaces[name].chosen  # a router picks units, by their scores
         passes = (name not in normed and not linear) or name in source.acts
-        copied = (units.source >= 0) | np.isin(units.source, (RAND, SPARE))
-        copied |= source.spaces[name].calm & (units.source == ZERO)
+        copied = units.is_copy | units.holds(RAND, SPARE)
+        copied |= source.spaces[name].calm & units.holds(ZERO)
         if passes and not (units.is_plain and copied.all()):
             near = multiples_near(units.size, units.target_size)
             raise Refused(

@@ -54,12 +54,12 @@ class Norm(Row):
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
         self.eta(reads)
-        if not np.array_equal(writes.source, np.where(reads.source >= 0, reads.source, ZERO)):
+        if not np.array_equal(writes.source, np.where(reads.is_copy, reads.source, ZERO)):
             raise Refused(
                 f"{reads.target_size} is not a multiple of {reads.size}, which a {self.name} that feeds "
                 f"{self.writes} needs: try {multiples_near(reads.size, reads.target_size)}"
             )
-        if not self.affine and not np.allclose(self._factor(reads, writes), writes.source >= 0, rtol=1e-12, atol=0):
+        if not self.affine and not np.allclose(self._factor(reads, writes), writes.is_copy, rtol=1e-12, atol=0):
             raise Refused(
                 f"a {self.name} without parameters cannot take the scale that {self.writes} needs at "
                 f"{reads.size} -> {reads.target_size}: give --set tie_word_embeddings=false"
@@ -67,7 +67,7 @@ class Norm(Row):
 
     def _factor(self, reads: Expansion, writes: Expansion) -> np.ndarray:
         """What the gain is multiplied by."""
-        return np.where(writes.source >= 0, self.eta(reads) * writes.amp * writes.gain / reads.amp, 0.0)
+        return np.where(writes.is_copy, self.eta(reads) * writes.amp * writes.gain / reads.amp, 0.0)
 
     def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
         reads, writes = typed.reads, typed.writes
@@ -75,13 +75,13 @@ class Norm(Row):
         where = product(each, writes)
         times = partial(np.tile, reps=each.target_size)
         if suffix == "bias":
-            factor = times(np.where(writes.source >= 0, writes.amp * writes.gain, 0.0))
+            factor = times(np.where(writes.is_copy, writes.amp * writes.gain, 0.0))
             return Vector(where, factor, constant=None if mode == KEEP else 0.0, rule=f"{self.name} bias")
         if mode in (SILENT, CANCEL):
             silent = np.zeros(where.target_size)
             return Vector(where, silent, constant=0.0, rule=f"{self.name} silenced", offset=self.offset)
         eta = self.eta(reads) if typed.exact else 1.0
-        factor = self._factor(reads, writes) if typed.exact else np.where(writes.source >= 0, writes.amp, 0.0)
+        factor = self._factor(reads, writes) if typed.exact else np.where(writes.is_copy, writes.amp, 0.0)
         constant = 1.0 if mode == IDENTITY else None
         rule = self.name if eta == 1.0 else f"{self.name} η={eta:.4g}"
         return Vector(where, times(factor), fill=1.0, constant=constant, rule=rule, offset=self.offset)
@@ -99,7 +99,7 @@ class LayerNorm(Norm):
 
     def eta(self, reads: Expansion) -> float:
         k = int(reads.copies[0])
-        legal = (reads.copies == k).all() and (reads.amp == 1.0).all() and (reads.source[reads.source < 0] == AVG).all()
+        legal = (reads.copies == k).all() and (reads.amp == 1.0).all() and reads.holds(AVG)[~reads.is_copy].all()
         if not legal:
             must = "whole copies and entries at their mean"
             raise _unfit(f"a LayerNorm reads {self.reads}, which must then be {must}", reads)
@@ -112,7 +112,7 @@ class RMSNorm(Norm):
 
     def eta(self, reads: Expansion) -> float:
         energy = float(reads.energy[0])
-        if not np.allclose(reads.energy, energy, rtol=1e-12) or (reads.source[reads.source < 0] != ZERO).any():
+        if not np.allclose(reads.energy, energy, rtol=1e-12) or not reads.holds(ZERO)[~reads.is_copy].all():
             must = "copies of equal energy and zeros"
             raise _unfit(f"an RMSNorm reads {self.reads}, which must then be {must}", reads)
         return math.sqrt(energy * reads.size / reads.target_size)
@@ -159,7 +159,7 @@ class Scale(Row):
         return {self.suffix: (Axis(self.writes, "w"),)}
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
-        if not np.array_equal(np.where(reads.source == WEIGHED, AVG, reads.source), writes.source):
+        if not np.array_equal(np.where(reads.holds(WEIGHED), AVG, reads.source), writes.source):
             raise Refused(
                 f"a scale for every channel turns {self.reads} into {self.writes}, which expand differently at "
                 f"{reads.size} -> {reads.target_size}: try {multiples_near(reads.size, reads.target_size)}"
@@ -182,7 +182,7 @@ class UnitLength(Row):
         return {}
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
-        if np.ptp(reads.energy) > 1e-12 * reads.energy[0] or (reads.source[reads.source < 0] != ZERO).any():
+        if np.ptp(reads.energy) > 1e-12 * reads.energy[0] or not reads.holds(ZERO)[~reads.is_copy].all():
             must = "copies of equal energy and zeros"
             raise _unfit(f"{self.reads} is divided by its length, so it must be {must}", reads)
 

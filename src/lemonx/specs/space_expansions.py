@@ -93,7 +93,7 @@ def padded_expansion(size: int, target: int, inner: Expansion) -> Expansion:
     before = edges // 2
     outside = np.concatenate([np.arange(before), np.arange(before + inner.size, size)])
     filled = np.resize(outside, slots)
-    middle = np.where(inner.source >= 0, inner.source + before, inner.source)
+    middle = np.where(inner.is_copy, inner.source + before, inner.source)
     return Expansion(size, np.concatenate([filled[: slots // 2], middle, filled[slots // 2 :]]), np.ones(target))
 
 

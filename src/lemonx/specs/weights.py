@@ -61,7 +61,7 @@ class Router(Linear):
     def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
         experts = typed.writes
         if suffix == "bias" and experts.has(RAND):
-            known = experts.source >= 0
+            known = experts.is_copy
             return Vector(experts, known.astype(float), rule="unpicked", rest=np.where(known, 0.0, UNPICKED))
         return super().recipe(suffix, typed, mode)
 
@@ -105,7 +105,7 @@ class Depthwise(Row):
         return {"weight": (Axis(self.writes, "w"), Axis(side("1"), "."), *kernel), "bias": (Axis(self.writes, "w"),)}
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
-        legal = (reads.source >= 0) | (reads.source == ZERO) | (reads.source == RAND)
+        legal = reads.is_copy | reads.holds(ZERO) | reads.holds(RAND)
         plain = reads.is_plain and writes.is_plain
         if not (legal.all() and plain and np.array_equal(reads.source, writes.source)):
             raise Refused(
@@ -116,7 +116,7 @@ class Depthwise(Row):
     def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
         channels, *kernel = typed.axes
         if suffix == "weight":  # what reads zeros is free
-            channels = replace(channels, source=np.where(channels.source == ZERO, RAND, channels.source))
+            channels = replace(channels, source=np.where(channels.holds(ZERO), RAND, channels.source))
         return matrix(self.tensors()[suffix], (channels, *kernel), mode)
 
 

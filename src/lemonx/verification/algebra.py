@@ -241,7 +241,7 @@ def _said(fault: Fault) -> str:
 def _cut(run: Run, rows: range) -> Run:
     """A run without the rows that lie outside."""
     start, stop = max(run.target, rows.start), min(run.target + run.length, rows.stop)
-    source = run.source + start - run.target if run.source >= 0 else run.source
+    source = run.source + start - run.target if run.is_copy else run.source
     return Run(start, source, stop - start, run.copy)
 
 

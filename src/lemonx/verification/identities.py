@@ -98,25 +98,25 @@ def is_free(run: Run, how: Matrix, appended: bool) -> bool:
     """Whether the rows of a run may hold anything: fresh units, and further units of a block that is silent."""
     if how.mode == SILENT:
         return False
-    if run.source == RAND or (how.copied and how.copied.at(run, how.rows.target_size)[2]):
+    if run.holds(RAND) or (how.copied and how.copied.at(run, how.rows.target_size)[2]):
         return True
     return run.copy > 0 and (appended or 0 < how.jitter <= run.copy)
 
 
 def wild_fault(found: torch.Tensor, how: Matrix, free: bool, most: float) -> Fault | None:
     """The first free entry of a block that is so large that it may overflow; `most`: the largest of the source's."""
-    columns = np.full(how.columns.target_size, free) | (how.columns.source == ZERO)
+    columns = np.full(how.columns.target_size, free) | how.columns.holds(ZERO)
     far = (found.abs() > max(FREE, most)) & torch.from_numpy(columns)
     return _first_fault(far, found, torch.zeros_like(found), 0, "free, but so large that it may overflow")
 
 
 def wanted_rows(run: Run, how: Matrix, read: Reader) -> Wanted:
     """E_out W for the rows of a run."""
-    if run.source >= 0:
+    if run.is_copy:
         rows = read.rows(run.source, run.source + run.length)
-    elif run.source in (AVG, WEIGHED):
+    elif run.holds(AVG, WEIGHED):
         rows = read.mean().expand(run.length, -1)
-    elif run.source == DENSE:
+    elif run.holds(DENSE):
         assert how.rows.frame is not None
         made = how.rows.frame.forth.along_rows(read.rows, read.mean, run.target, run.target + run.length)
         rows = made.to(read.rows(0, 0).dtype)
@@ -126,7 +126,7 @@ def wanted_rows(run: Run, how: Matrix, read: Reader) -> Wanted:
     if not how.rows.is_plain:
         amp = torch.from_numpy(how.rows.amp[run.target : run.target + run.length] * how.rows.gain)[:, None]
         rows = (rows.double() * amp).to(rows.dtype)
-    if run.source >= 0 or run.source not in (AVG, WEIGHED, DENSE):
+    if not run.holds(AVG, WEIGHED, DENSE):
         return Wanted(rows)
     return Wanted(rows, lambda: _slack(rows, amp, run, how, read))
 
@@ -135,7 +135,7 @@ def _slack(rows: torch.Tensor, amp: torch.Tensor | None, run: Run, how: Matrix, 
     """Neighbouring numbers for each rounding, and what the sums themselves leave open."""
     roundings = 1 if amp is None else 2
     found = rows.double().abs() * (2 * unit(rows.dtype) * roundings) + 2 * least(rows.dtype) * roundings
-    if run.source == DENSE:
+    if run.holds(DENSE):
         return found + FRAME * rows.double().abs().amax(1, keepdim=True)
     sums = read.mean_size() * (how.rows.size * unit(torch.float64))
     return found + (sums if amp is None else sums * amp.abs())
@@ -143,7 +143,7 @@ def _slack(rows: torch.Tensor, amp: torch.Tensor | None, run: Run, how: Matrix, 
 
 def matrix_fault(found: torch.Tensor, run: Run, how: Matrix, read: Reader) -> Fault | None:
     """The first entry of the target's rows `run` that breaks the identity of its recipe; None if all hold."""
-    if run.source == SPARE and how.spare is not None and how.mode != SILENT:
+    if run.holds(SPARE) and how.spare is not None and how.mode != SILENT:
         return _spare_rows_fault(found, run, how.spare, how.rows.target_size)
     if how.mode == SILENT:
         return _zero_fault(found, _not_spare(how), "must be 0: the block is silent") or _spare_fault(found, run, how)
@@ -185,7 +185,7 @@ def _adds_up(found: torch.Tensor, base: torch.Tensor, columns: Expansion) -> boo
             copies = here[:, run.target : run.target + run.length]
             if found.dtype in HALF:
                 copies = _scratch.tensor("copies", work, *copies.shape).copy_(copies)
-            rest[:, run.source : run.source + run.length].sub_(copies)
+            rest[:, run.units].sub_(copies)
         if found.dtype in HALF:
             one = _scratch.tensor("copies", work, *one.shape).copy_(one)
         if not _same_bits(rest, one):
@@ -213,8 +213,8 @@ def sums(found: torch.Tensor, columns: Expansion) -> Sums:
     sizes = total.abs()
     for run in _further(columns):
         copies = found[:, run.target : run.target + run.length]
-        total[:, run.source : run.source + run.length] += copies
-        sizes[:, run.source : run.source + run.length] += copies.abs()
+        total[:, run.units] += copies
+        sizes[:, run.units] += copies.abs()
     return Sums(total, sizes)
 
 
@@ -249,23 +249,23 @@ def _held(columns: Expansion) -> torch.Tensor | None:
 @lru_cache(maxsize=64)
 def _further(columns: Expansion) -> tuple[Run, ...]:
     """The runs of further copies, last copies first."""
-    return tuple(sorted((r for r in columns.runs if r.source >= 0 and r.copy), key=lambda run: -run.copy))
+    return tuple(sorted((r for r in columns.runs if r.is_copy and r.copy), key=lambda run: -run.copy))
 
 
 def _first_copies(found: torch.Tensor, columns: Expansion) -> torch.Tensor:
-    first = [run for run in columns.runs if run.source >= 0 and run.copy == 0]
+    first = [run for run in columns.runs if run.is_copy and run.copy == 0]
     if len(first) == 1 and first[0].length == columns.size:
         return found[:, first[0].target : first[0].target + columns.size]
     total = found.new_zeros(len(found), columns.size)
     for run in first:
-        total[:, run.source : run.source + run.length] = found[:, run.target : run.target + run.length]
+        total[:, run.units] = found[:, run.target : run.target + run.length]
     return total
 
 
 def unread_fault(found: torch.Tensor, columns: Expansion) -> Fault | None:
     """Columns that read a mean, or what nothing wrote yet, are zero; those that read zeros are free."""
     for run in columns.runs:
-        if run.source < 0 and run.source not in (ZERO, SPARE):
+        if not run.is_copy and not run.holds(ZERO, SPARE):
             here = slice(run.target, run.target + run.length)
             if fault := _zero_fault(found, here, "must be 0: it reads what is not the source's"):
                 return fault
@@ -282,7 +282,7 @@ def _produced_fault(found: torch.Tensor, wanted: Wanted, columns: Expansion) -> 
         return _near_fault(found, made, 0, "must be in the frame", roundings=1, slack=_of_frame(made, base))
     for run in columns.runs:
         here = found[:, run.target : run.target + run.length]
-        if run.source == RAND:
+        if run.holds(RAND):
             continue
         if fault := _produced_run_fault(here, base, columns, run):
             return fault
@@ -290,7 +290,7 @@ def _produced_fault(found: torch.Tensor, wanted: Wanted, columns: Expansion) -> 
 
 
 def _produced_run_fault(here: torch.Tensor, base: torch.Tensor, columns: Expansion, run: Run) -> Fault | None:
-    scaled, mean = not columns.is_plain, run.source == AVG
+    scaled, mean = not columns.is_plain, run.holds(AVG)
     amp = torch.from_numpy(columns.amp[run.target : run.target + run.length] * columns.gain) if scaled else None
     if mean:
         exact = base.double()
@@ -298,8 +298,8 @@ def _produced_run_fault(here: torch.Tensor, base: torch.Tensor, columns: Expansi
         size = exact.abs().mean(1, keepdim=True) * (2 * base.shape[1] * unit(torch.float64))
         slack, made = lambda: size, made if amp is None else made * amp
         return _near_fault(here, made, run.target, "must be the mean", roundings=1 + scaled, slack=slack)
-    copied = run.source >= 0
-    made = base[:, run.source : run.source + run.length] if copied else base.new_zeros(1, 1).expand(here.shape)
+    copied = run.is_copy
+    made = base[:, run.units] if copied else base.new_zeros(1, 1).expand(here.shape)
     made = made if amp is None else (made.double() * amp).to(here.dtype)
     return _near_fault(here, made, run.target, "must be a copy" if copied else "must be 0")
 
@@ -365,7 +365,7 @@ def _spare_fault(found: torch.Tensor, run: Run, how: Matrix) -> Fault | None:
     if not how.columns.has(SPARE):
         return None
     if how.spare is None:
-        size = int((how.columns.source == SPARE).sum())
+        size = int(how.columns.holds(SPARE).sum())
         return _zero_fault(found, slice(how.columns.target_size - size, how.columns.target_size), "must be 0")
     size, wide = how.spare.size, how.columns.target_size
     values = torch.from_numpy(how.spare.values(run.target, run.target + run.length))

@@ -165,7 +165,7 @@ def _difference(before: np.ndarray, after: np.ndarray, expansion: Expansion | No
         axis = axes[0] if axes else before.ndim - 1
         wanted = np.moveaxis(expansion.expand(np.moveaxis(before, axis, -1)), -1, axis)
         if expansion.has(RAND):
-            after = np.where(np.moveaxis(np.ones(wanted.shape, bool) & (expansion.source != RAND), -1, axis), after, 0)
+            after = np.where(np.moveaxis(np.ones(wanted.shape, bool) & ~expansion.holds(RAND), -1, axis), after, 0)
     if wanted.shape != after.shape:
         return float("inf")
     largest = float(np.abs(wanted).max(initial=0.0))
