@@ -15,7 +15,6 @@ from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.coverage import eps_problems, match, tensor_problems
 from lemonx.errors import LemonxError, Refused, UnknownArchitecture, raise_first
 from lemonx.exactness import MADE, ROUNDED
-from lemonx.modules import Router
 from lemonx.planning import Plan
 from lemonx.steps import FLOATS
 from lemonx.verification import layerwise
@@ -142,6 +141,4 @@ def _rounding(plan: Plan) -> Rounding | None:
     if not plan.is_rounded:
         return None
     rounded = frozenset(step.source for step in plan.steps if step.exactness == ROUNDED)
-    routed = any(isinstance(plan.source_spec.rows[name], Router) for name in plan.rows)
-    draws = whole.ROUTED if routed else 1
-    return Rounding(rounded or None, framed=plan.frames is not None, draws=draws, cap=whole.WIRING)
+    return Rounding(rounded or None, framed=plan.frames is not None, cap=whole.WIRING)
