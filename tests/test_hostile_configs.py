@@ -125,17 +125,6 @@ def test_noise_is_that_of_what_is_compared(tmp_path: Path) -> None:
     assert 0 < found["noise"] < 1e-5 and found["difference"] <= found["tolerance"] <= 1e-4
 
 
-def test_a_rounding_may_send_a_token_to_another_expert(tmp_path: Path) -> None:
-    """One draw of roundings moved the source by 0.016, others by up to 0.22, and the target was off by 0.09."""
-    import random_configs
-
-    case = random_configs.draw(12609)
-    random_configs.write(case, tmp_path / "source")
-    case = random_configs.with_growth(case, tmp_path / "source")
-    found = verified(tmp_path / "source", **(case.growth or {}))
-    assert found["difference"] <= found["tolerance"] <= 2**-3
-
-
 def test_another_token_is_another_text(tmp_path: Path) -> None:
     """In bf16 a rounding may turn a near tie between two tokens; what is written then is not compared."""
     for seed in range(6):  # in most of them a token is another one

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 EXACT = 1e-10
 # A weight of the target is rounded as often as it has copies, and so is what it is scaled by.
 MULTIPLE = 4.0
-# One rounding may send a token to another expert, or none may: a single draw of roundings says little of that.
-ROUTED = 8
 # Frames are dense: they may carry a rounding twice as far as the source does.
 FRAMED = 2.0
 # The most that is ever allowed. Alone, outputs must agree to four spacings of bf16, the coarsest dtype there is. Where
@@ -115,14 +113,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Rounding:
-    """What is known to be rounded in a target: `tensors` of the source, by their names on disk, or all if None.
-
-    `draws`: how often the same is tried on the source.
-    """
+    """What is known to be rounded in a target: `tensors` of the source, by their names on disk, or all if None."""
 
     tensors: frozenset[str] | None = None
     framed: bool = False
-    draws: int = 1
     cap: float = CAP
 
 
@@ -370,19 +364,14 @@ def _moved(
     dtype: str,
     seed: int,
 ) -> float:
-    """By how much all that is compared moves when weights are rounded once: the most of several draws."""
-    generator, worst = torch.Generator().manual_seed(seed + 1), 0.0
+    """By how much all that is compared moves when weights are rounded once."""
+    generator = torch.Generator().manual_seed(seed + 1)
     chosen = chosen_parameters(loaded.model, rounding)
-    weights = [weight for name, weight in loaded.model.named_parameters() if chosen is None or name in chosen]
-    kept = [weight.detach().clone() for weight in weights] if rounding.draws > 1 else []
-    for draw in range(rounding.draws):
-        for weight, as_it_was in zip(weights, kept, strict=False) if draw else ():
-            weight.data.copy_(as_it_was)
-        for weight in weights:
+    for name, weight in loaded.model.named_parameters():
+        if chosen is None or name in chosen:
             round_once(weight, dtype, generator)
-        after = all_outputs(loaded, view)
-        worst = larger(worst, largest_difference({name: reference[name] for name in after}, after))
-    return worst
+    after = all_outputs(loaded, view)
+    return largest_difference({name: reference[name] for name in after}, after)
 
 
 def round_once(weight: torch.Tensor, dtype: str, generator: torch.Generator) -> None:

@@ -17,7 +17,6 @@ from lemonx.planning.exactness import MADE, ROUNDED
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import FLOATS
 from lemonx.specs.coverage import eps_problems, match, tensor_problems
-from lemonx.specs.weights import Router
 from lemonx.verification import layerwise
 from lemonx.verification import outputs as whole
 from lemonx.verification.algebra import Algebra, check_algebra
@@ -142,6 +141,4 @@ def _rounding(plan: Plan) -> Rounding | None:
     if not plan.is_rounded:
         return None
     rounded = frozenset(step.source for step in plan.steps if step.exactness == ROUNDED)
-    routed = any(isinstance(plan.source_spec.rows[name], Router) for name in plan.rows)
-    draws = whole.ROUTED if routed else 1
-    return Rounding(rounded or None, framed=plan.frames is not None, draws=draws, cap=whole.WIRING)
+    return Rounding(rounded or None, framed=plan.frames is not None, cap=whole.WIRING)
