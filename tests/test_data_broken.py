@@ -92,6 +92,13 @@ def truncated_tokens(folder: Path) -> dict[str, Any]:
     return {"kind": "tokens", "path": folder / "x.npy"}
 
 
+@case(LM, r"x\.npy is no \.npy file of numbers")
+def tokens_with_a_header_that_does_not_end(folder: Path) -> dict[str, Any]:
+    np.save(folder / "x.npy", np.arange(500))
+    (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes().replace(b"}", b"(", 1))
+    return {"kind": "tokens", "path": folder / "x.npy"}
+
+
 @case(LM, r"x\.npy holds float64 of shape \(500,\): token ids are integers")
 def real_tokens(folder: Path) -> dict[str, Any]:
     np.save(folder / "x.npy", np.ones(500))

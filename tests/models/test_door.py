@@ -242,7 +242,7 @@ def test_nothing_stands_in_for_what_was_checked(name: str, run: Run, saved: Any,
     assert_refused(train(run, tmp_path, evil), BAD_CHECKPOINT, f"config.json has a {name}: ")
 
 
-CLASSES = [["pipeline"], ["AutoModel"], ["LlamaConfig"], ["os"], ["EvilModel"], [5], [["x"]], ["__dict__"], ["Trainer"]]
+CLASSES = [["pipeline"], ["AutoModel"], ["LlamaConfig"], ["os"], ["EvilModel"], ["__dict__"], ["Trainer"]]
 
 
 @pytest.mark.parametrize("named", CLASSES, ids=str)

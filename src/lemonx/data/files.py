@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tokenize
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -17,6 +18,12 @@ MAX_WHOLE = 4 * 10**9
 
 # A path of the data section; `~` is the user's home.
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+
+# What numpy raises over an array that is broken: it reads the header of one as a text of Python.
+UNREADABLE_ARRAY = (
+    *(OSError, OverflowError, ValueError, EOFError, MemoryError, RecursionError),
+    *(SyntaxError, tokenize.TokenError),
+)
 
 
 def reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lemonx.data import Prepared
-from lemonx.data.files import UserPath, open_data, reason
+from lemonx.data.files import UNREADABLE_ARRAY, UserPath, open_data, reason
 from lemonx.data.labels import integers
 from lemonx.data.model import Model
 from lemonx.data.pixels import ImageOptions, arrays
@@ -61,7 +61,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 )
             _check_sizes(archive, path)
             return {name: archive[name] for name in wanted}
-    except (OSError, ValueError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except (*UNREADABLE_ARRAY, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise BadData(f"{path} is no .npz file of numbers ({reason(error)}): write it by numpy.savez") from None
 
 

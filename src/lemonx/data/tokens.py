@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from lemonx.data import Prepared
-from lemonx.data.files import UserPath, open_data, reason
+from lemonx.data.files import UNREADABLE_ARRAY, UserPath, open_data, reason
 from lemonx.data.model import Model
 from lemonx.data.splitting import FRACTION
 from lemonx.data.strict import Strict
@@ -54,7 +54,7 @@ def _read(path: Path) -> np.ndarray:
     try:
         with open_data(path) as file:
             ids = _mapped(file)
-    except (OSError, OverflowError, ValueError, EOFError) as error:
+    except UNREADABLE_ARRAY as error:
         raise BadData(f"{path} is no .npy file of numbers ({reason(error)}): write it by numpy.save") from None
     if not np.issubdtype(ids.dtype, np.integer) or ids.ndim not in (1, 2):
         found = f"{ids.dtype} of shape {ids.shape}"
