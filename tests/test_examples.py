@@ -122,6 +122,6 @@ def test_digits(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: 
     assert found["copied"] == 0 and found["separated"] > 0.01
     assert found["loss_trained"] < found["loss_before"]
     shown = capfd.readouterr().out
-    for line in ("$ lemonx plan", "$ lemonx expand", "$ lemonx verify", "0 of them twins", "the same function"):
+    for line in ("$ lemonx plan", "$ lemonx expand", "$ lemonx verify", "0 still identical", "the same function"):
         assert line in shown, line
     assert {path.name for path in tmp_path.iterdir()} == {"small", "large", "trained"}

@@ -161,7 +161,7 @@ def test_what_two_classes_default_otherwise_is_written_down(tmp_path: Path) -> N
         ("llama-tied", {"model_type": "qwen3_moe"}, "a llama cannot become a qwen3_moe.*it can become mixtral"),
         ("gpt2-lm", {"model_type": "mixtral"}, "a gpt2 cannot become a mixtral.*leave model_type out"),
         ("llama-biases", {"model_type": "mixtral", "num_local_experts": 4}, "biases"),
-        ("mistral", {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "at most 2"),
+        ("mistral", {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "a whole number up to 2"),
     ],
 )
 def test_what_cannot_become_experts(name: str, fields: dict[str, Any], says: str, tmp_path: Path) -> None:

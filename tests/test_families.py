@@ -904,7 +904,7 @@ def test_the_function_is_kept(name: str, case: Case, source: Any, tmp_path: Path
     output = lemonx.expand(folder, tmp_path / "target", verify=False, **case.options).path
     model = pico.PICO[name]()
     after = behaviour(type(model), output, pico.vocabulary(model))
-    plan = lemonx.plan(folder, **case.options) if case.to_eps or "frames" in case.name else None
+    plan = lemonx.plan(folder, solve=True, **case.options) if case.to_eps or "frames" in case.name else None
     slack = 10 * plan.expected_loss if plan and case.to_eps else 0.0
     assert_same(before, after, max(EXACT, slack), plan)
 
@@ -973,7 +973,7 @@ def test_every_cell_of_the_matrix_is_so(model_type: str, column: str, source: An
     model = pico.PICO[MODELS[model_type]]()
     target = lemonx.expand(folder, tmp_path / "target", **options).path
     del options["verify"]
-    plan = lemonx.plan(folder, **options)
+    plan = lemonx.plan(folder, solve=True, **options)
     slack = 10 * plan.expected_loss if "up to eps" in text else 0.0
     assert_same(before, behaviour(type(model), target, pico.vocabulary(model)), max(EXACT, slack), plan)
 
