@@ -1,0 +1,103 @@
+"""What does verification cost? Time and memory of `expand` with it and without it, and of `verify` alone.
+
+    python benchmarks/verification.py                a real model of 1 MB, a synthetic Llama of 0.5B parameters
+    python benchmarks/verification.py --write        put the tables into docs/guarantees.md
+
+Each command is a process of its own, imports and all. Below: the algebra (every entry of every tensor against its rule)
+beside safetensors' own load_file and save_file of the same target, with one thread each, in turn; the ratio is that of
+the algebra's speed to theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import expand as bench
+import pages
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+STORIES = pages.ROOT / "tests" / "data" / "stories260K"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gb", type=float, default=1.0, help="the synthetic Llama's expansion, in bf16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dir", help="where to put the files: several times --gb, removed at the end")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/guarantees.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lemonx-bench-", dir=options.dir) as folder:
+        large = Path(folder, "llama")
+        bench.build(large, "bfloat16", "both", options.gb)
+        lines = [f"{'':<40} {'CPU s':>7} {'wall s':>7} {'anon GB':>8}"]
+        lines += costs("1 MB (stories260K)", STORIES, Path(folder, "a"), ["--width", "96", "--depth", "8"])
+        lines += costs(f"{options.gb:g} GB in bf16", large, Path(folder, "b"), ["--width-factor", "2"])
+        lines += ["", algebra(large, Path(folder, "b"), options.rounds)]
+    print("\n".join(lines))
+    if options.write:
+        pages.write_printed("docs/guarantees.md", "cost", lines)
+
+
+def costs(name: str, source: Path, output: Path, sizes: list[str]) -> list[str]:
+    """A line for each command; the fourth is what verification adds."""
+    expand = ["expand", str(source), str(output), *sizes]
+    bare = command(*expand, "--no-verify")
+    rows = {"expand --no-verify": bare, "expand": command(*expand, "--force")}
+    rows["verify"] = command("verify", str(source), str(output))
+    lines = [
+        f"{f'{name}: {what}':<40} {cpu:>7.1f} {wall:>7.1f} {peak:>8.2f}" for what, (cpu, wall, peak) in rows.items()
+    ]
+    added = [after - before for after, before in zip(rows["expand"][:2], bare[:2], strict=True)]
+    return [*lines, f"{f'{name}: verification adds':<40} {added[0]:>7.1f} {added[1]:>7.1f}"]
+
+
+def command(*words: str) -> tuple[float, float, float]:
+    """CPU seconds, wall seconds and peak gigabytes of a `lemonx` process: of memory that is its own, files apart."""
+    began, peak = time.perf_counter(), 0.0
+    process = subprocess.Popen([sys.executable, "-m", "lemonx", *words], stdout=subprocess.DEVNULL)
+    while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
+        peak = max(peak, bench.anonymous(process.pid))
+        time.sleep(0.01)
+    _, status, used = ended
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"lemonx {' '.join(words)}: exit code {process.returncode}")
+    return used.ru_utime + used.ru_stime, time.perf_counter() - began, peak
+
+
+def algebra(source: Path, target: Path, rounds: int) -> str:
+    """The speed of the algebra over that of load and save."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from lemonx.checkpoints import Checkpoint
+    from lemonx.verification.algebra import check_algebra
+    from lemonx.verification.certificate import read_certificate
+    from lemonx.workflows.planning import plan_again
+
+    torch.set_num_threads(1)
+    ratios = list[float]()
+    with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
+        said = read_certificate(large)
+        assert said is not None
+        plan = plan_again(small, large, said)
+        for _ in range(rounds):
+            began = time.perf_counter()
+            for file in sorted(target.glob("*.safetensors")):
+                save_file(load_file(file), target.parent / "copy.safetensors")
+            copied, began = time.perf_counter() - began, time.perf_counter()
+            assert check_algebra(plan, small, large, threads=1).passed
+            ratios.append(copied / (time.perf_counter() - began))
+    return f"algebra over load+save: median {statistics.median(ratios):.0%}, best {max(ratios):.0%} of {rounds} rounds"
+
+
+if __name__ == "__main__":
+    main()
