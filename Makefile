@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench table fuzz configs tampering guarantees clean
+.PHONY: help setup demo test check bench table fuzz configs tampering guarantees survey modules clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -75,6 +75,12 @@ tampering: setup ## change entries of every tensor and every field of every conf
 
 guarantees: setup ## write the lists of faults and attacks in docs/guarantees.md from the tables that the tests read
 	$(BIN)/python benchmarks/guarantees.py --write
+
+survey: setup ## measure every model type of transformers, tiny, and write docs/families.md; RECORD=FILE goes on from a file
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/survey.py --write --record $(or $(RECORD),survey.json) --jobs $(or $(JOBS),2)
+
+modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and judge each by inputs of their own; CASE=... repeats one
+	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(CASE),--case $(CASE))
 
 clean: ## remove .venv, caches and build products
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import pages
 
 from lemonx.experiments import compare, report, verdict, wording
+from lemonx.experiments.result_file import Result
 
 DOCS = pages.ROOT / "docs"
 RESULTS = DOCS / "results"
 FIGURE = "finals.png"
 
 
-def section(content: dict[str, Any]) -> str:
+def section(content: Result) -> str:
     """What one experiment says, in Markdown."""
     experiment = content["experiment"]
     folder = f"results/{experiment['name']}"
@@ -40,7 +40,7 @@ def section(content: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def headline(content: dict[str, Any]) -> str:
+def headline(content: Result) -> str:
     """What becomes of the claim; where variants of LEMON are compared, what becomes of each."""
     said = [verdict.headline(verdict.claims(content))[1]]
     if found := verdict.variants(content):
@@ -50,13 +50,17 @@ def headline(content: dict[str, Any]) -> str:
     return " ".join(said)
 
 
-def table(content: dict[str, Any]) -> list[str]:
-    saved = {"steps": "steps saved", "flops": "FLOPs saved", "flops_with_source": "source counted"}
+def table(content: Result) -> list[str]:
+    saved: dict[wording.Saving, str] = {
+        "steps": "steps saved",
+        "flops": "FLOPs saved",
+        "flops_with_source": "source counted",
+    }
     names, *rows = wording.table(content, saved)
     return [f"| {' | '.join(row)} |" for row in (names, ["---"] * len(names), *rows)]
 
 
-def draw(content: dict[str, Any], path: Path) -> None:
+def draw(content: Result, path: Path) -> None:
     """Final quality by length of the schedule, mean and spread over seeds."""
     from matplotlib import pyplot
 

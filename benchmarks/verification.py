@@ -1,11 +1,11 @@
 """What does verification cost? Time and memory of `expand` with it and without it, and of `verify` alone.
 
-    python benchmarks/verification.py                a real model of 1 MB, a synthetic Llama of 0.5B parameters
+    python benchmarks/verification.py                a real model of 1 MB, a synthetic Llama grown to 0.5B parameters
     python benchmarks/verification.py --write        put the tables into docs/guarantees.md
 
-Each command is a process of its own, imports and all. Below: the algebra (every entry of every tensor against its rule)
-beside safetensors' own load_file and save_file of the same target, with one thread each, in turn; the ratio is that of
-the algebra's speed to theirs.
+Each command is a process of its own, imports and all; figures are medians of --rounds, with their range. Below: the
+algebra (every entry of every tensor against its rule) beside safetensors' own load_file and save_file of the same
+target, with one thread each, in turn; the ratio is that of the algebra's speed to theirs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import pages
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# CPU seconds, wall seconds, gigabytes.
+Cost = tuple[float, float, float]
 STORIES = pages.ROOT / "tests" / "data" / "stories260K"
 
 
@@ -37,39 +39,67 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lemonx-bench-", dir=options.dir) as folder:
         large = Path(folder, "llama")
         bench.build(large, "bfloat16", "both", options.gb)
-        lines = [f"{'':<40} {'CPU s':>7} {'wall s':>7} {'anon GB':>8}"]
-        lines += costs("1 MB (stories260K)", STORIES, Path(folder, "a"), ["--width", "96", "--depth", "8"])
-        lines += costs(f"{options.gb:g} GB in bf16", large, Path(folder, "b"), ["--width-factor", "2"])
+        lines = [f"{'':<40} {'CPU s':>20} {'wall s':>20} {'anon GB':>20}"]
+        lines.append(line("imports of torch and transformers", imports(options.rounds)))
+        lines += costs(
+            "1 MB (stories260K)", STORIES, Path(folder, "a"), ["--width", "96", "--depth", "8"], options.rounds
+        )
+        name = f"{options.gb:g} GB in bf16"
+        lines += costs(name, large, Path(folder, "b"), ["--width-factor", "2"], options.rounds)
+        lines += costs(f"{name}, rounded", large, Path(folder, "c"), ["--width-factor", "1.5"], options.rounds)
         lines += ["", algebra(large, Path(folder, "b"), options.rounds)]
     print("\n".join(lines))
     if options.write:
         pages.write_printed("docs/guarantees.md", "cost", lines)
 
 
-def costs(name: str, source: Path, output: Path, sizes: list[str]) -> list[str]:
+def costs(name: str, source: Path, output: Path, sizes: list[str], rounds: int) -> list[str]:
     """A line for each command; the fourth is what verification adds."""
-    expand = ["expand", str(source), str(output), *sizes]
-    bare = command(*expand, "--no-verify")
-    rows = {"expand --no-verify": bare, "expand": command(*expand, "--force")}
-    rows["verify"] = command("verify", str(source), str(output))
-    lines = [
-        f"{f'{name}: {what}':<40} {cpu:>7.1f} {wall:>7.1f} {peak:>8.2f}" for what, (cpu, wall, peak) in rows.items()
+    expand = ["expand", str(source), str(output), *sizes, "--force"]
+    commands = {
+        "expand --no-verify": (*expand, "--no-verify"),
+        "expand": tuple(expand),
+        "verify": ("verify", str(source), str(output)),
+    }
+    found: dict[str, list[Cost]] = {what: [] for what in commands}
+    for _ in range(rounds):  # in turn, so that a busy machine slows down all alike
+        for what, words in commands.items():
+            found[what].append(command("-m", "lemonx", *words))
+    added = [
+        (after[0] - before[0], after[1] - before[1], after[2])
+        for before, after in zip(found["expand --no-verify"], found["expand"], strict=True)
     ]
-    added = [after - before for after, before in zip(rows["expand"][:2], bare[:2], strict=True)]
-    return [*lines, f"{f'{name}: verification adds':<40} {added[0]:>7.1f} {added[1]:>7.1f}"]
+    return [line(f"{name}: {what}", rows) for what, rows in {**found, "verification adds": added}.items()]
 
 
-def command(*words: str) -> tuple[float, float, float]:
-    """CPU seconds, wall seconds and peak gigabytes of a `lemonx` process: of memory that is its own, files apart."""
+def line(name: str, rows: list[Cost]) -> str:
+    """The median of every figure, and how far it ranges."""
+    told = [
+        f"{statistics.median(column):.{digits}f} ({min(column):.{digits}f} to {max(column):.{digits}f})"
+        for column, digits in zip(zip(*rows, strict=True), (1, 1, 2), strict=True)
+    ]
+    return f"{name:<40} " + " ".join(f"{text:>20}" for text in told)
+
+
+def imports(rounds: int) -> list[Cost]:
+    """What any program that loads a model pays before it begins."""
+    return [
+        command("-c", "import torch, transformers; transformers.AutoModel, transformers.LlamaModel")
+        for _ in range(rounds)
+    ]
+
+
+def command(*words: str) -> Cost:
+    """CPU seconds, wall seconds and peak gigabytes of a Python process: of memory that is its own, files apart."""
     began, peak = time.perf_counter(), 0.0
-    process = subprocess.Popen([sys.executable, "-m", "lemonx", *words], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
     while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
         peak = max(peak, bench.anonymous(process.pid))
         time.sleep(0.01)
     _, status, used = ended
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"lemonx {' '.join(words)}: exit code {process.returncode}")
+        raise SystemExit(f"{' '.join(words)}: exit code {process.returncode}")
     return used.ru_utime + used.ru_stime, time.perf_counter() - began, peak
 
 

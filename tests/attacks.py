@@ -276,7 +276,7 @@ def _compare(folder: Path, file: Path) -> tuple[Any, ...]:
 
 
 STATE = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
-MORE_THAN = r"holds more than a checkpoint \({}\), so it is not replaced: move that away"
+MORE_THAN = r"holds more than a checkpoint \({}\), so lemonx does not replace it: move these away"
 ATTACKS = [
     Attack(FORCE, "a thesis with a config.json", _forced("thesis.tex", weights=False), BAD_OUTPUT,
            MORE_THAN.format("'thesis.tex'")),
@@ -284,7 +284,8 @@ ATTACKS = [
            MORE_THAN.format("'notes/', 'thesis.tex'")),
     Attack(FORCE, "keys", _forced("id_ed25519", "known_hosts", weights=False), BAD_OUTPUT,
            MORE_THAN.format("'id_ed25519', 'known_hosts'")),
-    Attack(FORCE, "a config.json alone", _forced(weights=False), BAD_OUTPUT, "holds no weights, so it is not replaced"),
+    Attack(FORCE, "a config.json alone", _forced(weights=False), BAD_OUTPUT,
+           "holds no weights, so lemonx does not replace it"),
     Attack(FORCE, "checkpoint-500 of a training run", _forced(*STATE), BAD_OUTPUT,
            MORE_THAN.format("'optimizer.pt', 'rng_state.pth', 'scheduler.pt' and 1 more")),
     Attack(FORCE, "a git repository", _forced(".git/HEAD", ".gitignore"), BAD_OUTPUT,
@@ -296,7 +297,7 @@ ATTACKS = [
     Attack(FORCE, "an output of lemonx's own, with a file that it did not write", _own_output_with_notes, BAD_OUTPUT,
            MORE_THAN.format("'results.csv'")),
     Attack(FORCE, "a run with a thesis and a kept checkpoint", _forced_run, BAD_OUTPUT,
-           r"holds more than a run \('checkpoint-500-keep/', 'thesis.tex'\), so it is not replaced"),
+           r"holds more than a run \('checkpoint-500-keep/', 'thesis.tex'\), so lemonx does not replace it"),
     Attack(FORCE, "`report -o` of another page", _report_over, BAD_OUTPUT, "exists and is not a report of lemonx's"),
     Attack(FORCE, "`report -o` of a link", _report_over_a_link, BAD_OUTPUT, "exists and is not a report of lemonx's"),
     Attack(FORCE, "`compare -o` over another result.json", _compare_over, BAD_OUTPUT,
@@ -323,7 +324,7 @@ ATTACKS = [
     Attack(TERMINAL, "a key of a recipe", _recipe_that_says('"\\e]0;gone\\a[/b]": 1\n'), BAD_TARGET,
            r"\\x1b\]0;gone\\x07\[/b\]"),
     Attack(TERMINAL, "an experiment whose name is a path", _experiment_named("../../x"), BAD_TARGET,
-           r"experiment\.toml: name: "),
+           r"experiment\.toml' is not an experiment \(name: "),
     Attack(FILES, "config.json is a pipe", _in_source("config.json", "pipe"), BAD_CHECKPOINT, "not a regular file"),
     Attack(FILES, "the index is a device", _in_source(faults.INDEX, "device"), BAD_CHECKPOINT, "'/dev/zero'"),
     Attack(FILES, "a shard is a pipe", _in_source(faults.FIRST, "pipe"), BAD_CHECKPOINT, "not a regular file"),
@@ -345,9 +346,9 @@ ATTACKS = [
     Attack(FILES, "trainer_state.json is a device", _trainer_state("trainer_state.json", "device"), BAD_CHECKPOINT,
            "'/dev/zero'"),
     Attack(FILES, "optimizer.pt is a pickle that runs a command", _trainer_state("optimizer.pt", "pickle"),
-           BAD_CHECKPOINT, "asks to run posix.system, .* and nothing of it was run"),
+           BAD_CHECKPOINT, "asks to run posix.system, .* nothing was loaded"),
     Attack(FILES, "rng_state.pth is a pickle that runs a command", _trainer_state("rng_state.pth", "pickle"),
-           BAD_CHECKPOINT, "asks to run posix.system, .* and nothing of it was run"),
+           BAD_CHECKPOINT, "asks to run posix.system, .* nothing was loaded"),
     Attack(FILES, "a file of optimizer/ is a pipe", _in_source("optimizer/a.safetensors", "pipe", "--with-optimizer"),
            BAD_CHECKPOINT, "not a regular file"),
     Attack(FILES, "a file of optimizer/ is a device",

@@ -11,7 +11,7 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ EXACT = 1e-10
 # Weights are rounded once per copy and once with what scales them; dense maps add up more roundings than copies do.
 ROUNDINGS, DENSE = 8.0, 10.0
 EPS = 20.0
-# Whatever rounding does to a model: a wrong wire does more.
-CAP = 0.5
+# Whatever rounding does to a model: outputs that are off by as much as they are large show nothing of its source.
+CAP = 1.0
 BEFORE = (BadTarget, BadCheckpoint, Refused, UnknownArchitecture)
 SIZES = (*OPTIONS, "width_factor")
-GOOD = ("exact", "rounded", "up to eps", "refused")
+GOOD = ("exact", "rounded", "amplified", "up to eps", "refused")
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,35 @@ def _run(case: Case, folder: Path) -> Outcome:
 
 
 def _compared(case: Case, folder: Path, model: Any, ways: Any, before: Any, plan: Plan) -> Outcome:
+    """Where weights are rounded, the same growth in float64 must be exact, whatever rounding does to the other."""
+    kind, allowed = ("up to eps", EXACT + EPS * plan.expected_loss) if plan.chains else ("exact", EXACT)
+    found = _difference(case, folder / "target", model, ways, before)
+    if found.kind == "fault" or not plan.is_rounded or case.stored["dtype"] == "float64":
+        return _judged(found, kind, allowed)
+    api.expand(folder / "source", folder / "exact", **{**(case.growth or {}), "dtype": "float64"}, verify=False)
+    exact = _judged(_difference(case, folder / "exact", model, ways, before), kind, allowed)
+    if exact.kind == "fault":
+        return Outcome(case, "fault", f"grown in float64, {exact.said}")
+    times = ROUNDINGS * (DENSE if plan.frames else 1.0)
+    with outputs.in_float64():
+        noise = outputs.noise(model, ways, before, case.stored["dtype"], case.seed)
+    if not found.difference <= allowed + times * noise:
+        return _judged(found, "amplified", CAP)
+    return _judged(found, "rounded" if kind == "exact" else kind, CAP)
+
+
+def _judged(found: Outcome, kind: str, allowed: float) -> Outcome:
+    if found.kind == "fault" or found.difference <= allowed:
+        return found if found.kind == "fault" else replace(found, kind=kind, said="")
+    return replace(found, kind="fault", said=f"{found.said} is off by {found.difference:.2e}, more than {allowed:.1e}")
+
+
+def _difference(case: Case, folder: Path, model: Any, ways: Any, before: Any) -> Outcome:
+    """How far a target's outputs are from the source's, and in `said` which of them."""
     worst, where, count = 0.0, "", 0
     with outputs.in_float64():
         try:
-            target = outputs.load(type(model), folder / "target")
+            target = outputs.load(type(model), folder)
         except Exception as error:
             return Outcome(case, "fault", f"the target does not load: {type(error).__name__}: {error}")
         after, bases = outputs.run(target, ways), outputs.Bases(model, target, case.seed)
@@ -110,16 +135,7 @@ def _compared(case: Case, folder: Path, model: Any, ways: Any, before: Any, plan
             count += 1
             if not off <= worst:
                 worst, where = off, f"{output} of {name}"
-        kind, allowed = "exact", EXACT
-        if plan.chains:
-            kind, allowed = "up to eps", allowed + EPS * plan.expected_loss
-        if plan.is_rounded and case.stored["dtype"] != "float64":
-            times = ROUNDINGS * (DENSE if plan.frames else 1.0)
-            kind = "rounded" if kind == "exact" else kind
-            allowed += min(CAP, times * outputs.noise(model, ways, before, case.stored["dtype"], case.seed))
-    if not worst <= allowed:
-        return Outcome(case, "fault", f"{where} is off by {worst:.2e}, more than {allowed:.1e}", worst, count)
-    return Outcome(case, kind, "", worst, count)
+    return Outcome(case, "measured", where, worst, count)
 
 
 # ----------------------------------------------------------------- refusals and their advice
@@ -170,7 +186,7 @@ class Advice:
                 for growth in follow(self, found):
                     yield growth, self.source
                 return
-        if "save it again, which writes every field" in said or "save the base model first" in said:
+        if "save it again, which writes every field" in said or "expand the base model without" in said:
             yield self.growth, self._saved_again(hf.AutoModel if "base model" in said else None)
 
     def _saved_again(self, auto: Any) -> Path:
@@ -233,10 +249,10 @@ def _experts(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
 
 
 FOLLOWED: dict[str, Callable[[Advice, re.Match[str]], Iterator[dict[str, Any]]]] = {
-    r"(?P<old>\d+) -> (?P<asked>\d+).*: try (?P<tried>\d+ \(x.*)": _tried,
+    r"(?P<old>\d+) (?:->|to) (?P<asked>\d+).*: try (?P<tried>\d+ \(x.*)": _tried,
     r"widths that work are (\d+)(?: and (\d+))?": _widths,
     r"give --ffn (\d+) or more": lambda advice, found: advice.of_option("ffn", int(found[1])),
-    r"try (\d+) query heads.*as wide as they were": _query_heads,
+    r"try (\d+) query heads.*each as wide as before": _query_heads,
     r"try (\d+) of (\d+)$": _experts,
     r"--set (tie_word_embeddings|num_hidden_groups)=(\w+)( alone)?": _set,
     r"leave (--small-gains|it) out": lambda advice, found: iter([advice.without("small_gains")]),

@@ -114,7 +114,7 @@ def test_both_names_are_written_where_both_were() -> None:
 def test_two_names_that_disagree_are_refused() -> None:
     """Tensors would not show which is right: any number of heads fits them."""
     values = {"model_type": "bloom", "hidden_size": 48, "n_layer": 2, "vocab_size": 61, "n_head": 4}
-    with pytest.raises(BadCheckpoint, match=r"^config.json says n_head = 4 and num_attention_heads = 8, .*: remove"):
+    with pytest.raises(BadCheckpoint, match=r"^'config.json' says n_head = 4 and num_attention_heads = 8, .*: remove"):
         FAMILIES["bloom"].spec({**values, "num_attention_heads": 8})
 
 

@@ -93,7 +93,7 @@ def test_the_limit() -> None:
     require_small([Chain(1e-5, 3)] * 90)
     require_small([Chain(1e-4, 2)] * 9)
     for eps, number in ((1e-4, 10), (1e-3, 1), (1e-1, 1), (1.0, 1), (5.0, 1), (math.inf, 1)):
-        with pytest.raises(Refused, match=r"^an added Post-LN block [^\n]+: keep the depth, or give --small-gains$"):
+        with pytest.raises(Refused, match=r"^an added Post-LN layer [^\n]+: keep the depth, or use --small-gains$"):
             require_small([Chain(eps, 2)] * number)
     require_small([Chain(1e-1, 2, small=True)] * 12)
     with pytest.raises(Refused, match=r"in all 99 places, more than 4\.9e-04: keep the depth$"):
@@ -194,9 +194,9 @@ def test_small_gains_in_a_plan(bert: Callable[[float], Path]) -> None:
 REFUSED: dict[str, tuple[str, dict[str, object], type[LemonxError], str]] = {
     "16 bits": ("bert-mlm", {"depth": 3, "dtype": "bfloat16"}, Refused, "stored in 16 bits.*--dtype float32"),
     "pairs that cancel": ("bert-mlm", {"depth": 3, "depth_type": 2}, Refused, "--depth-type 1"),
-    "another method": ("bert-mlm", {"depth": 3, "method": "net2net"}, BadTarget, "net2net has no small gains"),
-    "no added block": ("bert-mlm", {"width": 96}, BadTarget, "none are here: leave it out"),
-    "Pre-LN": ("gpt2-lm", {"depth": 3}, BadTarget, "none are here: leave it out"),
+    "another method": ("bert-mlm", {"depth": 3, "method": "net2net"}, BadTarget, "net2net does not use small gains"),
+    "no added block": ("bert-mlm", {"width": 96}, BadTarget, "none are added here: leave it out"),
+    "Pre-LN": ("gpt2-lm", {"depth": 3}, BadTarget, "none are added here: leave it out"),
 }
 
 
@@ -217,7 +217,7 @@ def test_norms_without_gains_cannot_have_small_ones(tmp_path: Path) -> None:
         tie_word_embeddings=False,
     )  # fmt: skip
     source = save(hf.OPTForCausalLM(config).double(), tmp_path / "s")
-    with pytest.raises(Refused, match="no gains that could be small"):
+    with pytest.raises(Refused, match="no weights that could be made small"):
         lemonx.plan(source, depth=3, small_gains=True)
     # Without tensors to say so, the plan still knows, and so does the verification.
     assert lemonx.plan(source, depth=3).exactness == UP_TO_EPS

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lemonx.algebra.expansions import AVG, DENSE, ZERO, expansion
+from lemonx.algebra.expansions import expansion, identity, product
 from lemonx.algebra.free_parameters import PRESETS
 from lemonx.algebra.recipes import KEEP, Matrix, Vector
 from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.execution.matrix import expand_matrix
+from lemonx.frames.placement import PostNormFrame
 from lemonx.planning.typecheck import Types, check, unchecked, with_tied
-from lemonx.specs.norms import LayerNorm, Norm, batch_norm, layer_norm, rms_norm
+from lemonx.specs.norms import LayerNorm, Norm, batch_norm, group_norm, layer_norm, rms_norm
 from lemonx.specs.rows import Row, Typed
 from lemonx.specs.signature import side
-from lemonx.specs.spaces import Space, circ
+from lemonx.specs.spaces import Space, Stream, Units, circ, grouped
 from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import Linear, conv, embedding, linear
 
@@ -31,6 +32,14 @@ EPS = 1e-2
 Rows = Mapping[str, Row]
 # Space -> kind, size, size of the target.
 Sizes = Mapping[str, tuple[str, int, int]]
+
+
+def of_kind(kind: str, size: int, under: str | None = None) -> Space:
+    if under is not None:
+        return grouped(size, under, kind)
+    if kind == "gelu":
+        return circ(size, act=kind)
+    return (Stream if kind in ("avg", "zero", "scaled") else Units)(size, kind)
 
 
 def typed(rows: Rows, sizes: Sizes, *, present: list[str] | None = None, **spec: Any) -> Types:
@@ -43,7 +52,7 @@ def typed(rows: Rows, sizes: Sizes, *, present: list[str] | None = None, **spec:
     def build(which: int) -> Spec:
         return Spec(
             rows,
-            {name: Space(size[which], size[0], under=under.get(name)) for name, size in sizes.items()},
+            {name: of_kind(size[0], size[which], under.get(name)) for name, size in sizes.items()},
             {name: Stack(n[which - 1], "residual") for name, n in stacks.items()},
             fixed={name: n[which - 1] for name, n in fixed.items()},
             **options,
@@ -117,7 +126,7 @@ def test_pre_ln_gets_its_types(target: int) -> None:
 def test_layer_norm_cannot_read_zeros_or_a_circular_remainder() -> None:
     for kind in ("zero", "circ", "iso"):
         sizes = pre_ln(kind, 6)
-        message = assert_refused(PRE_LN, sizes, "ln: ", "LayerNorm", "residual", "4 -> 6", "try 8")
+        message = assert_refused(PRE_LN, sizes, "ln: ", "LayerNorm", "residual", "from 4 to 6", "try 8")
         for size in advised(message):
             typed(PRE_LN, pre_ln(kind, size))
 
@@ -125,10 +134,10 @@ def test_layer_norm_cannot_read_zeros_or_a_circular_remainder() -> None:
 def test_rms_norm_cannot_read_means() -> None:
     """Erratum 4: with row-avg producers a Llama is not lossless."""
     rows: Rows = {**PRE_LN, "ln": rms_norm("residual -> normed"), "last": rms_norm("residual -> final")}
-    message = assert_refused(rows, pre_ln("avg", 6), "ln: ", "RMSNorm", "residual", "4 -> 6", "try 8")
+    message = assert_refused(rows, pre_ln("avg", 6), "ln: ", "RMSNorm", "residual", "from 4 to 6", "try 8")
     for size in advised(message):
         typed(rows, pre_ln("avg", size))
-    assert_refused(rows, pre_ln("circ", 6), "ln: ", "equal energy")
+    assert_refused(rows, pre_ln("circ", 6), "ln: ", "copies, all as often, or zero")
     typed(rows, pre_ln("zero", 6))
 
 
@@ -152,10 +161,50 @@ def test_layer_norm_over_a_concatenation_reads_frames_not_means() -> None:
     rows: Rows = {"embed": embedding("5 -> stage"), "merge": layer_norm("(4 stage) -> (4 merged)")}
     sizes: Sizes = {"stage": ("avg", 4, 6), "merged": ("zero", 4, 6)}
     types = typed(rows, sizes)
-    assert [framed.stream for framed in types.framed] == ["stage"] and types.spaces["stage"].has(DENSE)
+    assert [framed.stream for framed in types.framed] == ["stage"] and types.spaces["stage"].is_dense
     assert not typed(rows, {"stage": ("avg", 4, 8), "merged": ("zero", 4, 8)}).framed
     in_place = {**rows, "bn": batch_norm("stage -> stage")}
-    assert_refused(in_place, sizes, "bn: only linear maps and LayerNorms can read stage", "try 8")
+    assert_refused(in_place, sizes, "bn is neither a linear layer nor a LayerNorm", "try 8")
+
+
+def test_frames_need_the_rows_in_the_order_of_computation() -> None:
+    """What a row reads of a frame was written by the last norm before it, so a table out of order is refused."""
+    rows: Rows = {"embed": embedding("5 -> residual"), "entry": layer_norm("residual -> residual"), **PRE_LN}
+    sizes: Sizes = {"residual": ("avg", 12, 18), "normed": ("zero", 12, 18), "final": ("zero", 12, 18),
+                    "hidden": ("circ", 8, 16)}  # fmt: skip
+    stacks = {"blocks": (1, 1)}
+    assert [framed.stream for framed in typed(rows, sizes, stacks=stacks).framed] == ["residual"]
+    shuffled = {name: rows[name] for name in ("embed", "entry", "up", "ln", "down", "last", "head")}
+    assert_refused(shuffled, sizes, "lists up above the norm whose output it reads", stacks=stacks)
+
+
+def test_a_post_ln_block_with_a_norm_that_only_reads_has_no_frame() -> None:
+    """Behind the first norm the stream has that norm's gains in it, so another norm would find other moments."""
+    rows: Rows = {
+        "embed": embedding("5 -> residual"),
+        "blocks.*.mix": linear("residual -> residual"),
+        "blocks.*.first": layer_norm("residual -> residual"),
+        "blocks.*.up": linear("residual -> hidden"),
+        "blocks.*.down": linear("hidden -> residual"),
+        "blocks.*.last": layer_norm("residual -> residual"),
+    }
+    sizes: Sizes = {"residual": ("avg", 12, 18), "normed": ("zero", 12, 18), "hidden": ("gelu", 24, 48)}
+    stacks = {"blocks": (1, 1)}
+    (framed,) = typed(rows, sizes, stacks=stacks).framed
+    assert isinstance(framed, PostNormFrame) and (framed.first, framed.last) == ("blocks.*.first", "blocks.*.last")
+    assert (framed.up, framed.down, framed.hidden) == ("blocks.*.up", "blocks.*.down", "hidden")
+    read = {**rows, "blocks.*.probe": layer_norm("residual -> normed"), "blocks.*.tap": linear("normed -> 3")}
+    assert_refused(read, sizes, "first: ", "18 is not a multiple of 12", stacks=stacks)
+
+
+def test_group_norm_wants_whole_copies_within_every_group() -> None:
+    row = group_norm("(2 inner) -> (2 inner)", groups=2)
+    two, three, five = (product(identity(2), expansion("circ", 3, size)) for size in (6, 9, 5))
+    row.require(two, two)
+    row.require(three, three)
+    for reads in (five, expansion("circ", 6, 12), expansion("circ", 6, 9)):
+        with pytest.raises(Refused, match="whole copies of its channels"):
+            row.require(reads, reads)
 
 
 def test_batch_norm_keeps_channels_in_place() -> None:
@@ -233,13 +282,13 @@ def test_a_space_that_is_still_and_a_stack_that_is() -> None:
     assert grown(8, 2).spaces["hidden"].is_identity
     with pytest.raises(Refused, match="hidden: its units have places: keep it at 8"):
         grown(16, 2)
-    with pytest.raises(Refused, match=r"layers cannot have more .* a block ends in gelu: keep its depth at 2"):
+    with pytest.raises(Refused, match=r"layers cannot grow deeper, since a block ends in gelu: keep its depth at 2"):
         grown(8, 3)
 
 
 def test_nothing_shrinks() -> None:
     shrunk: Sizes = {**pre_ln("avg", 6), "hidden": ("circ", 8, 7)}
-    assert_refused(PRE_LN, shrunk, "hidden", "from 8 to 7", "growth", by=BadTarget)
+    assert_refused(PRE_LN, shrunk, "hidden", "from 8 to 7", "lemonx only grows", by=BadTarget)
     assert_refused(PRE_LN, pre_ln("avg", 6), "layers", "3 to 2", by=BadTarget, stacks={"layers": (3, 2)})
     typed(PRE_LN, pre_ln("avg", 6), stacks={"layers": (2, 3)})
 
@@ -258,22 +307,22 @@ def test_grouped_heads_must_fit() -> None:
 
 def test_rows_of_both_specs_must_agree() -> None:
     """A target with a shortcut that the source has not, or the reverse, is another model."""
-    spaces = {"a": Space(4, "circ")}
+    spaces = {"a": circ(4)}
     short = Spec({"conv": conv("3 -> a")}, spaces, {})
     long = Spec({"conv": conv("3 -> a"), "shortcut": conv("3 -> a")}, spaces, {})
-    with pytest.raises(Refused, match="gain shortcut"):
+    with pytest.raises(Refused, match="gain the module shortcut"):
         check(short, long, ["conv"], {})
-    with pytest.raises(Refused, match="lose shortcut"):
+    with pytest.raises(Refused, match="lose the module shortcut"):
         check(long, short, ["conv"], {})
 
 
 def test_spaces_of_both_specs_must_agree() -> None:
     """A shortcut without parameters comes and goes with its space, and with no module."""
     rows = {"conv": conv("3 -> a")}
-    one, two = (Spec(rows, {name: Space(4, "circ") for name in names}, {}) for names in ("a", "ab"))
-    with pytest.raises(Refused, match="gain the space b"):
+    one, two = (Spec(rows, {name: circ(4) for name in names}, {}) for names in ("a", "ab"))
+    with pytest.raises(Refused, match="gain b, so"):
         check(one, two, ["conv"], {})
-    with pytest.raises(Refused, match="lose the space b"):
+    with pytest.raises(Refused, match="lose b, so"):
         check(two, one, ["conv"], {})
 
 
@@ -389,8 +438,8 @@ def test_tied_decoder_reads_the_dual(target: int, eps: float | None) -> None:
     stream, final = types.spaces["residual"], types.spaces["final"]
     x, y = np.array([1.0, -2.0, 3.0, 0.5]), np.array([2.0, 5.0, -1.0, 4.0])
     assert float(stream.expand(x) @ final.expand(y)) == pytest.approx(float(x @ y), rel=1e-14)
-    assert not final.has(AVG)
-    assert final.has(ZERO) == (target % 4 != 0)
+    assert not final.is_mean.any()
+    assert final.is_zero.any() == (target % 4 != 0)
     assert (stream.gain != 1.0) == (eps is not None and target % 4 != 0)
 
 
@@ -418,7 +467,7 @@ def test_tied_decoders_are_found_by_what_is_written() -> None:
 def test_unchecked_types_prove_nothing() -> None:
     """Another method's expansions: every kind replaced, nothing refused, nothing rescaled but a tied pair."""
     rows: Rows = {**PRE_LN, "head": linear("final -> 5", tied="embed")}
-    spaces = [{n: Space(s[which], s[0]) for n, s in pre_ln("avg", 6).items()} for which in (1, 2)]
+    spaces = [{n: of_kind(s[0], s[which]) for n, s in pre_ln("avg", 6).items()} for which in (1, 2)]
     source, target = (Spec(rows, space, {}, eps="eps") for space in spaces)
     types = unchecked(source, target, list(rows), {"avg": "circ", "zero": "circ"})
     assert not types.exact

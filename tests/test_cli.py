@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -70,35 +71,42 @@ class Bad:
 
 
 SIZES = [
-    Bad("nothing", (), BAD_TARGET, "no size was asked for: give --width"),
-    Bad("smaller", ("--width", 24), BAD_TARGET, "only growth is possible"),
-    Bad("shallower", ("--depth", 1), BAD_TARGET, "only growth is possible"),
+    Bad("nothing", (), BAD_TARGET, "no size was given: give --width"),
+    Bad(
+        "smaller",
+        ("--width", 24),
+        BAD_TARGET,
+        "--width 24 is smaller .*: lemonx only grows models, so choose at least 48",
+    ),
+    Bad("shallower", ("--depth", 1), BAD_TARGET, "would lose layers, from 2 to 1: lemonx only grows models"),
     Bad("zero", ("--ffn", 0), BAD_TARGET, "at least 1"),
     Bad("negative", ("--depth", -2), BAD_TARGET, "at least 1"),
     Bad("same", ("--width", 48), BAD_TARGET, "nothing would change"),
     Bad("absurd", ("--ffn", 10**15), BAD_TARGET, "10+"),
     Bad("absurd-factor", ("--width-factor", "1e400"), BAD_TARGET, "."),
-    Bad("not-following", ("--width", 50), BAD_TARGET, "not whole: widths that work are 72"),
+    Bad("not-following", ("--width", 50), BAD_TARGET, "not a whole number: widths that work are 72"),
     Bad("kv-heads", ("--kv-heads", 3), REFUSED, "4 query heads do not fit 3.*: try 6"),
-    Bad("set-unknown", ("--set", "foo=3"), BAD_TARGET, "'foo' is not a size of this model: its sizes are"),
-    Bad("set-json", ("--set", "hidden_size=big"), BAD_TARGET, "want FIELD=VALUE"),
-    Bad("set-no-value", ("--set", "hidden_size"), BAD_TARGET, "want FIELD=VALUE"),
-    Bad("set-text", ("--set", 'hidden_size="96"'), BAD_TARGET, "want a whole number"),
-    Bad("set-fraction", ("--set", "hidden_size=96.5"), BAD_TARGET, "want a whole number"),
-    Bad("set-null", ("--set", "hidden_size=null"), BAD_TARGET, "want a whole number"),
+    Bad("set-unknown", ("--set", "foo=3"), BAD_TARGET, "'foo' is not a size of this model: set one of"),
+    Bad("set-json", ("--set", "hidden_size=big"), BAD_TARGET, "is not FIELD=VALUE"),
+    Bad("set-no-value", ("--set", "hidden_size"), BAD_TARGET, "is not FIELD=VALUE"),
+    Bad("set-text", ("--set", 'hidden_size="96"'), BAD_TARGET, "is not a whole number: use a whole number"),
+    Bad("set-fraction", ("--set", "hidden_size=96.5"), BAD_TARGET, "is not a whole number: use a whole number"),
+    Bad("set-null", ("--set", "hidden_size=null"), BAD_TARGET, "is not a whole number: use a whole number"),
     Bad("set-smaller", ("--set", "vocab_size=9"), BAD_TARGET, "vocab would shrink from 61 to 9"),
-    Bad("factor-text", ("--width-factor", "double"), BAD_TARGET, "want a ratio such as 2"),
+    Bad("factor-text", ("--width-factor", "double"), BAD_TARGET, "is not a ratio: use a ratio such as 2"),
     Bad("factor-small", ("--width-factor", "0.5"), BAD_TARGET, "at least 1"),
-    Bad("factor-zero", ("--width-factor", "1/0"), BAD_TARGET, "want a ratio"),
+    Bad("factor-zero", ("--width-factor", "1/0"), BAD_TARGET, "is not a ratio"),
     Bad("twice", ("--width", 96, "--width-factor", 2), BAD_TARGET, "give one"),
-    Bad("like-missing", ("--like", "nowhere"), BAD_TARGET, "--like nowhere: cannot read a config from nowhere"),
-    Bad("no-kv-heads", ("--kv-heads", 4), BAD_TARGET, "has no size for --kv-heads", "gpt2-lm"),
+    Bad("like-missing", ("--like", "nowhere"), BAD_TARGET, "'nowhere' cannot be read as a config .*: give --like"),
+    Bad("no-kv-heads", ("--kv-heads", 4), BAD_TARGET, "has no size that --kv-heads sets: set one of", "gpt2-lm"),
     Bad("post-ln", ("--width", 72), REFUSED, "cannot widen transform.*: try 96", "bert-mlm"),
-    Bad("stages-width", ("--width", 32), BAD_TARGET, "use --width-factor, or --set", "resnet-basic"),
-    Bad("stages-depth", ("--depth", 4), BAD_TARGET, "use --set depths=", "resnet-basic"),
-    Bad("stages-count", ("--set", "depths=[3]"), BAD_TARGET, "want 2 numbers, got 1", "resnet-basic"),
-    Bad("stages-list", ("--set", "depths=3"), BAD_TARGET, "want a list of whole numbers", "resnet-basic"),
-    Bad("stages-mixed", ("--set", "depths=[3,null]"), BAD_TARGET, "want a list of whole numbers", "resnet-basic"),
+    Bad("stages-width", ("--width", 32), BAD_TARGET, r"--width 1\.5x, or --set", "resnet-basic"),
+    Bad("stages-depth", ("--depth", 4), BAD_TARGET, "or --set depths=", "resnet-basic"),
+    Bad("stages-count", ("--set", "depths=[3]"), BAD_TARGET, "--set depths has 1 numbers: give 2", "resnet-basic"),
+    Bad("stages-list", ("--set", "depths=3"), BAD_TARGET, "is not a list of whole numbers: use", "resnet-basic"),
+    Bad(
+        "stages-mixed", ("--set", "depths=[3,null]"), BAD_TARGET, "is not a list of whole numbers: use", "resnet-basic"
+    ),
     # What typer itself refuses.
     Bad("not-a-number", ("--width", "wide"), BAD_TARGET, "--width"),
     Bad("no-such-preset", ("--width", 96, "--free", "greedy"), BAD_TARGET, "--free.*vision.*language"),
@@ -119,13 +127,13 @@ def test_bad_sizes(bad: Bad, run: Run, source: Any, tmp_path: Path) -> None:
 
 def test_like_another_family(run: Run, source: Any) -> None:
     result = run("plan", source("llama-tied"), "--like", source("gpt2-lm"))
-    assert_refused(result, BAD_TARGET, "--like is a 'gpt2', the source a 'llama'")
+    assert_refused(result, BAD_TARGET, "--like is a 'gpt2', but the source is a 'llama'")
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"model_type": "llama"}', '{"model_type": "llama", "hidden_size": "x"}'])
 def test_like_something_else(text: str, run: Run, source: Any, tmp_path: Path) -> None:
     (tmp_path / "like.json").write_text(text)
-    assert_refused(run("plan", source("llama-tied"), "--like", "like.json"), BAD_TARGET, "--like")
+    assert_refused(run("plan", source("llama-tied"), "--like", "like.json"), BAD_TARGET, "like")
 
 
 @pytest.mark.parametrize("arguments", [("plan",), ("expand", "only-source"), ("verify", "only-source"), ("grow", "x")])
@@ -177,9 +185,9 @@ BROKEN = [
     Broken("config-cut", BAD_CHECKPOINT, "config.json' is not valid JSON", files=_text('{"model_type": ')),
     Broken("config-list", BAD_CHECKPOINT, "not a JSON object", files=_text("[]")),
     Broken("no-model-type", BAD_CHECKPOINT, "model_type", config={"model_type": None}),
-    Broken("unknown-model-type", REFUSED, "no spec for model_type 'llamma': did you mean", {"model_type": "llamma"}),
+    Broken("unknown-model-type", REFUSED, "model_type 'llamma', which .*: did you mean", {"model_type": "llamma"}),
     Broken(
-        "auto-map", REFUSED, "no spec for model_type 'mine'", {"model_type": "mine", "auto_map": {"AutoModel": "m.M"}}
+        "auto-map", REFUSED, "has model_type 'mine', which", {"model_type": "mine", "auto_map": {"AutoModel": "m.M"}}
     ),
     Broken("text-size", BAD_CHECKPOINT, "config.json", config={"hidden_size": "48"}),
     Broken("null-size", BAD_CHECKPOINT, "config.json", config={"num_attention_heads": None}),
@@ -191,25 +199,25 @@ BROKEN = [
     Broken(
         "pickled",
         BAD_CHECKPOINT,
-        "only pickled weights.*with --allow-pickle",
+        "only pickled weights.*use --allow-pickle",
         files=lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
     ),
     Broken("truncated", BAD_CHECKPOINT, "model.safetensors' is truncated", files=_bytes(lambda raw: raw[:-100])),
     Broken("empty", BAD_CHECKPOINT, "model.safetensors' is empty", files=_bytes(lambda raw: b"")),
     Broken("garbage", BAD_CHECKPOINT, "model.safetensors' claims a header", files=_bytes(lambda raw: b"garbage!" * 9)),
     Broken("trailing", BAD_CHECKPOINT, "model.safetensors'", files=_bytes(lambda raw: raw + b"x")),
-    Broken("extra-layer", BAD_CHECKPOINT, "2 blocks.* has an extra model.layers.2", weights=_extra_layer),
-    Broken("fewer-layers", BAD_CHECKPOINT, "3 blocks.* lacks model.layers.2", config={"num_hidden_layers": 3}),
-    Broken("lost-tensor", BAD_CHECKPOINT, "lacks model.layers.1.mlp.up_proj", weights=lambda w: w.pop(UP)),
+    Broken("extra-layer", BAD_CHECKPOINT, "2 layers.* have an extra model.layers.2", weights=_extra_layer),
+    Broken("fewer-layers", BAD_CHECKPOINT, "3 layers.* lack model.layers.2", config={"num_hidden_layers": 3}),
+    Broken("lost-tensor", BAD_CHECKPOINT, "lack model.layers.1.mlp.up_proj", weights=lambda w: w.pop(UP)),
     Broken("lost-norm", BAD_CHECKPOINT, "no tensor for 'model.norm'", weights=lambda w: w.pop(NORM)),
     Broken("unknown-tensor", BAD_CHECKPOINT, "'lora_A'", weights=lambda w: w.update(lora_A=torch.zeros(3))),
-    Broken("other-shape", BAD_CHECKPOINT, "has shape .*100.* makes it .*101", config={"intermediate_size": 101}),
-    Broken("int8", BAD_CHECKPOINT, f"{UP} is stored as I8.*dequantise", weights=_cast(UP, torch.int8)),
-    Broken("fp8", BAD_CHECKPOINT, f"{UP} is stored as F8.*dequantise", weights=_cast(UP, torch.float8_e4m3fn)),
+    Broken("other-shape", BAD_CHECKPOINT, "with shape .*100.* makes it .*101", config={"intermediate_size": 101}),
+    Broken("int8", BAD_CHECKPOINT, f"holds {UP} as I8.*dequantise", weights=_cast(UP, torch.int8)),
+    Broken("fp8", BAD_CHECKPOINT, f"holds {UP} as F8.*dequantise", weights=_cast(UP, torch.float8_e4m3fn)),
     Broken(
         "layer-types",
         BAD_CHECKPOINT,
-        "layer_types has 1 entries for 2 blocks",
+        "has 1 entries in layer_types for 2 layers",
         config={"layer_types": ["full_attention"]},
         model="qwen2-sliding",
     ),
@@ -218,7 +226,7 @@ BROKEN = [
     Broken(
         "tied-differs",
         BAD_CHECKPOINT,
-        "two different weights: set tie_word_embeddings",
+        "but the weights of the two differ: set tie_word_embeddings",
         weights=lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"] + 1}),
         values=True,
     ),
@@ -315,7 +323,7 @@ def test_bad_outputs(place: str, says: str, force: bool, run: Run, source: Any, 
 @pytest.mark.parametrize("size", ["0GB", "5", "big", "-5GB", "1.5GB", "²GB"])
 def test_bad_shard_sizes(size: str, run: Run, source: Any, tmp_path: Path) -> None:
     result = run("expand", source("llama-tied"), "out", "--depth", 3, "--no-verify", "--max-shard-size", size)
-    assert_refused(result, BAD_TARGET, "want a size such as 500MB or 5GB")
+    assert_refused(result, BAD_TARGET, "is not a size: write it as 500MB or 5GB")
     assert state(tmp_path) == {}
 
 
@@ -385,7 +393,29 @@ def test_architectures(run: Run) -> None:
     assert {entry["model_type"] for entry in json.loads(result.out)} == set(families())
 
 
+def test_architectures_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every name, heading and note number is whole on 80 columns."""
+    from lemonx.architectures import families
+    from lemonx.cli.render.catalogue import print_architectures
+    from lemonx.diagnostics.capabilities import COLUMNS, Cell, Verdict
+
+    monkeypatch.setenv("COLUMNS", "80")
+    notes = [Cell(Verdict.EXACT, notes=(f"note {n}",)) for n in range(len(COLUMNS) * 2)]
+    print_architectures({name: dict(zip(COLUMNS, notes[n % 9 :], strict=False)) for n, name in enumerate(families())})
+    printed = capfd.readouterr().out
+    assert "\u2026" not in printed and max(map(len, printed.splitlines())) <= 80
+    for name in families():
+        assert re.search(rf"^{re.escape(name)} +ok", printed, re.M), name
+
+
 # As a process
+
+
+def test_version() -> None:
+    from importlib.metadata import version
+
+    result = subprocess.run([sys.executable, "-m", "lemonx", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"lemonx {version('lemonx')}\n"
 
 
 def test_help_needs_no_torch() -> None:
@@ -407,5 +437,5 @@ def test_the_installed_script(source: Any, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert_refused(Result(result.returncode, result.stdout, result.stderr), BAD_TARGET, "not whole")
+    assert_refused(Result(result.returncode, result.stdout, result.stderr), BAD_TARGET, "not a whole number")
     assert not list(tmp_path.iterdir())

@@ -50,7 +50,7 @@ def test_alignment_heads_follow(tmp_path: Path) -> None:
 def test_heads_that_are_not_there(odd: Any, tmp_path: Path) -> None:
     source = pico.save(pico.PICO["whisper"](), tmp_path / "source")
     (source / "generation_config.json").write_text(json.dumps({"alignment_heads": odd}))
-    with pytest.raises(BadCheckpoint, match=r"alignment_heads names .*: correct it, or take the field out"):
+    with pytest.raises(BadCheckpoint, match=r"alignment_heads names .*: correct it, or remove the field"):
         lemonx.expand(source, tmp_path / "out", fields={"decoder_layers": 4}, verify=False)
     assert not (tmp_path / "out").exists()
 
@@ -63,14 +63,16 @@ def test_a_layer_behind_the_model(tmp_path: Path) -> None:
     (source / "2_Dense").mkdir()
     (source / "2_Dense" / "config.json").write_text(json.dumps({"in_features": 48, "out_features": 8}))
     save_file({"linear.weight": torch.ones(8, 48)}, source / "2_Dense" / "model.safetensors")
-    with pytest.raises(Refused, match=r"^2_Dense/model\.safetensors is a layer.*keep the width, or move"):
+    with pytest.raises(
+        Refused, match=r"^2_Dense/model\.safetensors is a sentence-transformers layer.*keep the width, or remove"
+    ):
         lemonx.expand(source, tmp_path / "out", width=96, verify=False)
     assert not (tmp_path / "out").exists()
     output = lemonx.expand(source, tmp_path / "out", ffn=200, verify=False).path
     for name in ("2_Dense/config.json", "2_Dense/model.safetensors", "modules.json"):
         assert (output / name).read_bytes() == (source / name).read_bytes()
     (source / "2_Dense" / "model.safetensors").rename(source / "2_Dense" / "pytorch_model.bin")
-    with pytest.raises(Refused, match="is a pickle, which is not carried along"):
+    with pytest.raises(Refused, match="is a pickle, which lemonx does not copy"):
         lemonx.expand(source, tmp_path / "other", ffn=200, verify=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,17 @@ def test_what_the_stream_is_behind_a_block() -> None:
     assert spec().behind("model.layers", 1) == "residual"
 
 
+def test_rows_are_in_the_order_of_computation() -> None:
+    named = spec()
+    assert list(named.order) == list(named.rows) and list(named.order.values()) == [*range(len(named.rows))]
+    first, *_, last = named.rows
+    assert named.in_order({last, first}) == [first, last]
+    assert named.comes_before(first, last) and not named.comes_before(last, first)
+    assert not named.comes_before(first, first)
+    longer = replace(named, rows={"before": named.rows[first], **named.rows})
+    assert longer.comes_before("before", first)  # a spec made from another has an order of its own
+
+
 def test_tables_and_decoders_that_repeat_a_table() -> None:
     rows = {
         **ROWS,
@@ -134,15 +146,15 @@ def test_order_does_not_matter(depth: int, random: Any) -> None:
     ],
 )
 def test_tensor_without_a_row(odd: str) -> None:
-    assert_refused([*names(), odd], "no row covers", repr(odd))
+    assert_refused([*names(), odd], "does not know what the tensor", repr(odd))
 
 
 def test_tensors_without_a_row_are_counted() -> None:
     assert_refused(
         [*names(), "a", "b", "c"],
         "'a' and 2 more",
-        "what it does in the model is not known",
-        "save the base model first",
+        "lemonx does not know what",
+        "expand the base model without it",
     )
 
 
@@ -159,7 +171,7 @@ def test_row_without_a_tensor(row: str) -> None:
 
 @pytest.mark.parametrize("lost", ["layers.1.up", "layers.0.norm", "layers.0.down"])
 def test_block_without_a_weight(lost: str) -> None:
-    assert_refused([name for name in names() if name != f"model.{lost}.weight"], "lacks", lost)
+    assert_refused([name for name in names() if name != f"model.{lost}.weight"], "lack", lost)
 
 
 @pytest.mark.parametrize("row", ["model.last", "model.layers.*.up", "head"])
@@ -177,17 +189,17 @@ def test_optional_rows_may_be_absent() -> None:
 
 def test_optional_bias_is_in_every_block_or_in_none() -> None:
     assert match(spec(), [name for name in names() if not name.endswith("up.bias")])
-    assert_refused([n for n in names() if n != "model.layers.1.up.bias"], "lacks", "model.layers.1.up.bias")
+    assert_refused([n for n in names() if n != "model.layers.1.up.bias"], "lack", "model.layers.1.up.bias")
 
 
 def test_missing_block() -> None:
-    assert_refused(names(1), "2 blocks", "'model.layers'", "lacks", "model.layers.1.norm.weight")
+    assert_refused(names(1), "2 layers", "'model.layers'", "lack", "model.layers.1.norm.weight")
     gap = [name for name in names(3) if ".1." not in name]
-    assert_refused(gap, "3 blocks", "lacks", "model.layers.1", of=spec(depth=3))
+    assert_refused(gap, "3 layers", "lack", "model.layers.1", of=spec(depth=3))
 
 
 def test_extra_block() -> None:
-    assert_refused(names(3), "2 blocks", "extra", "model.layers.2.norm.weight")
+    assert_refused(names(3), "2 layers", "extra", "model.layers.2.norm.weight")
 
 
 @pytest.mark.parametrize("again", ["model.last.gamma", "last.weight", "model.layers.0.norm.beta", "layers.1.up.weight"])
@@ -229,7 +241,7 @@ def test_old_names_are_brought_up_to_date() -> None:
     assert found["model.layers.1.norm.gamma"].named(4) == "model.layers.4.norm.weight"
     assert found["model.layers.1.norm.beta"].named(1) == "model.layers.1.norm.bias"
     assert found["model.last.gamma"].named(0) == "model.last.weight"
-    assert_refused([*names(), "model.layers.0.up.gamma"], "no row covers")
+    assert_refused([*names(), "model.layers.0.up.gamma"], "does not know what the tensor")
 
 
 # ----------------------------------------------------------------- blocks with rows of their own
@@ -271,8 +283,8 @@ def test_only_block_with_its_own_row() -> None:
 def test_own_row_is_needed_in_its_block() -> None:
     lost = [name for name in strided_names(3) if name != "layers.0.conv.weight"]
     assert_refused(lost, "no tensor for", "'layers.0.conv'", of=strided(3))
-    assert_refused([n for n in strided_names(3) if n != "layers.2.conv.weight"], "lacks layers.2.conv", of=strided(3))
-    assert_refused([*strided_names(3), "layers.1.shortcut.weight"], "no row covers", of=strided(3))
+    assert_refused([n for n in strided_names(3) if n != "layers.2.conv.weight"], "lack layers.2.conv", of=strided(3))
+    assert_refused([*strided_names(3), "layers.1.shortcut.weight"], "does not know what the tensor", of=strided(3))
 
 
 # ----------------------------------------------------------------- tied decoders
@@ -325,8 +337,10 @@ def test_units_are_found_and_renamed() -> None:
 
 def test_every_block_has_every_unit() -> None:
     last = "model.layers.1.experts.2.up.weight"
-    assert_refused([n for n in expert_names() if n != last], "lacks", "experts.2.up", of=expert_spec())
+    assert_refused([n for n in expert_names() if n != last], "lack", "experts.2.up", of=expert_spec())
     fewer = [name for name in expert_names() if "experts.2" not in name]
-    assert_refused(fewer, "config.json says 3 experts", "has 2", of=expert_spec())
+    assert_refused(fewer, "'config.json' says 3 experts", "have 2", of=expert_spec())
     assert_refused([*expert_names(), "model.layers.0.experts.3.up.weight"], "3 experts", of=expert_spec())
-    assert_refused([*expert_names(), "model.layers.0.experts.x.up.weight"], "no row covers", of=expert_spec())
+    assert_refused(
+        [*expert_names(), "model.layers.0.experts.x.up.weight"], "does not know what the tensor", of=expert_spec()
+    )

@@ -334,14 +334,14 @@ def test_adjacent_sentences_are_adjacent():
 @pytest.mark.parametrize(("task", "data", "match"), [
     ("causal-lm", {}, "no kind: choose stdlib, text"),
     ("causal-lm", {"kind": "nothing"}, "'nothing': choose stdlib"),
-    ("causal-lm", {"kind": "digits"}, "is for image-classification, not causal-lm: choose stdlib"),
-    ("causal-lm", {"kind": "stdlib", "lenght": 3}, "stdlib: lenght: .*options are length"),
-    ("causal-lm", {"kind": "stdlib", "length": "long"}, "stdlib: length: .*integer"),
-    ("causal-lm", {"kind": "stdlib", "length": 0}, "stdlib: length: .*greater"),
-    ("causal-lm", {"kind": "text"}, "text: path: .*required"),
+    ("causal-lm", {"kind": "digits"}, "is for image-classification, not for causal-lm: choose stdlib"),
+    ("causal-lm", {"kind": "stdlib", "lenght": 3}, "'stdlib' has a wrong lenght .*options are length"),
+    ("causal-lm", {"kind": "stdlib", "length": "long"}, "'stdlib' has a wrong length .*integer"),
+    ("causal-lm", {"kind": "stdlib", "length": 0}, "'stdlib' has a wrong length .*greater"),
+    ("causal-lm", {"kind": "text"}, "'text' has a wrong path .*required"),
     ("causal-lm", "stdlib", "write data: {kind: stdlib}"),
     ("speech", {"kind": "stdlib"}, "no task 'speech': choose causal-lm"),
-    ("sequence-classification", {"kind": "glue", "name": "sst2", "path": "x"}, "glue: name: .*'sst-2'"),
+    ("sequence-classification", {"kind": "glue", "name": "sst2", "path": "x"}, "'glue' has a wrong name .*'sst-2'"),
 ])  # fmt: skip
 def test_wrong_options_are_one_line(task: str, data: dict, match: str):
     with pytest.raises(BadData, match=match) as caught:
@@ -355,14 +355,14 @@ VISION = {"image_size": 16, "num_channels": 1, "architectures": ["ViTForImageCla
 
 
 @pytest.mark.parametrize(("task", "data", "config", "match"), [
-    ("causal-lm", STDLIB, {"vocab_size": 128}, "vocabulary of 128, the data needs 260"),
+    ("causal-lm", STDLIB, {"vocab_size": 128}, "vocabulary of 128, but the data needs 260"),
     ("causal-lm", STDLIB, {"vocab_size": 260, "n_positions": 32}, "32 positions .*set length to 32 or less"),
     ("masked-lm", STDLIB, {"vocab_size": 260, "max_position_embeddings": 32}, "32 positions"),
-    ("image-classification", DIGITS, {"image_size": 32}, "image_size 32, the data 16"),
-    ("image-classification", DIGITS, {"image_size": [16, 8]}, r"image_size \[16, 8\]"),
-    ("image-classification", DIGITS, {"num_channels": 3}, "num_channels 3, the data 1"),
-    ("image-classification", DIGITS, {**VISION, "id2label": {"0": "a"}}, "1 labels apart, the data has 10"),
-    ("image-classification", DIGITS, VISION, "2 labels apart, the data has 10"),
+    ("image-classification", DIGITS, {"image_size": 32}, "image_size = 32, but the data has 16"),
+    ("image-classification", DIGITS, {"image_size": [16, 8]}, r"image_size = \[16, 8\], but the data has 16"),
+    ("image-classification", DIGITS, {"num_channels": 3}, "num_channels = 3, but the data has 1"),
+    ("image-classification", DIGITS, {**VISION, "id2label": {"0": "a"}}, "1 labels, but the data has 10"),
+    ("image-classification", DIGITS, VISION, "2 labels, but the data has 10"),
 ])  # fmt: skip
 def test_a_model_that_does_not_fit_is_refused(task: str, data: dict, config: dict, match: str):
     with pytest.raises(BadData, match=match):

@@ -15,12 +15,12 @@ import lemonx
 from lemonx.algebra.free_parameters import preset
 from lemonx.algebra.recipes import CANCEL, KEEP, SILENT
 from lemonx.errors import Refused
-from lemonx.planning.depth import Block, arrange, mode
+from lemonx.planning.depth import arrange, mode
 from lemonx.specs.norms import batch_norm, layer_norm, rms_norm
 from lemonx.specs.rows import IDENTITY, Row
-from lemonx.specs.spec import Stack
+from lemonx.specs.spec import Block, Stack
 from lemonx.specs.weights import linear, parameter
-from lemonx.verification.outputs import EXACT
+from lemonx.verification.rounding import EXACT_TOLERANCE
 from pico import PICO, save
 
 MOST = 20
@@ -110,7 +110,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("target", [2, 5])
 def test_pinned_blocks_cannot_be_copied(target: int) -> None:
-    with pytest.raises(Refused, match=r"stage has only blocks .*its depth must stay 1"):
+    with pytest.raises(Refused, match=r"every layer of stage changes .*keep its depth at 1"):
         arrange("stage", Stack(1, "residual", pinned=1), target)
     assert len(arrange("stage", Stack(1, "residual", pinned=1), 1)) == 1
 
@@ -207,7 +207,7 @@ def test_stacked_blocks_are_lossless_too(tmp_path: Path, model: str) -> None:
     free = replace(preset("language"), stacked=True)
     lemonx.expand(source, tmp_path / "t", depth=5, width=72, free=free)
     measured = lemonx.verify(source, tmp_path / "t")
-    assert measured.outputs.difference <= EXACT
+    assert measured.outputs.difference <= EXACT_TOLERANCE
 
 
 def test_post_ln_blocks_cannot_be_stacked(tmp_path: Path) -> None:

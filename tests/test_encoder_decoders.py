@@ -191,5 +191,5 @@ def test_tasks() -> None:
         "ElectraForPreTraining",
         "RobertaForTokenClassification",
     ):
-        with pytest.raises(BadTarget, match=f"^{name} has no head that is trained here: want [^\n]+$"):
+        with pytest.raises(BadTarget, match=f"^lemonx cannot train the head of {name}: use a class that [^\n]+$"):
             task_of({"architectures": [name]})

@@ -19,7 +19,7 @@ import lemonx
 import pico
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, BadOutput, BadTarget, NotVerified
-from lemonx.verification import outputs
+from lemonx.verification import rounding
 from lemonx.verification.float64 import Float64
 
 GROWN: dict[str, Any] = {"width": 72, "depth": 3}
@@ -300,14 +300,14 @@ def test_a_tied_weight_that_differs_is_refused(source: Any, tmp_path: Path) -> N
         tmp_path / "source",
         lambda weights: weights.update({"lm_head.weight": weights["model.embed_tokens.weight"] + 1e-9}),
     )
-    with pytest.raises(BadCheckpoint, match="two different weights: set tie_word_embeddings to false"):
+    with pytest.raises(BadCheckpoint, match="but the weights of the two differ: set tie_word_embeddings to false"):
         lemonx.expand(differs, tmp_path / "out", verify=False, **GROWN)
     assert not (tmp_path / "out").exists()
 
 
 def test_what_does_not_verify_does_not_appear(source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no tolerance at all, rounding in float64 is a difference."""
-    monkeypatch.setattr(outputs, "EXACT", 0.0)
+    monkeypatch.setattr(rounding, "EXACT_TOLERANCE", 0.0)
     with pytest.raises(NotVerified, match="nothing was written"):
         lemonx.expand(source("llama-tied"), tmp_path / "out", **GROWN)
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 
 from lemonx.errors import BadRecipe
 from lemonx.experiments import compare, fingerprint, nodes
-from lemonx.experiments.answer import AT_MOST, EXACT, NOT_REACHED, Costs, reach, saved, steps_to
+from lemonx.experiments.answer import AT_MOST, INTERPOLATED, NOT_REACHED, Costs, Ended, reach, saved, steps_to
 from lemonx.experiments.pool import run_all
 from lemonx.experiments.spec import Experiment, parse
 
@@ -62,29 +62,30 @@ def tiny(**changes: object) -> Experiment:
 def test_steps_to_the_mark() -> None:
     """Interpolated in log steps: half the gap between 100 and 400 is 200."""
     points = [(400.0, 1.0), (100.0, 2.0)]
-    assert steps_to(1.5, points, "lower") == (200.0, EXACT)
+    assert steps_to(1.5, points, "lower") == (200.0, INTERPOLATED)
     assert steps_to(2.0, points, "lower") == (100.0, AT_MOST)
     assert steps_to(0.9, points, "lower") == (None, NOT_REACHED)
-    assert steps_to(0.75, [(100, 0.5), (400, 1.0)], "higher") == (200.0, EXACT)
+    assert steps_to(0.75, [(100, 0.5), (400, 1.0)], "higher") == (200.0, INTERPOLATED)
 
 
 def test_reach_over_seeds() -> None:
-    runs = [
+    runs: list[Ended] = [
         {"seed": seed, "steps": steps, "final": final}
         for seed, steps, final in ((0, 100, 2.0), (0, 400, 1.0), (1, 100, 1.4), (1, 400, 1.0))
     ]
     answer = reach({0: 1.5, 1: 1.5}, runs, "lower")
-    assert answer.steps is not None and answer.steps.by_seed == (200.0, 100.0)
-    assert answer.steps.mean == 150.0 and answer.steps.spread == pytest.approx(70.7107, abs=1e-3)
-    assert answer.bound == AT_MOST
+    steps = answer["steps"]
+    assert steps is not None and steps["by_seed"] == [200.0, 100.0]
+    assert steps["mean"] == 150.0 and steps["spread"] == pytest.approx(70.7107, abs=1e-3)
+    assert answer["bound"] == AT_MOST
     missed = reach({0: 0.9, 1: 1.2}, runs, "lower")
-    assert missed.steps is None and missed.reached == 1
-    assert missed.short_of == pytest.approx((0.1 - 0.2) / 2)
+    assert missed["steps"] is None and missed["reached"] == 1
+    assert missed["short_of"] == pytest.approx((0.1 - 0.2) / 2)
 
 
 def test_what_is_saved_with_and_without_the_source() -> None:
     """A target at 200 of 1000 steps saves 80 %; a source that cost 100 steps' worth leaves 70 %."""
-    runs = [{"seed": 0, "steps": 100, "final": 2.0}, {"seed": 0, "steps": 400, "final": 1.0}]
+    runs: list[Ended] = [{"seed": 0, "steps": 100, "final": 2.0}, {"seed": 0, "steps": 400, "final": 1.0}]
     parts = saved(reach({0: 1.5}, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 0.0, 1000))
     assert parts is not None
     assert [parts[name]["mean"] for name in ("steps", "flops", "flops_with_source")] == pytest.approx([0.8, 0.8, 0.7])

@@ -61,8 +61,8 @@ def refused(name: str, kind: type[LemonxError], says: str, **options: Any) -> Ca
 
 
 SHRINKS = (
-    refused("narrower", BadTarget, "36 .*48: only growth", width=36),
-    refused("shallower", BadTarget, "would lose blocks, 2 to 1: only growth", depth=1),
+    refused("narrower", BadTarget, "36 .*48: lemonx only grows models", width=36),
+    refused("shallower", BadTarget, "would lose layers, from 2 to 1: lemonx only grows", depth=1),
 )
 DEPTH = (
     exact("depth-3-type-1", depth=3, depth_type=1),
@@ -80,7 +80,7 @@ COUPLED_HEAD_DIM = (
     refused("heads-alone", BadTarget, "(query|key|value) would shrink from 12 to 6", heads=8),
     exact("width-72-alone", width=72, heads=4),
     exact("width-120-wide-heads", width=120, heads=6, depth=3),
-    refused("no-kv-heads", BadTarget, "has no size for --kv-heads", kv_heads=4),
+    refused("no-kv-heads", BadTarget, "has no size that --kv-heads sets", kv_heads=4),
     exact("ffn-384", ffn=384),
     exact("ffn-250", ffn=250),
     refused("ffn-smaller", BadTarget, "hidden would shrink", ffn=64),
@@ -89,7 +89,7 @@ GROWS = (
     *WIDTH,
     exact("width-144-vision", width=144, free="vision"),
     exact("width-72-language", width=72, free="language"),
-    refused("width-not-whole", BadTarget, "not whole: widths that work are 60 and 72", width=64),
+    refused("width-not-whole", BadTarget, "not a whole number: widths that work are 60 and 72", width=64),
     *DEPTH,
     *SHRINKS,
     exact("all-96", width=96, ffn=500, depth=5),
@@ -108,7 +108,7 @@ POST_LN = (
     exact("positions-100", fields={"max_position_embeddings": 100}),
     exact("vocab-80", fields={"vocab_size": 80}),
     refused("heads-alone", BadTarget, "(query|key|value) would shrink from 12 to 6", heads=8),
-    refused("no-kv-heads", BadTarget, "has no size for --kv-heads", kv_heads=4),
+    refused("no-kv-heads", BadTarget, "has no size that --kv-heads sets", kv_heads=4),
     exact("ffn-250", ffn=250),
     *DEPTH,
     *SHRINKS,
@@ -129,7 +129,7 @@ GROUPED = (
     exact("width-144-vision", width=144, free="vision"),
     exact("width-72-alone", width=72, heads=4, kv_heads=2, ffn=100),
     exact("width-52-alone", width=52, heads=4, kv_heads=2, ffn=100),
-    refused("width-not-whole", BadTarget, "not whole: widths that work are 72", width=50),
+    refused("width-not-whole", BadTarget, "not a whole number: widths that work are 72", width=50),
     exact("heads-8-kv-2", heads=8),
     exact("heads-6-kv-2", heads=6),
     exact("heads-4-kv-4", kv_heads=4),
@@ -164,7 +164,7 @@ VOCABULARY = (
 HEAD_DIM = (
     exact("head-dim-24", fields={"head_dim": 24}),
     exact("head-dim-36-and-all", width=72, heads=6, kv_heads=3, depth=3, fields={"head_dim": 36, "vocab_size": 80}),
-    refused("head-dim-20", Refused, "12 entries of a head turn.*try heads of 24", fields={"head_dim": 20}),
+    refused("head-dim-20", Refused, "12 rotary entries of a head turn.*try heads of 24", fields={"head_dim": 20}),
 )
 # A head is width / heads wide: it grows where the number of heads does not follow the width.
 COUPLED = (
@@ -196,7 +196,7 @@ TWICE = {"num_local_experts": 8, "num_experts_per_tok": 4}
 EXPERTS = (
     *DECODER,
     exact("ffn-30", ffn=30),
-    refused("chosen-3", Refused, "2 of 4 experts are chosen.*try 4 of 8", fields={"num_experts_per_tok": 3}),
+    refused("chosen-3", Refused, "picks 2 of 4 experts.*try 4 of 8", fields={"num_experts_per_tok": 3}),
 )
 NOT_A_DIVISOR = refused("heads-10", BadTarget, "hidden_size 48 is not a multiple of 10 heads", heads=10)
 ODD_WIDTH = exact("width-50-alone", width=50, heads=4, kv_heads=2, ffn=100)
@@ -218,8 +218,8 @@ FRAMED_POST_LN = (
     exact("width-72", width=72),
     exact("width-120-vision", width=120, free="vision"),
     exact("width-64-wide-heads", width=64, heads=4, ffn=300),
-    refused("width-60", Refused, "passes through 96 spare neurons.*give --ffn 288 or more", width=60),
-    refused("width-52", Refused, "no frame carries 48.*too little freedom.*try", width=52, heads=4, ffn=300),
+    refused("width-60", Refused, "needs 96 new MLP neurons.*give --ffn 288 or more", width=60),
+    refused("width-52", Refused, "no change of basis takes 48.*too little freedom.*try", width=52, heads=4, ffn=300),
     exact("width-72-deeper", width=72, depth=3),
     exact("all-120-type-2-by-frames", width=120, ffn=600, depth=5, depth_type=2),
     exact("all-96", width=96, ffn=500, depth=5),
@@ -248,11 +248,11 @@ SWINV2 = (
     exact("width-48", width=48),
     exact("width-72", width=72),
     exact("factor-2", width_factor=2),
-    refused("width-36", Refused, "swinv2.layernorm: .*whole copies.*at 48 -> 72", width=36),
-    refused("width-60", Refused, "swinv2.layernorm: .*whole copies.*at 48 -> 120", width=60),
+    refused("width-36", Refused, "swinv2.layernorm: .*copies, all as often.*from 48 to 72", width=36),
+    refused("width-60", Refused, "swinv2.layernorm: .*copies, all as often.*from 48 to 120", width=60),
     refused("heads-alone", BadTarget, "(query|key|value)0 would shrink from 12 to 6", fields={"num_heads": [4, 8]}),
     exact("width-48-wide-heads", width=48, fields={"num_heads": [2, 4]}),
-    refused("no-ffn", BadTarget, "has no size for --ffn", ffn=400),
+    refused("no-ffn", BadTarget, "has no size that --ffn sets", ffn=400),
     refused("one-depth", BadTarget, "--set depths=", depth=4),
     exact("ffn-ratio-6", fields={"mlp_ratio": 6}),
     # Stage 0 shifts every second window: added blocks must not move the others off their phase.
@@ -260,7 +260,7 @@ SWINV2 = (
     exact("depths-4-2-type-1", fields={"depths": [4, 2]}, depth_type=1),
     exact("depths-2-3", fields={"depths": [2, 3]}),
     exact("depths-5-3-language", fields={"depths": [5, 3]}, free="language"),
-    refused("shallower", BadTarget, "would lose blocks", fields={"depths": [1, 2]}),
+    refused("shallower", BadTarget, "would lose layers", fields={"depths": [1, 2]}),
     exact("all-48", width=48, fields={"depths": [3, 3]}),
     exact("all-72-type-1", width=72, fields={"depths": [4, 4]}, depth_type=1),
 )
@@ -279,8 +279,8 @@ T5 = (
     exact("depths-5-4", fields={"num_layers": 5, "num_decoder_layers": 4}, depth_type=1),
     exact("encoder-only", fields={"num_layers": 4}),
     exact("all-72-language", width=72, free="language", fields={**T5_DEEP, "d_kv": 20, "vocab_size": 80}),
-    refused("one-depth", BadTarget, "several sizes behind --depth: use --set num_layers=2", depth=4),
-    refused("shallower", BadTarget, "would lose blocks", fields={"num_decoder_layers": 1}),
+    exact("both-sides", depth=4, heads="2x", ffn="1.5x"),
+    refused("shallower", BadTarget, "would lose layers", fields={"num_decoder_layers": 1}),
 )
 DEEPER = {"encoder_layers": 3, "decoder_layers": 5}
 WIDER = {"encoder_ffn_dim": 150, "decoder_ffn_dim": 130}
@@ -295,8 +295,9 @@ BART = (
     exact("ffn", fields=WIDER),
     exact_to_eps("depths-5-4", fields={"encoder_layers": 5, "decoder_layers": 4}, depth_type=1),
     exact("all-96", width=96, fields={**WIDER, "vocab_size": 80}),
-    refused("one-depth", BadTarget, "several sizes behind --depth: use --set encoder_layers=2", depth=4),
-    refused("shallower", BadTarget, "would lose blocks", fields={"encoder_layers": 1}),
+    exact("both-sides-ffn", ffn="+50"),
+    exact_to_eps("both-sides", depth="+2"),
+    refused("shallower", BadTarget, "would lose layers", fields={"encoder_layers": 1}),
 )
 # The widths decide whether a first block has a shortcut with parameters of its own.
 REWIRED = "at these sizes the model would (gain|lose)"
@@ -307,9 +308,11 @@ RESNET = (
     exact("depths-3-5", fields={"depths": [3, 5]}),
     exact("depths-4-3-type-1", fields={"depths": [4, 3]}, depth_type=1),
     exact("all", width_factor=1.5, fields={"depths": [3, 4]}),
-    refused("several-widths", BadTarget, "several sizes behind --width: use --width-factor", width=32),
+    refused(
+        "several-widths", BadTarget, "several sizes that --width could set: give a ratio such as --width 1.5x", width=32
+    ),
     refused("narrower", BadTarget, "would shrink", fields={"hidden_sizes": [16, 24]}),
-    refused("shallower", BadTarget, "would lose blocks", fields={"depths": [1, 3]}),
+    refused("shallower", BadTarget, "would lose layers", fields={"depths": [1, 3]}),
     refused("factor-below-1", BadTarget, "at least 1", width_factor=0.5),
 )
 HF_BOTTLENECK = (
@@ -334,7 +337,9 @@ TORCHVISION = (
     exact("layers-4-3-type-1", fields={"layers": [4, 3]}, depth_type=1),
     exact("all", width_factor=1.5, fields={"layers": [3, 4]}),
     exact("inner-and-depth", fields={"inner_width": [16, 25], "layers": [3, 4]}, depth_type=1),
-    refused("several-widths", BadTarget, "several sizes behind --width: use --width-factor", width=32),
+    refused(
+        "several-widths", BadTarget, "several sizes that --width could set: give a ratio such as --width 1.5x", width=32
+    ),
     refused("narrower", BadTarget, "would shrink", fields={"inner_width": [5, 16]}),
 )
 CIFAR = (
@@ -350,10 +355,10 @@ CIFAR = (
     refused(
         "first-stage",
         Refused,
-        "8 channels are added to 16 between 8 zeros, 12 to 16 between 4.*--width-factor",
+        "8 channels are padded with 8 zeros to 16, and 12 would be with 4 to 16.*--width-factor",
         fields={"width": 12, "stage_width": [12, 16]},
     ),
-    refused("stem", Refused, "would gain the space stage0.*--set width", fields={"width": 12}),
+    refused("stem", Refused, "would gain stage0.*--set width", fields={"width": 12}),
 )
 
 GROWTH: dict[str, tuple[Case, ...]] = {
@@ -405,13 +410,18 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         *ENCODER_VARIANT,
         exact("embeddings-72", fields={"embedding_size": 72}),
         refused(
-            "embeddings-meet-stream", Refused, "would lose electra.embeddings_project", fields={"embedding_size": 48}
+            "embeddings-meet-stream",
+            Refused,
+            "would lose the module electra.embeddings_project",
+            fields={"embedding_size": 48},
         ),
         refused("embeddings-36", Refused, "cannot widen transform.*try 48", fields={"embedding_size": 36}),
     ),
     "electra-wide": (
         *ENCODER_VARIANT,
-        refused("embeddings-96", Refused, "would gain electra.embeddings_project", fields={"embedding_size": 96}),
+        refused(
+            "embeddings-96", Refused, "would gain the module electra.embeddings_project", fields={"embedding_size": 96}
+        ),
     ),
     "electra-cls": (*ENCODER_VARIANT, exact("embeddings-36", fields={"embedding_size": 36})),
     "electra-tokens": ENCODER_VARIANT,
@@ -450,7 +460,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("depth-4", depth=4),
         exact("depth-7-type-2", depth=7, depth_type=2),
         exact("all-96", width=96, ffn=500, depth=5, fields={"vocab_size": 80}),
-        refused("shallower", BadTarget, "would lose blocks, 3 to 2: only growth", depth=2),
+        refused("shallower", BadTarget, "would lose layers, from 3 to 2: lemonx only grows", depth=2),
     ),
     "modernbert-cls": MODERNBERT_VARIANT,
     "modernbert-tokens": MODERNBERT_VARIANT,
@@ -499,7 +509,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "olmo-cls": VARIANT,
     "olmo-tied": (
         exact("heads-8-and-depth", heads=8, depth=3, ffn=150),
-        refused("width-72", Refused, "LayerNorm without parameters.*tie_word_embeddings=false", width=72),
+        refused("width-72", Refused, "LayerNorm without weights.*tie_word_embeddings=false", width=72),
         exact("width-72-untied", width=72, fields=UNTIED),
         exact("all-96-untied", width=96, depth=3, fields=UNTIED),
     ),
@@ -520,7 +530,13 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact_to_eps("all-144-type-2", width=144, depth=4, depth_type=2, fields={"vocab_size": 70}),
         exact("width-96-untied", width=96, fields=UNTIED),
         exact("ffn-150", ffn=150),
-        refused("width-72", Refused, "last block.*try 96.*or give --set tie_word_embeddings=false", width=72, ffn=196),
+        refused(
+            "width-72",
+            Refused,
+            "last layer.*try 96.*or first expand with --set tie_word_embeddings=false",
+            width=72,
+            ffn=196,
+        ),
     ),
     "opt-post-ln-untied": (exact("width-96", width=96), exact("width-72-by-frames", width=72, ffn=196)),
     "opt-no-last-norm": (
@@ -545,10 +561,15 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("width-144", width=144, free="vision"),
         exact("depth-3-type-2", depth=3, depth_type=2),
         exact("all-96-language", width=96, depth=5, fields={"vocab_size": 80}),
-        refused("width-72", Refused, "cannot read a frame.*give --set tie_word_embeddings=false", width=72),
+        refused(
+            "width-72",
+            Refused,
+            "tied to the embedding, so it cannot follow.*untie it with --set tie_word_embeddings=false",
+            width=72,
+        ),
         exact("width-72-untied", width=72, fields=UNTIED),
         exact("all-120-untied", width=120, depth=3, fields={"vocab_size": 80, **UNTIED}),
-        refused("width-52", Refused, "no frame carries 48.*try", width=52, heads=4, fields=UNTIED),
+        refused("width-52", Refused, "no change of basis takes 48.*try", width=52, heads=4, fields=UNTIED),
     ),
     "bloom-tokens": (exact("all-96", width=96, depth=3),),
     "mixtral": (
@@ -565,7 +586,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         # Each token to one expert: a new one, scored by the mean of all scores, is never above the best.
         exact("experts-7", fields={"num_local_experts": 7}),
         exact("all-72", width=72, depth=3, fields={"num_local_experts": 6}),
-        refused("chosen-2", Refused, "1 of 4 experts are chosen.*try 2 of 8", fields={"num_experts_per_tok": 2}),
+        refused("chosen-2", Refused, "picks 1 of 4 experts.*try 2 of 8", fields={"num_experts_per_tok": 2}),
     ),
     "qwen3-moe": (
         *EXPERTS,
@@ -583,7 +604,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("split-2", ffn=10, fields={"num_experts": 8, "num_experts_per_tok": 4}),
         exact("split-4-and-all", width=72, depth=3, ffn=5, fields={"num_experts": 16, "num_experts_per_tok": 8}),
         refused("split-3", BadTarget, "hidden would shrink from 20 to 7", ffn=7, fields={"num_experts": 12}),
-        refused("experts-6", Refused, "2 of 4 experts are chosen.*try 4 of 8", fields={"num_experts": 6}),
+        refused("experts-6", Refused, "picks 2 of 4 experts.*try 4 of 8", fields={"num_experts": 6}),
     ),
     "olmoe-clipped": VARIANT,
     "gpt-oss": (
@@ -627,7 +648,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("ffn-vocab", fields={**WIDER, "vocab_size": 80}),
         exact_to_eps("deeper-type-2", fields={**WIDER, **DEEPER}, depth_type=2),
         refused("more-heads", BadTarget, "would shrink", fields={"encoder_attention_heads": 8}),
-        refused("one-depth", BadTarget, "several sizes behind --depth: use --set encoder_layers=2", depth=4),
+        exact_to_eps("both-sides", depth=4),
     ),
     "marian-apart": (exact("vocabularies", fields={"vocab_size": 70, "decoder_vocab_size": 80}),),
     "whisper": (
@@ -637,7 +658,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         refused(
             "longer-sound",
             BadTarget,
-            "'max_source_positions' cannot grow: its sizes",
+            "'max_source_positions' cannot grow: set one of",
             fields={"max_source_positions": 20},
         ),
     ),
@@ -733,9 +754,9 @@ GROWTH |= {
         exact("first-stage", fields={"hidden_sizes": [16, 16]}),
         exact("depths-3-2-type-1", fields={"depths": [3, 2]}, depth_type=1),
         exact("all", width_factor=2, fields={"depths": [3, 5]}),
-        refused("factor-1.5", Refused, "only linear maps and LayerNorms can read stage0.*try 16", width_factor=1.5),
-        refused("stage-1", Refused, "depthwise convolution.*16 -> 24.*try 32", fields={"hidden_sizes": [8, 24]}),
-        refused("shallower", BadTarget, "would lose blocks", fields={"depths": [1, 2]}),
+        refused("factor-1.5", Refused, "is neither a linear layer nor a LayerNorm.*try 16", width_factor=1.5),
+        refused("stage-1", Refused, "depthwise convolution.*from 16 to 24.*try 32", fields={"hidden_sizes": [8, 24]}),
+        refused("shallower", BadTarget, "would lose layers", fields={"depths": [1, 2]}),
     ),
     "convnext-unscaled": (exact("all", width_factor=2, fields={"depths": [3, 5]}),),
     "swin-cls": (
@@ -761,7 +782,7 @@ GROWTH |= {
         refused(
             "factor-2",
             Refused,
-            r"would lose layer1\.\*\.downsample\.0, which leads from stage0 \(64\) to sum1 \(32\): "
+            r"would lose the module layer1\.\*\.downsample\.0, which leads from stage0 \(64\) to sum1 \(32\): "
             r"choose sizes at which these are not equal, with --set model_args\.channels=",
             width_factor=2,
         ),
@@ -777,7 +798,7 @@ GROWTH |= {
         refused(
             "stage-leaves-stem",
             Refused,
-            r"would gain layer1.*from stage0 \(64\) to sum1 \(128\).*equal, as they were, with --set model_args",
+            r"would gain the module layer1.*from stage0 \(64\) to sum1 \(128\).*equal, as they were, with --set model_args",
             width_factor=2,
         ),
     ),
@@ -961,12 +982,12 @@ def test_every_cell_of_the_matrix_is_so(model_type: str, column: str, source: An
     """The tiny model grows as its cell says: exactly, or with a refusal of one line."""
     folder, before = source(MODELS[model_type])
     config = json.loads((folder / "config.json").read_text())
-    text, wanted = capabilities.cell(architectures.families()[model_type], config, column)
-    if wanted is None:
-        assert text == capabilities.NONE
+    cell = capabilities.cell(architectures.families()[model_type], config, column)
+    if (wanted := cell.target) is None:
+        assert cell.verdict is capabilities.Verdict.NONE
         return
     options: dict[str, Any] = {"fields": wanted.fields, "width_factor": wanted.width_factor, "verify": False}
-    if text.startswith(capabilities.REFUSED):
+    if cell.verdict is capabilities.Verdict.REFUSED:
         with pytest.raises(LemonxError, match=r"^[^\n]+: [^\n]+$"):
             lemonx.expand(folder, tmp_path / "target", **options)
         return
@@ -974,7 +995,7 @@ def test_every_cell_of_the_matrix_is_so(model_type: str, column: str, source: An
     target = lemonx.expand(folder, tmp_path / "target", **options).path
     del options["verify"]
     plan = lemonx.plan(folder, solve=True, **options)
-    slack = 10 * plan.expected_loss if "up to eps" in text else 0.0
+    slack = 10 * plan.expected_loss if "up to eps" in cell.note else 0.0
     assert_same(before, behaviour(type(model), target, pico.vocabulary(model)), max(EXACT, slack), plan)
 
 

@@ -51,9 +51,9 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 @pytest.mark.parametrize(
     ("room", "says"),
     [
-        (lambda total: total // 2, "needs .* MB, but only .* are free: make room"),
-        (lambda total: total - 16_000, "the disk is full: make room"),
-        (lambda total: total - 8_000, "the disk is full: make room"),
+        (lambda total: total // 2, "needs .* MB, but only .* are free: free some space"),
+        (lambda total: total - 16_000, "the disk is full: free some space"),
+        (lambda total: total - 8_000, "the disk is full: free some space"),
         (lambda total: total + 65_536, None),
     ],
     ids=["half", "certificate", "last-file", "enough"],
@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_what_was_to_be_replaced(
     assert server().run("expand", good(), place / "out", *GROW).code == 0
     before = state(place)
     done = server().run("expand", good(), place / "out", *GROW, "--force", "--seed", 1)
-    assert_refused(Result(done.code, done.out, done.err), BAD_OUTPUT, "make room")
+    assert_refused(Result(done.code, done.out, done.err), BAD_OUTPUT, "free some space")
     assert state(place) == before
 
 

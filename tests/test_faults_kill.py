@@ -125,7 +125,7 @@ def test_two_at_once(server: Callable[[], Server], good: Callable[..., Path], tm
     done = [server().wait(pid) for pid in started]
     assert sorted(run.code for run in done) == [0, 5], done
     loser = next(run for run in done if run.code)
-    assert "appeared meanwhile" in loser.err or "exists" in loser.err
+    assert "was created by someone else meanwhile" in loser.err or "exists" in loser.err
     assert os.listdir(tmp_path) == ["out"] and (output / "lemonx.json").exists()
 
 

@@ -222,9 +222,9 @@ def test_a_class_of_the_users_own() -> None:
     large = lemonx.expand(mine, ffn=150)  # verified, as the class it is derived from
     assert type(large) is Mine and large.count() > mine.count()
     assert large.config.architectures == mine.config.architectures
-    assert_one_line(Refused, "Doubled has a forward of its own", lambda: lemonx.expand(Doubled(config), ffn=150))
+    assert_one_line(Refused, "Doubled has its own forward", lambda: lemonx.expand(Doubled(config), ffn=150))
     assert type(lemonx.expand(Doubled(config), ffn=150, verify=False)) is Doubled
     wanting = Wanting(config, 1)
     assert_one_line(Refused, "cannot load the expanded Wanting", lambda: lemonx.expand(wanting, ffn=150, verify=False))
     strange = Strange(hf.LlamaConfig(attn_implementation="eager"))
-    assert_one_line(Refused, "Strange is not a class of transformers", lambda: lemonx.expand(strange, ffn=150))
+    assert_one_line(Refused, "Strange is neither a class of transformers", lambda: lemonx.expand(strange, ffn=150))

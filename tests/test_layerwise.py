@@ -21,7 +21,7 @@ import pico
 from lemonx import api, architectures, cli
 from lemonx.algebra.expansions import expansion
 from lemonx.errors import NotVerified
-from lemonx.verification import layerwise, outputs
+from lemonx.verification import by_module, layerwise, memory, strips
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,12 @@ COMPUTED = {"marian"}
 
 
 @pytest.mark.parametrize("model_type", sorted(architectures.families().keys() - COMPUTED))
-def test_every_family_agrees_at_twice_the_width(model_type: str, tmp_path: Path) -> None:
+def test_every_family_agrees_at_twice_the_width(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every weight that can be read in strips read in strips."""
+    monkeypatch.setattr(strips, "LARGE", 0)
+    monkeypatch.setattr(strips, "STRIP", 1 << 11)
     small = pico.save(pico.PICO[TYPES[model_type]](), tmp_path / "small")
     sizes = ELSE.get(model_type, {"width_factor": 2})
     measured = api.verify(small, lemonx.expand(small, tmp_path / "large", verify=False, **sizes).path, layerwise=True)
@@ -98,7 +103,8 @@ def test_the_meter_counts_what_is_there(source: Callable[..., Path], tmp_path: P
     from lemonx.verification.sample import views
 
     model = pico.load(source("llama-untied")).model
-    with layerwise._metered(model) as meter:
+    meter = by_module._Meter(model)
+    with by_module._metered(model, meter):
         floating_outputs(model, views(model)[0])
     assert meter.peak == sum(p.nbytes for p in model.parameters())
 
@@ -155,6 +161,39 @@ def test_rounded_weights_are_measured_by_the_sources_noise(source: Callable[...,
     assert all(1e-10 < place.difference <= place.tolerance < 0.2 for place in good)
 
 
+@pytest.mark.parametrize("name", ["llama-tied", "llama-untied", "bert-cls", "gpt-oss", "mixtral", "t5"])
+def test_strips_are_the_whole(
+    name: str, source: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same figures with less in memory, of stored weights that transformers leaves as they are or fuses."""
+    small = source(name, torch.bfloat16)
+    large = lemonx.expand(small, tmp_path / "large", verify=False, width=72).path
+    whole = api.verify(small, large, layerwise=True)
+    monkeypatch.setattr(strips, "LARGE", 0)
+    monkeypatch.setattr(strips, "STRIP", 1 << 11)
+    parts = api.verify(small, large, layerwise=True)
+    assert whole.passed and parts.passed and whole.layers and parts.layers and whole.outputs and parts.outputs
+    assert parts.outputs.difference == pytest.approx(whole.outputs.difference, rel=1e-6)
+    # Rows are rounded by other numbers than they are as a whole, and by about as much.
+    assert parts.outputs.noise and whole.outputs.noise
+    assert 0.2 < parts.outputs.noise / whole.outputs.noise < 5
+    assert parts.layers.weights <= whole.layers.weights
+    if name.startswith("llama"):
+        assert parts.layers.weights < whole.layers.weights / 3
+
+
+def test_a_row_in_a_strip_that_is_wrong_is_seen(
+    source: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strips, "LARGE", 0)
+    monkeypatch.setattr(strips, "STRIP", 1 << 11)
+    for name in ("lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
+        large = lemonx.expand(source("llama-untied"), tmp_path / name, verify=False, width=72).path
+        damage(large, name, lambda w: w[-1].mul_(1 + 1e-6) if len(w) > 61 else w.mul_(1 + 1e-6))
+        measured = api.verify(source("llama-untied"), large, layerwise=True)
+        assert measured.outputs and measured.outputs.difference > 1e-10 and not measured.outputs.passed
+
+
 def test_a_lossy_target_is_compared_by_its_outputs(source: Callable[..., Path], tmp_path: Path) -> None:
     """Its certificate names the method, and that one promises nothing for streams."""
     large = lemonx.expand(source("llama-tied"), tmp_path / "large", method="stackbert", depth=4).path
@@ -181,7 +220,7 @@ def test_expand_falls_back_on_it_where_memory_is_short(
     source: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine with room for a block, and not for the model: the certificate says how it was verified."""
-    monkeypatch.setattr(outputs, "memory_short", lambda *_: "too small")
+    monkeypatch.setattr(memory, "memory_short", lambda *_: "too small")
     large = lemonx.expand(source("llama-tied"), tmp_path / "large", width=72, depth=3).path
     content = json.loads((large / "lemonx.json").read_text())["verified"]
     assert content["outputs"]["passed"] and content["skipped"] is None

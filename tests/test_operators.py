@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lemonx.algebra.expansions import AVG, RAND, ZERO, Expansion, expansion, identity, product
+from lemonx.algebra.expansions import Expansion, Fill, expansion, identity, product
 from lemonx.algebra.free_parameters import PRESETS, Free, preset
 from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix
 from lemonx.execution import noise
@@ -65,7 +65,7 @@ def dense(e: Expansion) -> Tensor:
 def filled(e: Expansion) -> Tensor:
     """Inputs E x for every unit vector x, with something where E leaves anything open."""
     rng = np.random.default_rng(5)
-    fill = rng.normal(size=(e.size, int((e.source == RAND).sum())))
+    fill = rng.normal(size=(e.size, int(e.is_free.sum())))
     return torch.from_numpy(np.ascontiguousarray(e.expand(np.eye(e.size), fill).T))
 
 
@@ -77,7 +77,7 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
 def assert_lossless(grown: Tensor, small: Tensor, rows: Expansion, columns: Expansion) -> None:
     """W* E_in = E_out W, on all rows but those that may be anything."""
     assert grown.shape == (rows.target_size, columns.target_size)
-    fixed = torch.from_numpy(rows.source != RAND)
+    fixed = torch.from_numpy(~rows.is_free)
     assert_close((grown @ filled(columns))[fixed], (dense(rows) @ small)[fixed])
 
 
@@ -120,7 +120,7 @@ def test_tables_are_produced_on_both_axes(rows: Expansion, columns: Expansion, f
     """An embedding: what is read is an index, so W* = E_rows W E_columns^T."""
     small = weight(rows.size, columns.size)
     grown = expand_matrix(small, Matrix(rows, columns, consumes=False), free)
-    fixed = torch.from_numpy(rows.source != RAND)
+    fixed = torch.from_numpy(~rows.is_free)
     assert_close(grown[fixed], (dense(rows) @ small @ dense(columns).T)[fixed])
 
 
@@ -131,7 +131,7 @@ def test_bias_is_the_vector_expansion(rows: Expansion, free: Free) -> None:
     bias = weight(rows.size, 1)
     grown = expand_matrix(bias, Matrix(rows, identity(1), consumes=False), free)[:, 0]
     wanted = torch.from_numpy(rows.expand(bias[:, 0].numpy()))
-    fixed = torch.from_numpy(rows.source != RAND)
+    fixed = torch.from_numpy(~rows.is_free)
     assert_close(grown[fixed], wanted[fixed])
 
 
@@ -177,8 +177,8 @@ def test_type_2_cancels(rows: Expansion, columns: Expansion, free: Free) -> None
     # Third copies take phi and a share of what the second has: nothing, if neither is asked for.
     told_apart = (count > 1) & ((columns.copy_number < 2) | (free.phi > 0) | (free.split > 0))
     assert (grown[:, told_apart] != 0).all()
-    assert (grown[:, columns.source == ZERO] != 0).all()
-    assert not grown[:, (columns.source == AVG) | (columns.source == RAND)].any()
+    assert (grown[:, columns.is_zero] != 0).all()
+    assert not grown[:, columns.is_mean | columns.is_free].any()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -405,7 +405,7 @@ def test_blocks_change_nothing_but_the_noise(
     small = weight(rows.size, columns.size)
     how = Matrix(rows, columns, consumes or mode == CANCEL, mode=mode)
     if not how.consumes:
-        how = replace(how, columns=replace(columns, source=np.where(columns.source == RAND, ZERO, columns.source)))
+        how = replace(how, columns=replace(columns, source=np.where(columns.is_free, Fill.ZERO, columns.source)))
     assert torch.equal(by_blocks(small, how, QUIET, limit), expand_matrix(small, how, QUIET))
 
 
@@ -437,7 +437,7 @@ def test_copies_sum_exactly_in_half_precision(
     grown = expand_matrix(small, Matrix(rows, columns, consumes=True), free)
     assert grown.dtype == dtype
     produced = expand_matrix(small, Matrix(rows, identity(n), consumes=True), free).double()
-    fixed = torch.from_numpy(rows.source != RAND)
+    fixed = torch.from_numpy(~rows.is_free)
     copied = torch.from_numpy((columns.source >= 0).astype(np.float64))
     assert torch.equal(((grown.double() * copied) @ dense(columns))[fixed], produced[fixed])
 

@@ -172,7 +172,7 @@ def test_width_alone_needs_no_lists(tmp_path: Path) -> None:
 def test_a_plan_without_transformers_refuses_what_only_transformers_knows(tmp_path: Path) -> None:
     folder = SOURCES["gemma2"].save(tmp_path / "source")
     with Checkpoint.open(folder) as checkpoint:
-        with pytest.raises(Refused, match=r"leaves out layer_types.*add layer_types to config\.json"):
+        with pytest.raises(Refused, match=r"leaves out layer_types.*add layer_types, with one entry per layer"):
             make_plan(checkpoint, Target(depth=8))
         assert make_plan(checkpoint, Target(ffn=150)).blocks
 

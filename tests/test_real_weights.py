@@ -23,7 +23,6 @@ from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM
 
 import lemonx
 import pico
-from lemonx.algebra.expansions import AVG
 from lemonx.algebra.recipes import CANCEL, SILENT, Matrix, Vector
 from lemonx.models.resnet import (
     TorchvisionResNetConfig,
@@ -294,7 +293,7 @@ def assert_copies_sum(step: Step, how: Matrix, before: Mapping[str, Tensor], aft
     further = before[step.appended].reshape(source.shape).double() if step.appended else source
     row, copy = torch.from_numpy(how.rows.source), torch.from_numpy(how.rows.copy_number)
     column = torch.from_numpy(how.columns.source)
-    assert not how.rows.has(AVG), "a mean is rounded"
+    assert not how.rows.is_mean.any(), "a mean is rounded"
     wanted = torch.where((copy > 0)[:, None], further[row.clamp(min=0)], source[row.clamp(min=0)])
     wanted[row < 0] = 0
     if how.mode == CANCEL:

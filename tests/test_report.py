@@ -237,7 +237,7 @@ def _content(lemon: list[list[float]], other: list[list[float]], *, better: str 
             for seed, both in enumerate(finals)
             for steps, final in zip((400, 800), both, strict=True)
         ]
-        at = [{"steps": n, **vars(figure([run["final"] for run in runs if run["steps"] == n]))} for n in (400, 800)]
+        at = [{"steps": n, **figure([run["final"] for run in runs if run["steps"] == n])} for n in (400, 800)]
         return {"label": label, "method": method, "source": "source", "runs": runs, "at": at, "downstream": {}}
 
     return {

@@ -13,9 +13,9 @@ import attacks
 from commands import state
 from lemonx.checkpoints.destination import OLD, beside, leftovers
 from lemonx.errors import BadOutput
-from lemonx.training.folder import _create, claimed, saved_folders
 from lemonx.training.recipe import Recipe, read_recipe
 from lemonx.training.run import run
+from lemonx.training.run_folder import _create, claimed, saved_folders
 
 
 @pytest.fixture
@@ -66,7 +66,9 @@ def test_force_leaves_what_a_run_did_not_write(name: str, recipe: Recipe, tmp_pa
     before = state(tmp_path)
     named = name if name.startswith(("checkpoint-12/", "runs/")) or "/" not in name else name.partition("/")[0] + "/"
     with (
-        pytest.raises(BadOutput, match=rf"holds more than a run \({re.escape(repr(named))}\), so it is not replaced"),
+        pytest.raises(
+            BadOutput, match=rf"holds more than a run \({re.escape(repr(named))}\), so lemonx does not replace it"
+        ),
         claimed(output, recipe, resume=True, force=True),
     ):
         pass

@@ -115,7 +115,7 @@ def test_what_leaves_a_frame_shrinks_as_the_source_shrinks_it(albert: Path, tmp_
     assert figures["noise_ratio"] < SEEN and figures["gradient_ratio"] < SEEN
     solved = lemonx.plan(albert, width=96).frames
     assert solved is not None
-    carried = torch.from_numpy(solved.streams[0].stream_before(0).stream.forth.columns(0, 96))
+    carried = torch.from_numpy(solved.streams[0].entry.stream.forth.columns(0, 96))
     assert growth(target, beside=carried) < growth(albert) < 1
 
 
@@ -148,7 +148,7 @@ def test_either_figure_refuses() -> None:
 def test_a_gradient_is_that_of_the_same_function(tmp_path: Path) -> None:
     """The source beside itself, and outputs in another basis: a model without a head gives out a frame."""
     from lemonx.checkpoints import Checkpoint
-    from lemonx.verification.outputs import compare
+    from lemonx.verification.whole import compare
 
     source = pico.save(pico.PICO["roberta-pre-ln-base"](), tmp_path / "source")
     plan = lemonx.plan(source, width=72)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lemonx import architectures
 from lemonx.errors import BadTarget, LemonxError
 from lemonx.planning.request import Target, target_config
+from lemonx.planning.sizes import Relative, parse_size
 from lemonx.planning.typecheck import check, with_tied
 
 Config = Mapping[str, Any]
@@ -180,7 +181,7 @@ def test_advised_widths_work(width: int, n_inner: int, heads: int) -> None:
     if (heads * width) % 48 == 0 and (n_inner * width) % 48 == 0:
         assert grown(config, width=width)["n_inner"] * 48 == n_inner * width
         return
-    message = assert_refused(config, "is not whole", "--set", width=width)
+    message = assert_refused(config, "is not a whole number", "--set", width=width)
     advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that work are ")[2].partition(", or")[0])]
     assert advised
     for size in advised:
@@ -196,7 +197,7 @@ def test_advised_widths_work(width: int, n_inner: int, heads: int) -> None:
 @pytest.mark.parametrize("config", [RESNET, TORCHVISION], ids=lambda config: config["model_type"])
 def test_advised_factors_work(config: Config) -> None:
     """Several sizes are the width here: no --width could be given, so a factor is advised."""
-    message = assert_refused(config, "is not whole", "--set", width_factor=Fraction(10, 7))
+    message = assert_refused(config, "is not a whole number", "--set", width_factor=Fraction(10, 7))
     assert "widths that work" not in message
     step = re.search(r"1/(\d+)", message)
     assert step
@@ -205,7 +206,7 @@ def test_advised_factors_work(config: Config) -> None:
 
 
 def test_factor_that_is_not_whole_for_a_list() -> None:
-    message = assert_refused(SWINV2, "num_heads", "is not whole", width_factor=Fraction(5, 4))
+    message = assert_refused(SWINV2, "num_heads", "is not a whole number", width_factor=Fraction(5, 4))
     advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that work are ")[2].partition(", or")[0])]
     assert advised
     for size in advised:
@@ -215,7 +216,7 @@ def test_factor_that_is_not_whole_for_a_list() -> None:
 @pytest.mark.parametrize("width", [0, -3, 1, 20, 47])
 def test_width_cannot_shrink(width: int) -> None:
     message = assert_refused(GPT2, str(width), width=width)
-    assert "growth" in message or "at least 1" in message
+    assert "lemonx only grows models" in message or "at least 1" in message
 
 
 @pytest.mark.parametrize("option", ["depth", "heads", "kv_heads", "ffn"])
@@ -230,10 +231,44 @@ def test_options_that_a_family_has_not() -> None:
 
 
 def test_options_with_several_sizes_behind_them() -> None:
-    message = assert_refused(RESNET, "--width-factor", "--set embedding_size=8", "--set hidden_sizes=[16,24]", width=16)
-    assert " [" not in message.partition("use")[2]  # can be pasted into a shell
-    assert_refused(RESNET, "--depth", "--set depths=[2,2]", depth=3)
-    assert_refused(SWINV2, "--heads", "--set num_heads=[2,4]", heads=4)
+    message = assert_refused(RESNET, "--width 1.5x", "--set embedding_size=8", "--set hidden_sizes=[16,24]", width=16)
+    assert " [" not in message.partition("give")[2]  # can be pasted into a shell
+    assert_refused(RESNET, "--depth 2x", "--set depths=[2,2]", depth=3)
+    assert_refused(SWINV2, "--heads 2x", "--set num_heads=[2,4]", heads=4)
+
+
+T5: Config = dict(
+    model_type="t5", d_model=48, num_layers=2, num_decoder_layers=3, num_heads=4, d_kv=12, d_ff=96, vocab_size=61
+)
+
+
+def test_sizes_in_terms_of_the_source() -> None:
+    assert_grown(LLAMA, {"num_hidden_layers": 6}, depth=Relative(plus=4))
+    assert_grown(LLAMA, {"intermediate_size": 150}, ffn=Relative(Fraction(3, 2)))
+    assert_grown(LLAMA, grown(LLAMA, width=96), width=Relative(plus=48))
+    assert_grown(RESNET, {"depths": [4, 4]}, depth=Relative(Fraction(2)))
+    assert_grown(T5, {"num_layers": 4, "num_decoder_layers": 5}, depth=Relative(plus=2))
+    assert_grown(T5, {"num_layers": 8, "num_decoder_layers": 8}, depth=8)
+    assert_refused(
+        LLAMA, "num_hidden_layers = 2 times 5/4 is not a whole number", "--depth 2", depth=Relative(Fraction(5, 4))
+    )
+    assert_refused(RESNET, "--depth 2x", "--set depths=[2,2]", depth=Relative(plus=1))
+    assert_refused(GPT2, "config.json gives no n_inner", "--ffn 4096", ffn=Relative(Fraction(2)))
+    assert_refused(LLAMA, "at most", depth=Relative(plus=10**9))
+
+
+@given(st.integers(1, 10**6), st.integers(1, 40), st.integers(1, 40))
+def test_sizes_as_they_are_typed(number: int, above: int, below: int) -> None:
+    assert parse_size("--depth", str(number)) == number == parse_size("--depth", number)
+    assert parse_size("--depth", f"+{number}") == Relative(plus=number)
+    if above >= below:
+        assert parse_size("--depth", f"{above}/{below}x") == Relative(Fraction(above, below))
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.5", "-1x", "2X2", "1e3x", "nanx", "1/0x", "+", "+1.5", "0.5x", True, 1.5])
+def test_sizes_that_are_none(text: Any) -> None:
+    with pytest.raises(BadTarget, match=r"want a number, a ratio|at least 1x"):
+        parse_size("--depth", text)
 
 
 # ----------------------------------------------------------------- --set

@@ -25,7 +25,7 @@ from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Recipe, parse_recipe, read_recipe
 from lemonx.training.schedule import Schedule
 from lemonx.training.stages import legs
-from lemonx.training.stream import Stream
+from lemonx.training.stream import ExampleStream
 
 GOOD: dict[str, Any] = {
     "task": "causal-lm",
@@ -81,9 +81,9 @@ def test_a_recipe_that_cannot_be_followed(change: dict[str, Any], says: str) -> 
         ("task: causal-lm\ntask: masked-lm\n", "'task' is given twice"),
         ("data: {kind: stdlib, kind: text}\n", "'kind' is given twice"),
         ("task: !!python/object/apply:os.system [echo]\n", "could not determine a constructor"),
-        ("- task\n", "want keys and values"),
-        ("task: [\n", "not YAML that is read here"),
-        ("? [a, b]\n: 1\n", "want keys and values|not YAML that is read here"),
+        ("- task\n", "write keys and values"),
+        ("task: [\n", "is not a recipe in YAML"),
+        ("? [a, b]\n: 1\n", "write keys and values|is not a recipe in YAML"),
     ],
 )
 def test_yaml_that_is_not_read(text: str, says: str, tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ class Numbers(Examples):
 @given(st.integers(1, 20), st.integers(0, 5), st.lists(st.integers(1, 7), min_size=1, max_size=30))
 def test_a_stream_is_the_same_however_it_is_cut(size: int, seed: int, batches: list[int]) -> None:
     length = sum(batches)
-    whole = [item["x"].tolist() for item in Stream(Numbers(size), length, seed).__getitems__(range(length))]
-    cut, at, stream = [], 0, Stream(Numbers(size), length, seed)
+    whole = [item["x"].tolist() for item in ExampleStream(Numbers(size), length, seed).__getitems__(range(length))]
+    cut, at, stream = [], 0, ExampleStream(Numbers(size), length, seed)
     for batch in batches:
         cut.append([item["x"].tolist() for item in stream.__getitems__(range(at, at + batch))])
         at += batch
@@ -265,7 +265,7 @@ def test_a_stream_is_the_same_however_it_is_cut(size: int, seed: int, batches: l
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        stream = Stream(Numbers(50), 500, seed)
+        stream = ExampleStream(Numbers(50), 500, seed)
         return [int(item["x"][0]) for item in stream.__getitems__(range(50 * epoch, 50 * epoch + 50))]
 
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
@@ -286,8 +286,8 @@ def test_legs_follow_each_other() -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"model_type": "lama"}, "no model 'lama'"),
-        ({"model_type": "llama", "hiden_size": 3}, "config.hiden_size is no field of a llama: did you mean 'hidden"),
+        ({"model_type": "lama"}, "config.model_type is 'lama', which transformers does not know"),
+        ({"model_type": "llama", "hiden_size": 3}, "config.hiden_size is not a field of a llama: did you mean 'hidden"),
         ({"model_type": "llama", "vocab_size": 3}, "config.vocab_size is 3, but the data has 61"),
         ({"model_type": "vit"}, "config: transformers cannot build a model for causal-lm"),
     ],

@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 
 from lemonx import api, cli, data
 from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
-from lemonx.training import folder, model
+from lemonx.training import model, run_folder
 from lemonx.training.inheritance import inheritance_loss
 from lemonx.training.recipe import Recipe, parse_recipe
 from lemonx.training.recipe_file import with_changes
-from lemonx.training.run import Run, run
+from lemonx.training.run import FinishedRun, run
 from lemonx.training.schedule import Schedule
 
 LLAMA = dict(
@@ -58,14 +58,14 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return run(recipe(), tmp_path_factory.mktemp("trained") / "out")
 
 
-def assert_same(first: Run, second: Run) -> None:
+def assert_same(first: FinishedRun, second: FinishedRun) -> None:
     """Bit for bit, but for the time it took."""
 
-    def timeless(done: Run) -> list[dict[str, Any]]:
+    def timeless(done: FinishedRun) -> list[dict[str, Any]]:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in done.curve]
 
     assert timeless(first) == timeless(second)
@@ -77,7 +77,7 @@ def assert_same(first: Run, second: Run) -> None:
 # What a run leaves.
 
 
-def test_what_a_run_writes(trained: Run) -> None:
+def test_what_a_run_writes(trained: FinishedRun) -> None:
     names = {path.name for path in trained.output.iterdir()}
     assert {"config.json", "model.safetensors", "curve.csv", "curve.png", "run.json", "checkpoint-12"} <= names
     assert not any(name.startswith(".") for name in names)
@@ -91,7 +91,7 @@ def test_what_a_run_writes(trained: Run) -> None:
     assert api.plan(trained.output, width=48, depth=2).exactness
 
 
-def test_the_curve(trained: Run) -> None:
+def test_the_curve(trained: FinishedRun) -> None:
     assert [row["step"] for row in trained.curve] == [0, 4, 5, 8, 10, 12]
     with open(trained.output / "curve.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -106,7 +106,7 @@ def test_the_curve(trained: Run) -> None:
     assert [row["seconds"] for row in trained.curve] == sorted(row["seconds"] for row in trained.curve)
 
 
-def test_flops_are_counted(trained: Run) -> None:
+def test_flops_are_counted(trained: FinishedRun) -> None:
     width, kv, ffn, length, vocabulary = 32, 16, 48, 32, 260
     weights = 2 * width * width + 2 * width * kv + 3 * width * ffn + width * vocabulary
     attention = 2 * length * width  # scores and values, per token
@@ -114,7 +114,7 @@ def test_flops_are_counted(trained: Run) -> None:
     assert trained.flops == 3 * forward * 12 * 4
 
 
-def test_the_validation_loss_is_that_of_the_model(trained: Run) -> None:
+def test_the_validation_loss_is_that_of_the_model(trained: FinishedRun) -> None:
     """Of the saved weights, computed here: every window has as many tokens, so their mean is the mean of windows."""
     prepared = data.prepare("causal-lm", TEXT, config=LLAMA, seed=0)
     loaded = model.loaded("causal-lm", trained.output, {}).eval()
@@ -140,13 +140,13 @@ def test_progress_is_told(tmp_path: Path) -> None:
 # Nothing but the recipe matters.
 
 
-def test_the_seed_decides(trained: Run, tmp_path: Path) -> None:
+def test_the_seed_decides(trained: FinishedRun, tmp_path: Path) -> None:
     assert_same(trained, run(recipe(), tmp_path / "again"))
     other = run(recipe(seed=1), tmp_path / "other")
     assert other.final["validation_loss"] != trained.final["validation_loss"]
 
 
-def test_accumulated_gradients_are_those_of_the_batch(trained: Run, tmp_path: Path) -> None:
+def test_accumulated_gradients_are_those_of_the_batch(trained: FinishedRun, tmp_path: Path) -> None:
     parts = run(recipe(gradient_accumulation=2), tmp_path / "parts")
     # Sums of float32 gradients in another order, and Adam divides by their size: twelve steps of at most 1e-2.
     for whole, part in zip(trained.curve, parts.curve, strict=True):
@@ -185,7 +185,7 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_appears_whole_or_not_at_all(
-    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped while it writes its second checkpoint, a run goes on from the first."""
     save, saved = torch.save, []
@@ -209,13 +209,13 @@ def test_a_checkpoint_appears_whole_or_not_at_all(
 # Where a run may write.
 
 
-def test_a_finished_run_is_not_replaced(trained: Run, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_replaced(trained: FinishedRun, tmp_path: Path) -> None:
     output = tmp_path / "out"
     run(recipe(steps=1, warmup=0), output)
     with pytest.raises(BadOutput, match="holds a finished run"):
         run(recipe(steps=1, warmup=0), output)
     # A run that cannot even begin leaves the old one.
-    with pytest.raises(BadRecipe, match="no field of a llama"):
+    with pytest.raises(BadRecipe, match="is not a field of a llama"):
         run(recipe(config__hiden_size=3), output, force=True)
     assert json.loads((output / "run.json").read_text())["steps"] == 1
     assert_same(trained, run(recipe(), output, force=True))
@@ -246,7 +246,7 @@ def test_an_unfinished_run_of_another_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        (dict(warmup=12), BadRecipe, "warm-up of 12 steps leaves nothing of the 12"),
+        (dict(warmup=12), BadRecipe, "warm-up takes 12 of 12 steps"),
         (dict(config=None, source="nowhere"), BadCheckpoint, "nowhere"),
         (dict(inheritance__teacher="nowhere"), BadCheckpoint, "nowhere"),
     ],
@@ -259,12 +259,12 @@ def test_a_run_that_cannot_begin_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_of_another_task(trained: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_task(trained: FinishedRun, tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match="masked-lm"):
         run(recipe(config=None, source=str(trained.output), task="masked-lm"), tmp_path / "out")
 
 
-def test_the_source_is_not_written_to(trained: Run) -> None:
+def test_the_source_is_not_written_to(trained: FinishedRun) -> None:
     before = sorted(trained.output.rglob("*"))
     for output in (trained.output, trained.output / "inside", trained.output.parent):
         with pytest.raises(BadOutput, match="source"):
@@ -297,7 +297,7 @@ def assert_lossless(before: float, after: float, fan_in: int) -> None:
 
 
 @pytest.mark.parametrize("width", [48, 64])
-def test_an_expanded_model_starts_where_its_source_ended(width: int, trained: Run, tmp_path: Path) -> None:
+def test_an_expanded_model_starts_where_its_source_ended(width: int, trained: FinishedRun, tmp_path: Path) -> None:
     grown = recipe(config=None, source=str(trained.output), expand=dict(width=width, depth=3, verify=False), steps=3)
     done = run(grown, tmp_path / "out")
     assert_lossless(trained.final["validation_loss"], done.curve[0]["validation_loss"], 2 * 48)
@@ -318,7 +318,7 @@ def test_stages_are_one_run(tmp_path: Path) -> None:
     schedule = Schedule(1e-2, 1e-3, 2, 12)
     for row in done.curve[1:]:
         assert row["learning_rate"] == pytest.approx(schedule.learning_rate(row["step"] - 1), rel=1e-12)
-    history = folder.last_saved(done.output, {0: 4, 1: 8, 2: 12}).history  # type: ignore[union-attr]
+    history = run_folder.last_saved(done.output, {0: 4, 1: 8, 2: 12}).history  # type: ignore[union-attr]
     for step in (4, 8):
         before, after = (line["eval_loss"] for line in history if line["step"] == step and "eval_loss" in line)
         assert_lossless(before, after, 2 * 48)
@@ -356,14 +356,14 @@ def test_moments_may_start_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
-def test_the_loss_of_inheritance(kind: str, trained: Run, tmp_path: Path) -> None:
+def test_the_loss_of_inheritance(kind: str, trained: FinishedRun, tmp_path: Path) -> None:
     """The first step's loss is half the task's and half the teacher's, both computed here."""
     asked = recipe(inheritance=dict(kind=kind, teacher=str(trained.output)), steps=2, warmup=0, save_every=1)
     done = run(asked, tmp_path / "out")
     prepared = data.prepare("causal-lm", TEXT, config=LLAMA, seed=0)
-    from lemonx.training.stream import Stream
+    from lemonx.training.stream import ExampleStream
 
-    batch = prepared.collate(Stream(prepared.train, 8, 0).__getitems__(range(4)))  # type: ignore[arg-type]
+    batch = prepared.collate(ExampleStream(prepared.train, 8, 0).__getitems__(range(4)))  # type: ignore[arg-type]
     student = model.fresh("causal-lm", LLAMA, prepared.model, 0)
     teacher = model.loaded("causal-lm", trained.output, {})
     with torch.no_grad():
@@ -432,12 +432,12 @@ def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("train",), 2, "RECIPE --output FOLDER"),
-        (("train", "lm-tiny", "--output", "out"), 2, "neither a file nor a recipe that ships"),
-        (("train", "none.yaml", "--output", "out"), 2, "none.yaml: cannot be read"),
+        (("train",), 2, "needs a recipe and an --output folder"),
+        (("train", "lm-tiny", "--output", "out"), 2, "is neither a file nor the name of a recipe"),
+        (("train", "none.yaml", "--output", "out"), 2, "none.yaml' cannot be read"),
         (("train", "lm-small", "--output", "out", "--set", "stepps=3"), 2, "'stepps' .* did you mean 'steps'"),
-        (("train", "lm-small", "--output", "out", "--set", "steps"), 2, "want KEY=VALUE"),
-        (("train", "lm-small", "--output", "out", "--set", "data.kind=poems"), 3, "no kind 'poems'"),
+        (("train", "lm-small", "--output", "out", "--set", "steps"), 2, "is not KEY=VALUE"),
+        (("train", "lm-small", "--output", "out", "--set", "data.kind=poems"), 3, "no data of kind 'poems'"),
         (("train", "glue", "--output", "out"), 2, "give one of source"),
     ],
 )
@@ -461,7 +461,7 @@ def test_list(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 
 
 def test_recipe(
-    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    trained: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     target = api.expand(trained.output, tmp_path / "large", width=64, depth=2, verify=False).path
     for form, says in (("yaml", "steps: 750"), ("arguments", "max_steps=750")):

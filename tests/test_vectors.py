@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lemonx.algebra.expansions import (
-    AVG,
-    PART,
-    RAND,
-    ZERO,
     Expansion,
+    Fill,
     Split,
     alibi_expansion,
     alibi_slopes,
@@ -27,8 +24,8 @@ from lemonx.algebra.expansions import (
     product,
 )
 from lemonx.errors import Refused
-from lemonx.specs.space_expansions import attention_expansion, grouped_expansion, padded_expansion
-from lemonx.specs.spaces import Space, avg, circ, grouped, iso, key, query, zero
+from lemonx.specs.space_expansions import grouped_expansion, padded_expansion
+from lemonx.specs.spaces import Grouped, Growth, Rotary, Stream, Units, avg, circ, grouped, iso, key, query, zero
 
 # Examples are small; a busy machine is no reason to fail.
 LAW = settings(deadline=None, max_examples=60)
@@ -147,9 +144,7 @@ def test_expand_acts_on_the_last_axis(e: Expansion) -> None:
 def test_gain_scales_all_but_arbitrary_entries(e: Expansion, gain: float) -> None:
     x = vector(e.size)
     assert np.allclose(e.with_gain(gain).expand(x, np.array(0.0)), gain * e.expand(x), rtol=1e-14)
-    assert np.array_equal(
-        e.with_gain(gain).expand(x, np.array(5.0))[e.source == RAND], np.full(sum(e.source == RAND), 5)
-    )
+    assert np.array_equal(e.with_gain(gain).expand(x, np.array(5.0))[e.is_free], np.full(sum(e.is_free), 5))
 
 
 @LAW
@@ -220,8 +215,8 @@ def test_map_is_described_exactly(e: Expansion, base: int) -> None:
     assert_counts_are_true(e)
     assert_runs_are_the_map(e)
     assert_every_further_copy_once(e, base)
-    for flag in (AVG, ZERO, RAND):
-        assert e.has(flag) == (flag in e.source.tolist())
+    for fill, asked in ((Fill.AVG, e.is_mean), (Fill.ZERO, e.is_zero), (Fill.RAND, e.is_free)):
+        assert asked.tolist() == [at == fill for at in e.source.tolist()]
 
 
 @LAW
@@ -237,7 +232,7 @@ def test_any_map_is_described_exactly(order: list[int], size: int) -> None:
 
 def test_runs_by_hand() -> None:
     assert expansion("circ", 3, 8).runs == ((0, 0, 3, 0), (3, 0, 3, 1), (6, 0, 2, 2))
-    assert expansion("zero", 3, 5).runs == ((0, 0, 3, 0), (3, ZERO, 2, 0))
+    assert expansion("zero", 3, 5).runs == ((0, 0, 3, 0), (3, Fill.ZERO, 2, 0))
     # Units 0 and 1 have three copies, unit 2 has two; blocks have one count each.
     assert expansion("circ", 3, 8).further_copies() == ((3, 0, 2, 3), (5, 2, 1, 2), (6, 0, 2, 3))
     assert expansion("circ", 3, 8).further_copies(base=1) == ((6, 3, 2, 3),)
@@ -269,7 +264,7 @@ def test_product_with_means_is_kron_or_refused(e: Expansion, outer: int, inner: 
         found = dense(product(*factors))
     except (Refused, ValueError):
         assert outer * inner > 1
-        assert e.has(AVG)
+        assert e.is_mean.any()
     else:
         assert np.allclose(found, wanted, rtol=1e-14, atol=1e-16)
 
@@ -278,10 +273,41 @@ def test_product_by_hand() -> None:
     """(heads head_dim) with 2 heads -> 3 and head_dim 2: whole heads are copied."""
     assert product(expansion("circ", 2, 3), identity(2)).source.tolist() == [0, 1, 2, 3, 0, 1]
     assert product(identity(2), expansion("circ", 2, 3)).source.tolist() == [0, 1, 0, 2, 3, 2]
-    assert product(identity(2), expansion("zero", 2, 3)).source.tolist() == [0, 1, ZERO, 2, 3, ZERO]
+    assert product(identity(2), expansion("zero", 2, 3)).source.tolist() == [0, 1, Fill.ZERO, 2, 3, Fill.ZERO]
     assert product().is_identity
     assert product(identity(2), identity(3)).is_identity
     assert product(identity(2).with_gain(2.0), identity(1).with_gain(3.0)).gain == 6.0
+
+
+def holding(fill: Fill) -> Expansion:
+    """One copied entry, and one with this fill."""
+    return Expansion(1, np.array([0, fill]), np.ones(2))
+
+
+@pytest.mark.parametrize("outer", Fill)
+@pytest.mark.parametrize("inner", Fill)
+def test_of_two_fills_the_later_holds(outer: Fill, inner: Fill) -> None:
+    """ZERO, AVG, RAND, PART, WEIGHED, DENSE, SPARE: a fused entry holds the one that fewer modules can handle."""
+    order = [Fill.ZERO, Fill.AVG, Fill.RAND, Fill.PART, Fill.WEIGHED, Fill.DENSE, Fill.SPARE]
+    assert list(Fill) == order and all(fill < 0 for fill in Fill)
+    later = order[max(order.index(outer), order.index(inner))]
+    assert product(holding(outer), holding(inner)).source.tolist() == [0, inner, outer, later]
+
+
+@pytest.mark.parametrize("mean", [Fill.AVG, Fill.WEIGHED])
+def test_a_mean_along_one_of_several_axes_is_a_mean_of_a_part(mean: Fill) -> None:
+    for fused in (product(holding(mean), identity(2)), product(identity(2), holding(mean))):
+        assert fused.has_partial_means and not (fused.is_mean | fused.is_weighed_mean).any()
+
+
+@pytest.mark.parametrize(("fill", "calm", "passes"), [
+    (Fill.ZERO, True, True), (Fill.ZERO, False, False), (Fill.RAND, False, True), (Fill.SPARE, False, True),
+    (Fill.AVG, True, False), (Fill.PART, True, False), (Fill.WEIGHED, True, False), (Fill.DENSE, True, False),
+])  # fmt: skip
+def test_what_a_nonlinearity_leaves_as_it_is(fill: Fill, calm: bool, passes: bool) -> None:
+    assert holding(fill).passes_nonlinearity(calm=calm) == passes
+    assert not holding(fill).with_gain(2.0).passes_nonlinearity(calm=calm)
+    assert not replace(holding(fill), amp=np.array([0.5, 1.0])).passes_nonlinearity(calm=calm)
 
 
 @LAW
@@ -366,9 +392,10 @@ def test_same_heads_are_the_identity() -> None:
 
 
 def test_spaces() -> None:
-    assert (avg(3), zero(3), circ(3), iso(3)) == tuple(Space(3, kind) for kind in ("avg", "zero", "circ", "iso"))
+    assert (avg(3), zero(3)) == (Stream(3, "avg"), Stream(3, "zero"))
+    assert (circ(3), iso(3)) == (Units(3, "circ"), Units(3, "iso"))
     assert circ(3, positions=49).positions == 49
-    assert grouped(4, under="kv", kind="iso") == Space(4, "iso", under="kv")
+    assert grouped(4, under="kv", kind="iso") == Grouped(4, "iso", under="kv")
 
 
 @LAW
@@ -410,7 +437,7 @@ def test_side_by_side_in_turn(heads: int, more: int, a: int, b: int) -> None:
 
 
 def test_a_mean_of_a_part_is_no_mean() -> None:
-    assert concat(expansion("avg", 2, 3), identity(1)).has(PART)
+    assert concat(expansion("avg", 2, 3), identity(1)).has_partial_means
 
 
 @pytest.mark.parametrize("adjacent", [False, True])
@@ -418,10 +445,12 @@ def test_a_mean_of_a_part_is_no_mean() -> None:
 def test_turning_pairs_keep_their_speed(adjacent: bool, half: int, times: int, rest: int, more: int) -> None:
     """Scores of turned queries and keys are the same at every distance, whatever new keys hold."""
     small, large = 2 * half, 2 * half * times
-    kinds = {"rotary": small, "adjacent": adjacent}, {"rotary": large, "adjacent": adjacent}
+    turns = Rotary(small, adjacent), Rotary(large, adjacent)
     sizes = small + rest, large + rest + more
-    queries = attention_expansion(*(query(n, scale=1.0, **kind) for n, kind in zip(sizes, kinds, strict=True)))
-    keys = attention_expansion(*(key(n, **kind) for n, kind in zip(sizes, kinds, strict=True)))
+    before, after = (query(n, turn, scale=1.0) for n, turn in zip(sizes, turns, strict=True))
+    queries = before.expand_to(after, Growth())
+    before, after = (key(n, turn) for n, turn in zip(sizes, turns, strict=True))
+    keys = before.expand_to(after, Growth())
     rng = np.random.default_rng(half)
     q, k = rng.normal(size=sizes[0]), rng.normal(size=sizes[0])
     fill = rng.normal(size=int((keys.source < 0).sum()))
@@ -443,8 +472,8 @@ def turned(x: np.ndarray, rotary: int, adjacent: bool, distance: int) -> np.ndar
 
 
 def test_pairs_that_would_turn_at_other_speeds_are_refused() -> None:
-    with pytest.raises(Refused, match=r"12 entries of a head turn.*try heads of 24"):
-        attention_expansion(key(12, rotary=12), key(20, rotary=20))
+    with pytest.raises(Refused, match=r"12 rotary entries of a head turn.*try heads of 24"):
+        key(12, Rotary(12)).expand_to(key(20, Rotary(20)), Growth())
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 12, 16, 24, 71])
@@ -488,5 +517,5 @@ def test_a_narrower_space_between_zeros_is_added_where_its_copies_are(
 
 @pytest.mark.parametrize(("size", "target"), [(6, 9), (4, 9), (6, 7)])
 def test_a_narrower_space_needs_its_zeros(size: int, target: int) -> None:
-    with pytest.raises(Refused, match="every zero must be a copy of one"):
+    with pytest.raises(Refused, match="every new zero must duplicate an old one"):
         padded_expansion(size, target, expansion("circ", 4, 8))

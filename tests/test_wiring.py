@@ -102,7 +102,7 @@ def test_an_added_block_of_a_resnet_is_its_activation(act: str, silent: bool, la
         <= EXACT
     )
     if not silent:
-        with pytest.raises(Refused, match=f"more blocks, since a block ends in {act}.*keep its depth at 2"):
+        with pytest.raises(Refused, match=f"cannot grow deeper, since a block ends in {act}.*keep its depth at 2"):
             lemonx.plan(source, fields={"depths": [3, 4]})
         return
     deep = lemonx.expand(source, tmp_path / "deep", fields={"depths": [3, 4]}, verify=False).path
@@ -137,7 +137,7 @@ SLOPES = "a head's ALiBi slope and its key-value head both follow from its place
         ({**NEW, "num_kv_heads": 2}, {"width": 96, "kv_heads": 2}, f"heads: {SLOPES}.*keep it at 4"),
         ({**NEW, "num_kv_heads": 4}, {"width": 96}, None),
         ({**NEW, "num_kv_heads": 4}, {"width": 72}, None),
-        ({**NEW, "num_kv_heads": 4}, {"width": 96, "kv_heads": 2}, "would gain the space kv_heads"),
+        ({**NEW, "num_kv_heads": 4}, {"width": 96, "kv_heads": 2}, "would gain kv_heads"),
         (NEW, {"width": 96}, None),
         ({"multi_query": True}, {"width": 72}, None),
         ({"multi_query": False}, {"width": 72}, None),
@@ -198,7 +198,7 @@ def test_as_many_entries_turn_as_the_class_turns(name: str, tmp_path: Path) -> N
         folder = saved(model, tmp_path / f"{len(fields)}", **fields)
         config = json.loads((folder / "config.json").read_text())
         spec = architectures.find(config).spec(config)
-        assert {spec.spaces["query"].rotary} == turning(skeleton(config)), fields
+        assert {spec.spaces["query"].turns.turning} == turning(skeleton(config)), fields
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("llama-untied", {"head_dim": 24}), ("cohere", {"head_dim": 24})])
@@ -211,7 +211,9 @@ def test_a_factor_that_the_class_ignores(name: str, sizes: dict[str, Any], tmp_p
         <= EXACT
     )
     broken = saved(model, tmp_path / "broken", rope_parameters={**ROPE, "rope_type": "linear", "factor": 2.0})
-    with pytest.raises(BadCheckpoint, match=r"partial_rotary_factor beside linear rotary embeddings.*remove the one"):
+    with pytest.raises(
+        BadCheckpoint, match=r"partial_rotary_factor beside linear rotary embeddings.*remove the wrong one"
+    ):
         lemonx.plan(broken, depth=3)
 
 
@@ -230,7 +232,7 @@ def test_sizes_that_a_config_class_rejects_are_told_by_the_plan(tmp_path: Path) 
         <= EXACT
     )
     for sizes in ({"width": 96, "heads": 4}, {"heads": 8}):
-        with pytest.raises(BadTarget, match=r"6 numbers in short_factor.*grow by the same factor"):
+        with pytest.raises(BadTarget, match=r"6 numbers in short_factor.*grow --width and --heads by the same factor"):
             lemonx.plan(source, **sizes)
     for name in ("gemma2", "gemma3"):
         source = saved(pico.PICO[name](), tmp_path / name)
@@ -246,7 +248,9 @@ def test_sizes_that_a_config_class_rejects_are_told_by_the_plan(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["llama-tied", "llama-base", "bert-mlm", "t5-encoder", "bart-cls", "olmo", "mamba"])
 def test_a_class_that_is_not_named_and_must_be(name: str, tmp_path: Path) -> None:
     source = saved(pico.PICO[name](), tmp_path / "source", "architectures")
-    with pytest.raises(BadCheckpoint, match=r"does not name the class.*add the one that was saved, as \"architectures"):
+    with pytest.raises(
+        BadCheckpoint, match=r"does not name the class.*add the class that was saved, as \"architectures"
+    ):
         lemonx.plan(source, width_factor=2)
 
 
@@ -266,8 +270,8 @@ def test_a_class_that_transformers_cannot_guess(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "lost", "says"),
     [
-        ("llama-untied", "lm_head.", r"a LlamaForCausalLM, but no file has a tensor of its head \(lm_head"),
-        ("vit-cls", "classifier.", r"a ViTForImageClassification, but no file has a tensor of its head \(classifier"),
+        ("llama-untied", "lm_head.", r"a LlamaForCausalLM, but no file holds its head \(lm_head"),
+        ("vit-cls", "classifier.", r"a ViTForImageClassification, but no file holds its head \(classifier"),
         ("llama-tied", "", None),
         ("llama-base", "", None),
         ("dinov2-gated", "", None),
@@ -278,8 +282,8 @@ def test_a_head_that_no_file_has(name: str, lost: str, says: str | None, tmp_pat
     source = saved(pico.PICO[name](), tmp_path / "source")
     if lost:
         without(source, lost)
-    told = [note for note in notes(lemonx.plan(source, width_factor=2)) if "no file has" in note]
-    warned = [problem for problem in fsck.fsck(source).findings if "no file has" in problem.found]
+    told = [note for note in notes(lemonx.plan(source, width_factor=2)) if "no file holds" in note]
+    warned = [problem for problem in fsck.fsck(source).findings if "no file holds" in problem.found]
     if says is None:
         assert not told and not warned
         return
@@ -317,5 +321,5 @@ def test_a_model_with_other_stages_is_no_target(depths: list[int], sizes: list[i
     source = saved(pico.PICO["resnet-basic"](), tmp_path / "source")
     like = json.loads((source / "config.json").read_text()) | {"depths": depths, "hidden_sizes": sizes}
     (tmp_path / "like.json").write_text(json.dumps(like))
-    with pytest.raises(Refused, match=r"at these sizes the model would (lose|gain) resnet\.encoder\.stages"):
+    with pytest.raises(Refused, match=r"at these sizes the model would (lose|gain) the module resnet\.encoder\.stages"):
         lemonx.plan(source, like=tmp_path / "like.json")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lemonx.algebra.free_parameters import Free
-    from lemonx.api import expand, fsck, plan, verify
+    from lemonx.api import expand, fsck, grow, plan, verify
     from lemonx.diagnostics.fsck import Finding, Report
     from lemonx.errors import (
         BadCheckpoint,
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from lemonx.verification.certificate import Certificate
     from lemonx.verification.verify import Verified
     from lemonx.workflows.expanding import Expanded
+    from lemonx.workflows.growing import Grown
 
 # Where each public name lives. Imported when asked for, so that `lemonx --help` does not wait for torch.
 _HOME = {
-    **dict.fromkeys(("plan", "expand", "verify", "fsck"), "lemonx.api"),
+    **dict.fromkeys(("plan", "expand", "verify", "fsck", "grow"), "lemonx.api"),
     "Plan": "lemonx.planning.plan",
     "Expanded": "lemonx.workflows.expanding",
+    "Grown": "lemonx.workflows.growing",
     "Certificate": "lemonx.verification.certificate",
     "Verified": "lemonx.verification.verify",
     **dict.fromkeys(("Report", "Finding"), "lemonx.diagnostics.fsck"),
@@ -47,6 +49,7 @@ __all__ = [
     "Expanded",
     "Finding",
     "Free",
+    "Grown",
     "LemonxError",
     "Lessons",
     "NotVerified",
@@ -57,6 +60,7 @@ __all__ = [
     "Verified",
     "expand",
     "fsck",
+    "grow",
     "plan",
     "verify",
 ]

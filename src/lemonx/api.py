@@ -1,4 +1,4 @@
-"""The Python interface: plan, expand, verify, fsck. The command line calls these and nothing else.
+"""The Python interface: plan, expand, verify, fsck, which the command line calls too; and grow, for any module.
 
 Sizes that are left out scale in proportion to the width; see `lemonx.expand` for all options.
 """
@@ -13,30 +13,33 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.methods import Lessons
 from lemonx.planning.plan import Plan
-from lemonx.workflows.options import SHARD, Dtype, FieldValue, Growth, PathLike, Writing, sizes
+from lemonx.workflows.options import SHARD, Dtype, FieldValue, GrowthOptions, PathLike, Writing, sizes
 from lemonx.workflows.planning import plan_growth
 
 if TYPE_CHECKING:
+    from torch.nn import Module
     from transformers import PreTrainedModel
 
     from lemonx.diagnostics.fsck import Report
     from lemonx.verification.verify import Verified
     from lemonx.workflows.expanding import Expanded
+    from lemonx.workflows.growing import Grown
 
 
 def plan(
     source: PathLike,
     *,
-    width: int | None = None,
-    depth: int | None = None,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    ffn: int | None = None,
+    width: int | str | None = None,
+    depth: int | str | None = None,
+    heads: int | str | None = None,
+    kv_heads: int | str | None = None,
+    ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
     fields: Mapping[str, FieldValue] | None = None,
-    like: PathLike | Mapping[str, object] | None = None,
+    like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
     free: Literal["language", "vision"] | Free | None = None,
     depth_type: Literal[1, 2] | None = None,
@@ -59,7 +62,7 @@ def plan(
     Raises BadTarget where the sizes make no sense, Refused where they cannot be reached without changing the function;
     the message names the nearest sizes that can.
     """
-    growth = Growth(
+    growth = GrowthOptions(
         sizes(
             width=width,
             depth=depth,
@@ -86,14 +89,14 @@ def expand(
     source: PathLike,
     output: PathLike,
     *,
-    width: int | None = None,
-    depth: int | None = None,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    ffn: int | None = None,
+    width: int | str | None = None,
+    depth: int | str | None = None,
+    heads: int | str | None = None,
+    kv_heads: int | str | None = None,
+    ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
     fields: Mapping[str, FieldValue] | None = None,
-    like: PathLike | Mapping[str, object] | None = None,
+    like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
     free: Literal["language", "vision"] | Free | None = None,
     depth_type: Literal[1, 2] | None = None,
@@ -115,14 +118,14 @@ def expand(
     source: PreTrainedModel,
     output: None = None,
     *,
-    width: int | None = None,
-    depth: int | None = None,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    ffn: int | None = None,
+    width: int | str | None = None,
+    depth: int | str | None = None,
+    heads: int | str | None = None,
+    kv_heads: int | str | None = None,
+    ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
     fields: Mapping[str, FieldValue] | None = None,
-    like: PathLike | Mapping[str, object] | None = None,
+    like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
     free: Literal["language", "vision"] | Free | None = None,
     depth_type: Literal[1, 2] | None = None,
@@ -139,14 +142,14 @@ def expand(
     source: PathLike | PreTrainedModel,
     output: PathLike | None = None,
     *,
-    width: int | None = None,
-    depth: int | None = None,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    ffn: int | None = None,
+    width: int | str | None = None,
+    depth: int | str | None = None,
+    heads: int | str | None = None,
+    kv_heads: int | str | None = None,
+    ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
     fields: Mapping[str, FieldValue] | None = None,
-    like: PathLike | Mapping[str, object] | None = None,
+    like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
     free: Literal["language", "vision"] | Free | None = None,
     depth_type: Literal[1, 2] | None = None,
@@ -184,8 +187,9 @@ def expand(
 
     Sizes, of which at least one must be given; those you leave out scale in proportion to the width:
 
-    width, depth, heads, kv_heads, ffn  hidden size, layers, attention heads, key-value heads, inner size of the MLP
-    width_factor                        a ratio for all widths, such as 1.5 or "3/2": for models with stages
+    width, depth, heads, kv_heads, ffn  hidden size, layers, attention heads, key-value heads, inner size of the MLP:
+                                        a number, or in terms of the source's: "1.5x", "+4"
+    width_factor                        a ratio for all widths, such as 1.5 or "3/2": the same as width="1.5x"
     fields                              any size by its name in config.json: {"intermediate_size": 4096}
     like                                a config.json, a folder with one, or a dict, to take all sizes from
 
@@ -217,7 +221,7 @@ def expand(
         if with_optimizer:
             raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
         source = unwrapped(source)
-    growth = Growth(
+    growth = GrowthOptions(
         sizes(
             width=width,
             depth=depth,
@@ -277,3 +281,36 @@ def fsck(
     from lemonx.diagnostics import fsck as checks
 
     return checks.fsck(Path(folder), quick=quick, allow_pickle=allow_pickle, progress=progress)
+
+
+def grow(
+    small: Module,
+    large: Module,
+    example_inputs: object,
+    *,
+    free: Literal["language", "vision"] | Free | None = None,
+    depth_type: Literal[1, 2] | None = None,
+    seed: int = 0,
+) -> Grown:
+    """Fill a larger instance of any nn.Module with the function of a smaller one: wider, deeper, or both.
+
+    >>> import lemonx, torch
+    >>> from torch import nn
+    >>> def model(width):
+    ...     return nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, 3))
+    >>> small, large = model(16).double(), model(32).double()
+    >>> x = torch.randn(5, 8, dtype=torch.float64)
+    >>> grown = lemonx.grow(small, large, x)
+    >>> torch.allclose(small(x), large(x), rtol=0, atol=1e-12), grown.exercised
+    (True, 1.0)
+
+    Both are run on the example inputs: a tensor, a tuple of arguments, a dict of named ones, or a list of several such.
+    Which axes of which parameters belong together is inferred from these two runs; there is no config, and no name
+    means anything but a number in a list of blocks. The larger module is changed only once a rehearsal with random
+    parameters in float64, the rule of every entry and the outputs have all been checked; what cannot be proved raises
+    Refused, which names the module, the operation and the reason. What the inputs do not reach is not claimed:
+    `unused` names parameters that no example used.
+    """
+    from lemonx.workflows.growing import grow_module
+
+    return grow_module(small, large, example_inputs, free=free, depth_type=depth_type, seed=seed)

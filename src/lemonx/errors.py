@@ -1,4 +1,4 @@
-"""Every error that lemonx raises on purpose; each message is one line: what was found, and what to do.
+"""Every error that lemonx raises on purpose: what was found, in which file, and what to do about it.
 
     LemonxError                 exit code
     ├── BadTarget               2   the sizes asked for make no sense
@@ -13,20 +13,66 @@
 
 Anything else that escapes (a ValueError, say) is a mistake in the calling code, not in its data.
 
->>> UnknownArchitecture("'mamba' has no spec").exit_code
-4
+>>> error = UnknownArchitecture("has model_type 'mamba', which lemonx does not know", "choose another model",
+...                             file="config.json")
+>>> print(error.in_folder("small"), error.exit_code)
+'small/config.json' has model_type 'mamba', which lemonx does not know: choose another model 4
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class LemonxError(Exception):
-    """What lemonx raises on purpose; `exit_code` is what the command line then exits with."""
+    """What lemonx raises on purpose; `exit_code` is what the command line then exits with.
+
+    `found` says what is wrong and `remedy` what to do. With a `file` (or folder), that is the subject of `found`: a
+    BadCheckpoint of "holds no tensors". `str` joins the three in one line; whoever needs a part reads its field.
+    """
 
     exit_code: ClassVar[int] = 2
+
+    def __init__(self, found: str, remedy: str = "", *, file: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(found, remedy)  # what pickle calls the class with; `file` follows with the other fields
+        self.found = found
+        self.remedy = remedy
+        self.file = None if file is None else Path(file)
+
+    def __str__(self) -> str:
+        where = "" if self.file is None else f"{str(self.file)!r} "
+        return f"{where}{self.found}{': ' if self.remedy else ''}{self.remedy}"
+
+    def as_dict(self) -> dict[str, str | None]:
+        """The three parts, for JSON."""
+        return {"file": None if self.file is None else str(self.file), "found": self.found, "remedy": self.remedy}
+
+    @classmethod
+    def of(cls, error: LemonxError) -> Self:
+        """The same complaint as an error of this class."""
+        return cls(error.found, error.remedy, file=error.file)
+
+    def about(self, subject: str) -> Self:
+        """The same complaint about something that is no file, or no file of the user's: a module, an option.
+
+        >>> str(Refused("heads cannot be split", "try 8").about("attention"))
+        'attention: heads cannot be split: try 8'
+        >>> str(BadCheckpoint("has no hidden_size", file="config.json").about("the target's config.json"))
+        "the target's config.json has no hidden_size"
+        """
+        return type(self)(f"{subject}{' ' if self.file else ': '}{self.found}", self.remedy)
+
+    def in_folder(self, folder: str | os.PathLike[str]) -> Self:
+        """The same complaint about a file of this folder, or about the folder where it names no file."""
+        if self.file is None:
+            return self.about(repr(str(folder)))
+        return type(self)(self.found, self.remedy, file=Path(folder) / self.file)
 
 
 class BadTarget(LemonxError):

@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lemonx import api, methods
-from lemonx.algebra.expansions import AVG, DENSE, WEIGHED
 from lemonx.algebra.recipes import SILENT, Vector
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import torch_dtype
@@ -43,25 +42,27 @@ def load_expanded(
     bfloat16 as float32. Build it from `plan(source, **options).target_config` on the meta device, and call `to_empty`
     after `fully_shard`.
     """
-    made = api.plan(source, solve=True, **options)
-    if methods.find(made.policy.method).make is not None:
-        raise Refused(f"{made.policy.method} makes its model whole: write it with lemonx expand, and load that")
-    _check_config(model, made)
+    plan = api.plan(source, solve=True, **options)
+    if methods.find(plan.policy.method).make is not None:
+        raise Refused(f"{plan.policy.method} makes its model whole", "write it with lemonx expand, and load that")
+    _check_config(model, plan)
     held = {name: _part(name, tensor) for name, tensor in tensors_on_disk(model).items()}
-    _check_tensors(held, made)
+    _check_tensors(held, plan)
     with Checkpoint.open(source) as checkpoint:
-        run_plan(made, checkpoint, _Shards(held), wanted=lambda step: held[step.name].rows, threads=threads)
+        run_plan(plan, checkpoint, _Shards(held), wanted=lambda step: held[step.name].rows, threads=threads)
     compute_buffers(model)
     return model
 
 
-def _check_config(model: PreTrainedModel, made: Plan) -> None:
+def _check_config(model: PreTrainedModel, plan: Plan) -> None:
     """The model has the sizes and the eps that the plan gives the target: tensors alone do not show the eps."""
-    old = flat_fields(made.source_config)
-    for field, value in flat_fields(made.target_config).items():
+    old = flat_fields(plan.source_config)
+    for field, value in flat_fields(plan.target_config).items():
         mine = reduce(lambda config, part: getattr(config, part, None), field.split("."), model.config)
         if value != old.get(field) and field not in ("dtype", "torch_dtype") and mine != value:
-            raise BadTarget(f"the model has {field} = {mine}, the expansion {value}: build it from the target's config")
+            raise BadTarget(
+                f"the model has {field} = {mine}, but the expansion has {value}", "build it from the target's config"
+            )
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,14 @@ class _Shards:
 def _part(name: str, tensor: torch.Tensor) -> _Part:
     shape = tuple(tensor.shape)
     if tensor.is_meta:
-        raise BadTarget(f"{name} is on the meta device: call model.to_empty(device=...) first")
+        raise BadTarget(f"{name} is on the meta device", "call model.to_empty(device=...) first")
     if not isinstance(tensor, DTensor):
         return _Part(shape, range(shape[0] if shape else 1), tensor.detach())
     # Exact types: a strided shard (FSDP over tensor parallelism) is a subclass, and its rows are not one slice.
     if any(type(p) is not Replicate and not (type(p) is Shard and p.dim == 0) for p in tensor.placements):
         raise Refused(
-            f"{name} is placed as {list(tensor.placements)}: only slices of the first axis can be filled, "
-            "as FSDP2 makes them without tensor parallelism"
+            f"{name} is placed as {list(tensor.placements)}, and lemonx can only fill slices of the first axis",
+            "shard with FSDP2 and without tensor parallelism",
         )
     return _Part(shape, local_rows(tensor), tensor.to_local().detach())
 
@@ -127,24 +128,27 @@ def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     for name, empty in revert_weight_conversion(model, dict(standing)).items():
         if id(empty) not in original:
             raise Refused(
-                f"{type(model).__name__} keeps {name} in another form than its file does: "
-                "write the target with lemonx expand, and load that"
+                f"{type(model).__name__} stores {name} in another form than its file does",
+                "write the target with lemonx expand, and load that",
             )
         result[name] = mine[original[id(empty)]]
     return result
 
 
-def _check_tensors(held: Mapping[str, _Part], made: Plan) -> None:
-    steps = {step.name: step for step in made.steps}
+def _check_tensors(held: Mapping[str, _Part], plan: Plan) -> None:
+    steps = {step.name: step for step in plan.steps}
     for name in sorted(steps.keys() ^ held.keys()):
         where = "the expansion" if name in steps else "the model"
-        raise BadTarget(f"only {where} has {name}: build the class that the source's config.json names")
+        raise BadTarget(f"only {where} has {name}", "build the class that the source's config.json names")
     for name, step in steps.items():
         if held[name].shape != step.shape:
-            raise BadTarget(f"{name} is {held[name].shape} in the model and {step.shape} in the expansion")
+            raise BadTarget(
+                f"{name} is {held[name].shape} in the model and {step.shape} in the expansion",
+                "build it from the target's config",
+            )
         kept, made_in = held[name].local.dtype, torch_dtype(step.dtype)
         if torch.promote_types(kept, made_in) != kept:
-            raise BadTarget(f"{name} is {kept} in the model and {made_in} in the expansion: give another dtype")
+            raise BadTarget(f"{name} is {kept} in the model and {made_in} in the expansion", "give another dtype")
 
 
 def compute_buffers(model: PreTrainedModel) -> None:
@@ -165,12 +169,12 @@ class Share:
     held: int
 
 
-def shares(made: Plan, processes: int) -> list[Share]:
+def shares(plan: Plan, processes: int) -> list[Share]:
     """The share of every process in an expansion under FSDP2, from the plan alone."""
     result = []
     for rank in range(processes):
-        parts = [(step, sliced(everything(step), processes, rank)) for step in made.steps]
-        read = sum(bytes_read(made, step, rows) for step, rows in parts)
+        parts = [(step, sliced(everything(step), processes, rank)) for step in plan.steps]
+        read = sum(bytes_read(plan, step, rows) for step, rows in parts)
         result.append(Share(read, sum(len(rows) * _row_bytes(step) for step, rows in parts)))
     return result
 
@@ -189,9 +193,9 @@ def _row_bytes(step: Step) -> int:
     return int(np.prod(step.shape[1:], dtype=np.int64)) * torch_dtype(step.dtype).itemsize
 
 
-def bytes_read(made: Plan, step: Step, rows: range) -> int:
+def bytes_read(plan: Plan, step: Step, rows: range) -> int:
     """What the runner reads of the source for these rows of a target tensor."""
-    info, how = made.tensors[step.source], step.recipe
+    info, how = plan.tensors[step.source], step.recipe
     if not rows:
         return 0
     if isinstance(how, Vector):
@@ -205,5 +209,5 @@ def bytes_read(made: Plan, step: Step, rows: range) -> int:
         return needed * row_bytes * (2 if step.appended not in (None, step.source) else 1)
     blocks = [run for _, run in blocks_within(step, rows)]
     copied = sum(run.length for run in blocks if run.is_copy)
-    mean = count if any(run.holds(AVG, DENSE, WEIGHED) for run in blocks) else 0
+    mean = count if any(run.needs_every_unit for run in blocks) else 0
     return (copied + mean) * row_bytes

@@ -26,7 +26,7 @@ from checkpoints.broken import (
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints import folder as folder_rules
 from lemonx.errors import BadCheckpoint
-from lemonx.training import folder as run
+from lemonx.training import run_folder as run
 from lemonx.verification import certificate
 
 INDEX = "model.safetensors.index.json"
@@ -106,33 +106,33 @@ SHARDED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (lambda f: (f / "a.safetensors").unlink(), "a.safetensors' does not exist"),
     "truncated shard": (lambda f: os.truncate(f / "a.safetensors", 100), "a.safetensors' is truncated"),
     "empty shard": (lambda f: os.truncate(f / "a.safetensors", 0), "a.safetensors' is empty"),
-    "stale shard": (lambda f: save_file(tensors(), f / "model.safetensors"), "belongs to no index"),
+    "stale shard": (lambda f: save_file(tensors(), f / "model.safetensors"), "is not listed in the index"),
     "an adapter": (lambda f: save_file(tensors(), f / "adapter_model.safetensors"), "merge it"),
     "path upwards": (
         lambda f: edit_index(f, lambda i: i["weight_map"].update(weight="../a.safetensors")),
-        "only .safetensors files beside it",
+        "which is not a .safetensors file beside it",
     ),
     "absolute path": (
         lambda f: edit_index(f, lambda i: i["weight_map"].update(weight="/etc/passwd")),
-        "only .safetensors files beside it",
+        "which is not a .safetensors file beside it",
     ),
     "another file": (
         lambda f: edit_index(f, lambda i: i["weight_map"].update(weight="config.json")),
-        "only .safetensors files beside it",
+        "which is not a .safetensors file beside it",
     ),
     "wrong shard": (
         lambda f: edit_index(f, lambda i: i["weight_map"].update(weight="b.safetensors")),
-        "belongs to no index",
+        "is not listed in the index",
     ),
     "swapped shard": (
         lambda f: edit_index(f, lambda i: i["weight_map"].update(bias="a.safetensors")),
-        "puts tensor 'bias' in 'a.safetensors', but 'b.safetensors' has it",
+        "puts the tensor 'bias' in 'a.safetensors', but 'b.safetensors' holds it",
     ),
     "unknown tensor": (
         lambda f: edit_index(f, lambda i: i["weight_map"].update(ghost="a.safetensors")),
-        "names tensor 'ghost', but no shard",
+        "names the tensor 'ghost', which no shard",
     ),
-    "omitted tensor": (lambda f: edit_index(f, lambda i: i["weight_map"].pop("bias")), "omits tensor 'bias'"),
+    "omitted tensor": (lambda f: edit_index(f, lambda i: i["weight_map"].pop("bias")), "omits the tensor 'bias'"),
     "tensor in two shards": (lambda f: save_file(tensors(), f / "a.safetensors"), "so does 'a.safetensors'"),
     "no weight_map": (lambda f: edit_index(f, lambda i: i.pop("weight_map")), "no 'weight_map'"),
     "weight_map is a list": (lambda f: edit_index(f, lambda i: i.update(weight_map=[])), "no 'weight_map'"),
@@ -193,7 +193,7 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     assert_one_line(BadCheckpoint, "only pickled weights.*--allow-pickle", lambda: Checkpoint.open(tmp_path))
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "model.pt")
-    assert_one_line(BadCheckpoint, "never read.*save_pretrained", lambda: Checkpoint.open(tmp_path))
+    assert_one_line(BadCheckpoint, "never loads.*save_pretrained", lambda: Checkpoint.open(tmp_path))
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_an_output_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
             target.write("w", 0, torch.ones(3))
             save_model(tmp_path / "out")
 
-    assert_one_line(BadOutput, "appeared meanwhile", run)
+    assert_one_line(BadOutput, "was created by someone else meanwhile", run)
     assert os.listdir(tmp_path) == ["out"]
     assert_equal(load_folder(tmp_path / "out"), tensors())
 
@@ -358,7 +358,7 @@ def test_damage_on_the_disk_is_noticed(tmp_path: Path) -> None:
             target.write("w", 0, torch.ones(3))
             os.truncate(target.folder / "model.safetensors", 50)
 
-    assert_one_line(BadOutput, "does not read back .*truncated", run)
+    assert_one_line(BadOutput, "cannot be read back .*truncated", run)
     assert os.listdir(tmp_path) == []
 
 

@@ -112,7 +112,7 @@ def train(run: Run, folder: Path, *what: Any, more: str = "") -> Result:
 def test_code_of_a_models_own(model_type: str, run: Run, saved: Any, tmp_path: Path) -> None:
     """In a source, a teacher, either side of a comparison: transformers would ask, and be told yes."""
     good, evil = saved("bytes"), changed(saved("bytes"), tmp_path / "evil", model_type=model_type, auto_map=AUTO)
-    says = "auto_map: .*never run" if model_type == "llama" else "auto_map: .*never run|no spec for model_type 'evil'"
+    says = "auto_map, .*never runs" if model_type == "llama" else "auto_map, .*never runs|has model_type 'evil', which"
     teacher = f"inheritance: {{teacher: {json.dumps(str(evil))}}}\n"
     for command in (
         ("expand", evil, "out", "--depth", 3),
@@ -131,7 +131,7 @@ def test_code_of_a_parts_own(run: Run, saved: Any, tmp_path: Path) -> None:
     content = json.loads((saved("clip") / "config.json").read_text())["text_config"]
     evil = changed(saved("clip"), tmp_path / "evil", text_config={**content, "auto_map": AUTO})
     for command in (("expand", evil, "out", "--depth", 3), ("verify", evil, evil)):
-        assert_refused(run(*command), REFUSED, "auto_map: .*never run")
+        assert_refused(run(*command), REFUSED, "auto_map, .*never runs")
 
 
 def tokenizer(folder: Path, **settings: Any) -> Path:
@@ -152,8 +152,8 @@ EVIL_TOKENIZERS: list[tuple[dict[str, Any], str]] = [
     ({"auto_map": {"AutoTokenizer": ["evil.EvilTokenizer", None]}}, "auto_map"),
     ({"auto_map": ["evil.EvilTokenizer", None]}, "auto_map"),
     ({"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": "evil.EvilTokenizer"}}, "auto_map"),
-    ({"tokenizer_class": "AutoModelForCausalLM"}, "cannot read the tokenizer|no tokenizer"),
-    ({"tokenizer_class": "pipeline"}, "cannot read the tokenizer|no tokenizer"),
+    ({"tokenizer_class": "AutoModelForCausalLM"}, "cannot read the tokenizer|is not a tokenizer"),
+    ({"tokenizer_class": "pipeline"}, "cannot read the tokenizer|is not a tokenizer"),
 ]
 
 
@@ -184,7 +184,7 @@ def test_a_tokenizer_is_read_and_reads_no_other_file(run: Run, tmp_path: Path) -
 
 
 def test_names_of_the_hub(run: Run, saved: Any, tmp_path: Path) -> None:
-    says = "'org/name' does not exist: nothing is fetched from the hub, so download it first"
+    says = "'org/name' does not exist: lemonx downloads nothing, so download the model first"
     for command in (("expand", "org/name", "out", "--depth", 3), ("verify", saved("bytes"), "org/name")):
         assert_refused(run(*command), BAD_CHECKPOINT, says)
     assert_refused(train(run, tmp_path, "org/name"), BAD_CHECKPOINT, says)
@@ -238,8 +238,8 @@ def test_files_that_are_swapped_after_they_were_checked(saved: Any, tmp_path: Pa
 def test_nothing_stands_in_for_what_was_checked(name: str, run: Run, saved: Any, tmp_path: Path) -> None:
     evil = changed(saved("bytes"), tmp_path / "evil", **{name: ["sub/other.safetensors"]})
     for command in (("verify", saved("bytes"), evil), ("expand", evil, "out", "--depth", 3, "--no-verify")):
-        assert_refused(run(*command), BAD_CHECKPOINT, f"config.json has a {name}: ")
-    assert_refused(train(run, tmp_path, evil), BAD_CHECKPOINT, f"config.json has a {name}: ")
+        assert_refused(run(*command), BAD_CHECKPOINT, f"config.json' has a {name}: ")
+    assert_refused(train(run, tmp_path, evil), BAD_CHECKPOINT, f"config.json' has a {name}: ")
 
 
 CLASSES = [["pipeline"], ["AutoModel"], ["LlamaConfig"], ["os"], ["EvilModel"], ["__dict__"], ["Trainer"]]
@@ -250,7 +250,7 @@ def test_the_class_is_a_model_of_transformers(named: list[Any], saved: Any, tmp_
     evil = changed(saved("bytes"), tmp_path / "evil", architectures=named)
     with (
         Checkpoint.open(evil) as checkpoint,
-        pytest.raises(BadCheckpoint, match=r"no such model|cannot read config.json"),
+        pytest.raises(BadCheckpoint, match=r"not a model of transformers|cannot read config.json"),
     ):
         door.model_class(door.read_config(checkpoint))
 
@@ -261,7 +261,7 @@ def test_the_class_is_a_model_of_transformers(named: list[Any], saved: Any, tmp_
 def test_fields_do_not_replace_code(name: str, saved: Any, tmp_path: Path) -> None:
     with (
         Checkpoint.open(changed(saved("bytes"), tmp_path / "evil", **{name: {"a": "b"}})) as checkpoint,
-        pytest.raises(BadCheckpoint, match=f"config.json sets '{name}', which is code of transformers"),
+        pytest.raises(BadCheckpoint, match=f"config.json' sets '{name}', which is a method of transformers"),
     ):
         door.read_config(checkpoint)
     (tmp_path / "evil" / "config.json").write_bytes((saved("bytes") / "config.json").read_bytes())

@@ -19,12 +19,13 @@ from torch import Tensor
 
 import lemonx
 import pico
-from lemonx.algebra.expansions import AVG, RAND, ZERO, Expansion, Run, identity
+from lemonx.algebra.expansions import Expansion, Fill, Run, identity
 from lemonx.algebra.free_parameters import PRESETS
 from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Copied, Matrix, Vector
 from lemonx.checkpoints import Checkpoint
 from lemonx.execution.matrix import Reader, expand_matrix
-from lemonx.verification import identities
+from lemonx.frames import construction
+from lemonx.verification import identities, sums
 from lemonx.verification.algebra import check_algebra
 from lemonx.verification.identities import matrix_fault, vector_fault
 
@@ -50,22 +51,22 @@ class Axis:
         amp = (1.0,) * len(self.source) if self.amp is None else self.amp
         rows = []
         for at, by in zip(self.source, amp, strict=True):
-            if at == AVG:
+            if at == Fill.AVG:
                 row = np.full(self.size, 1 / self.size)
-            elif at == RAND:
+            elif at == Fill.RAND:
                 row = fill.integers(-3, 4, self.size).astype(float)
             else:
-                row = np.zeros(self.size) if at == ZERO else by * np.eye(self.size)[at]
-            rows.append(row if at == RAND else self.gain * row)
+                row = np.zeros(self.size) if at == Fill.ZERO else by * np.eye(self.size)[at]
+            rows.append(row if at == Fill.RAND else self.gain * row)
         return np.stack(rows)
 
 
 SAME = Axis(4, (0, 1, 2, 3))
 TWICE = Axis(4, (0, 1, 2, 3, 0, 1, 2, 3))
 CIRCULAR = Axis(4, (0, 1, 2, 3, 0, 1, 2, 3, 0, 1))
-MEANS = Axis(4, (0, 1, 2, 3, AVG, AVG))
-ZEROS = Axis(4, (0, 1, 2, 3, 0, 1, 2, 3, ZERO))
-FRESH = Axis(4, (0, 1, 2, 3, RAND, RAND))
+MEANS = Axis(4, (0, 1, 2, 3, Fill.AVG, Fill.AVG))
+ZEROS = Axis(4, (0, 1, 2, 3, 0, 1, 2, 3, Fill.ZERO))
+FRESH = Axis(4, (0, 1, 2, 3, Fill.RAND, Fill.RAND))
 SCALED = Axis(4, (0, 1, 2, 3, 0, 2), (2.0, 1.0, 0.5, 1.0, 4.0, 2.0), gain=0.5)
 # Heads of two entries, three of them from two: the fused axis (heads entries).
 HEADS = Axis(4, (0, 1, 2, 3, 0, 1))
@@ -91,7 +92,7 @@ def solution(rows: Axis, columns: Axis, w: np.ndarray, mode: str, rng: np.random
     by = columns.gain * np.array(columns.amp or (1.0,) * len(columns.source))
     first: dict[int, int] = {}
     for t, s in enumerate(columns.source):
-        if s == ZERO or (s >= 0 and s in first):
+        if s == Fill.ZERO or (s >= 0 and s in first):
             made[:, t] = rng.integers(-3, 4, len(made))
         if s >= 0:
             first.setdefault(s, t)
@@ -103,7 +104,7 @@ def solution(rows: Axis, columns: Axis, w: np.ndarray, mode: str, rng: np.random
 
 def holds(made: np.ndarray, rows: Axis, columns: Axis, w: np.ndarray, mode: str) -> bool:
     """Whether the law holds, whatever stands where anything may."""
-    fixed = [r for r, at in enumerate(rows.source) if at != RAND]
+    fixed = [r for r, at in enumerate(rows.source) if at != Fill.RAND]
     for seed in (1, 2):
         rng = np.random.default_rng(seed)
         left = made @ columns.dense(rng)
@@ -175,7 +176,7 @@ def test_tables_have_one_value_an_entry() -> None:
     rng = np.random.default_rng(5)
     w = weight(rng)
     for columns in (TWICE, MEANS, ZEROS, SCALED):
-        for rows in (SAME, Axis(4, (0, 1, 2, 3, RAND, RAND))):
+        for rows in (SAME, Axis(4, (0, 1, 2, 3, Fill.RAND, Fill.RAND))):
             made = (rows.dense(rng) @ w) @ columns.dense(rng).T
             how = Matrix(rows.typed, columns.typed, consumes=False)
             for place in [None, *np.ndindex(made.shape)]:
@@ -187,7 +188,7 @@ def test_tables_have_one_value_an_entry() -> None:
                     for run in how.rows.runs
                     if not identities.is_free(run, how, appended=False)
                 ]
-                free = place is None or rows.source[place[0]] == RAND
+                free = place is None or rows.source[place[0]] == Fill.RAND
                 assert (not any(found)) == free, (columns, rows, place)
 
 
@@ -245,7 +246,7 @@ def test_amplitudes_and_gains_are_rounded_once(dtype: torch.dtype) -> None:
 def test_a_mean_may_have_been_added_up_in_another_order(dtype: torch.dtype) -> None:
     """On another machine its last bit is another one; a thousandth more is a fault all the same."""
     w = torch.randn(96, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
-    how = Matrix(Axis(96, (*range(96), AVG)).typed, identity(8), consumes=True)
+    how = Matrix(Axis(96, (*range(96), Fill.AVG)).typed, identity(8), consumes=True)
     made = expand_matrix(w, how, PRESETS["language"])
     order = torch.randperm(96, generator=torch.Generator().manual_seed(4))
     total = torch.zeros(8, dtype=torch.float64)
@@ -266,9 +267,9 @@ def test_copies_used_together_add_up_to_so_many_times_the_source() -> None:
     noise = torch.randn(4, 6, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     run = how.rows.runs[0]
     for one, other, right in ((w + noise, w - noise, True), (w + noise, w, False)):
-        total = identities.sums(one, how.columns).plus(identities.sums(other, how.columns))
+        total = sums.sums(one, how.columns).plus(sums.sums(other, how.columns))
         wanted = identities.wanted_rows(run, how, reader(w.numpy()))
-        fault = identities.sums_fault(total, wanted, how.columns, torch.float64, times=2)
+        fault = sums.sums_fault(total, wanted, how.columns, torch.float64, times=2)
         assert (fault is None) == right
 
 
@@ -277,7 +278,7 @@ def test_copies_used_together_add_up_to_so_many_times_the_source() -> None:
 
 def test_free_rows_are_those_that_nothing_reads() -> None:
     how = Matrix(FRESH.typed, SAME.typed, consumes=True)
-    fresh, copy = Run(4, RAND, 2, 0), Run(4, 0, 4, 1)
+    fresh, copy = Run(4, Fill.RAND, 2, 0), Run(4, 0, 4, 1)
     assert identities.is_free(fresh, how, appended=False)
     assert not identities.is_free(fresh, replace(how, mode=SILENT), appended=False)
     assert not identities.is_free(copy, how, appended=False)
@@ -308,7 +309,7 @@ def test_norms() -> None:
     """eta mu on copies, anything finite where zeros stand, and the rounding of one number in between."""
     mu = torch.tensor([1.5, -0.25, 0.75], dtype=torch.float32)
     eta = sqrt(2 * 3 / 7)
-    where = Axis(3, (0, 1, 2, 0, 1, 2, ZERO)).typed
+    where = Axis(3, (0, 1, 2, 0, 1, 2, Fill.ZERO)).typed
     how = Vector(where, eta * (where.source >= 0), fill=1.0)
     right = torch.tensor([eta * 1.5, eta * -0.25, eta * 0.75] * 2 + [0.3], dtype=torch.float64).float()
     assert vector_fault(right, mu, how) is None
@@ -325,11 +326,11 @@ def test_norms() -> None:
 def test_norms_that_keep_their_gain_less_one() -> None:
     """Gemma: eta applies to 1 + w."""
     w, eta = torch.tensor([0.5, -0.2], dtype=torch.float64), sqrt(2 / 3)
-    how = Vector(Axis(2, (0, 1, ZERO)).typed, np.array([eta, eta, 0.0]), fill=1.0, offset=1.0)
+    how = Vector(Axis(2, (0, 1, Fill.ZERO)).typed, np.array([eta, eta, 0.0]), fill=1.0, offset=1.0)
     right = torch.tensor([eta * 1.5 - 1, eta * 0.8 - 1, 0.1], dtype=torch.float64)
     assert vector_fault(right, w, how) is None
     assert vector_fault(torch.tensor([eta * 0.5, eta * -0.2, 0.1], dtype=torch.float64), w, how) is not None
-    silent = Vector(Axis(2, (0, 1, ZERO)).typed, np.zeros(3), constant=0.0, offset=1.0)
+    silent = Vector(Axis(2, (0, 1, Fill.ZERO)).typed, np.zeros(3), constant=0.0, offset=1.0)
     assert vector_fault(torch.tensor([-1.0, -1.0, -1.0]), w, silent) is None
     assert vector_fault(torch.tensor([-1.0, 0.0, -1.0]), w, silent) is not None
 
@@ -346,7 +347,7 @@ def test_statistics_are_copied() -> None:
 
 def test_scales_of_new_channels_are_the_root_of_the_mean_square() -> None:
     gamma = torch.tensor([3.0, -4.0], dtype=torch.float64)
-    how = Vector(Axis(2, (0, 1, AVG)).typed, np.ones(3), levelled=True)
+    how = Vector(Axis(2, (0, 1, Fill.AVG)).typed, np.ones(3), levelled=True)
     assert vector_fault(torch.tensor([3.0, -4.0, sqrt(12.5)], dtype=torch.float64), gamma, how) is None
     assert vector_fault(torch.tensor([3.0, -4.0, 3.5], dtype=torch.float64), gamma, how) is not None
 
@@ -453,8 +454,9 @@ def test_frames_of_another_processor(dtype: torch.dtype, tmp_path: Path) -> None
     assert checked(source, target, width=72).passed
     plan = lemonx.plan(source, width=72, solve=True)
     assert plan.frames is not None
+    construction._feed.cache_clear()  # what is changed below is this plan's alone, and not the next test's
     for by, right in ((1e-11, True), (1e-3, False)):
-        for feeder in {id(f): f for stream in plan.frames.streams for f in stream.feeders.values()}.values():
+        for feeder in (feeder for stream in plan.frames.streams for feeder in stream.feeders):
             for stack in feeder.stream.forth.stacks:
                 stack.values[...] *= 1 + by
         with Checkpoint.open(source) as small, Checkpoint.open(target) as large:

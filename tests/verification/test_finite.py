@@ -22,9 +22,10 @@ from lemonx.diagnostics.fsck import fsck
 from lemonx.errors import BadCheckpoint
 from lemonx.experiments.answer import NOT_REACHED, steps_to
 from lemonx.verification import layerwise
+from lemonx.verification.comparison import compared
 from lemonx.verification.finite import larger
-from lemonx.verification.outputs import compared, tolerance_of
 from lemonx.verification.reference import Moved
+from lemonx.verification.rounding import tolerance_of
 
 SIZES: dict[str, dict[str, Any]] = {
     "llama-untied": {"width": 96, "depth": 3},
@@ -83,7 +84,7 @@ def test_one_entry_of_a_target(
     bare = damaged(target, tmp_path / "bare", tensor, value, certificate=False)
     with pytest.raises(BadCheckpoint, match=rf"bare/model.safetensors': {tensor} holds NaN or Inf"):
         lemonx.verify(source, bare, layerwise=layerwise)
-    assert any(f"{tensor} holds NaN or Inf" in finding.found for finding in fsck(bare).findings)
+    assert any(f"holds NaN or Inf in {tensor}" in finding.found for finding in fsck(bare).findings)
 
 
 def test_one_entry_of_a_source(pair: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_an_eps_that_is_no_number(eps: Any, run: Run, pair: Callable[[str], tupl
         shutil.copytree(folder, tmp_path / name)
         content = json.loads((tmp_path / name / "config.json").read_text())
         (tmp_path / name / "config.json").write_text(json.dumps({**content, "rms_norm_eps": eps}))
-    says = "config.json has rms_norm_eps = .*: want a small positive number|cannot read config.json .*rms_norm_eps"
+    says = "config.json' has rms_norm_eps = .*: use a small positive number|cannot read config.json .*rms_norm_eps"
     assert_refused(run("expand", "source", "out", "--depth", 3), BAD_CHECKPOINT, says)
     assert_refused(run("verify", "source", target), BAD_CHECKPOINT, says)
     found = run("verify", source, "target")

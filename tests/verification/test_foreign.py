@@ -17,7 +17,7 @@ from commands import BAD_CHECKPOINT, BAD_TARGET, Run, assert_refused, runner
 from lemonx.errors import BadCheckpoint, BadTarget, CannotVerify, NotVerified, Refused
 from lemonx.models.building import skeleton
 from lemonx.models.foreign import foreign
-from lemonx.verification.outputs import within_memory
+from lemonx.verification.memory import within_memory
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_sizes_that_transformers_rejects(sources: Any, tmp_path: Path, run: Run)
         result, BAD_TARGET, r"cannot build a model of these sizes \(`embed_dim` must be divisible by num_heads"
     )
     assert set(tmp_path.iterdir()) == before
-    with pytest.raises(BadTarget, match="choose others"):
+    with pytest.raises(BadTarget, match="choose other sizes"):
         lemonx.expand(pico.PICO["gpt2-lm"](), width=50, heads=4, verify=False)
 
 

@@ -16,8 +16,8 @@ import pico
 from lemonx.algebra.norm_chains import LIMIT
 from lemonx.errors import NotVerified, Refused
 from lemonx.verification.float64 import Float64
-from lemonx.verification.outputs import EXACT
 from lemonx.verification.reference import deepened
+from lemonx.verification.rounding import EXACT_TOLERANCE
 
 ENCODER_DECODER = {"encoder_layers": 4, "decoder_layers": 3}
 # Every way in which blocks have norms in their stream: an own row for the last, sets that blocks share, a base model.
@@ -80,7 +80,7 @@ def test_what_is_measured_and_what_is_expected(bart: tuple[Path, Path]) -> None:
     """The tolerance is that of any other model; what eps costs is a figure of its own, and near the derived one."""
     source, target = bart
     measured = lemonx.verify(source, target).outputs
-    assert measured.passed and measured.tolerance == EXACT
+    assert measured.passed and measured.tolerance == EXACT_TOLERANCE
     assert measured.difference < 1e-14
     content = json.loads((target / "lemonx.json").read_text())
     expected = content["expected_loss"]
@@ -133,7 +133,7 @@ def test_block_by_block(bart: tuple[Path, Path]) -> None:
     measured = lemonx.verify(source, target, layerwise=True)
     assert measured.passed and measured.layers is not None
     assert len(measured.layers.places) == 4  # those that close a group
-    assert all(place.difference < 1e-14 and place.tolerance == EXACT for place in measured.layers.places)
+    assert all(place.difference < 1e-14 and place.tolerance == EXACT_TOLERANCE for place in measured.layers.places)
     assert measured.outputs.output_loss == pytest.approx(lemonx.verify(source, target).outputs.output_loss, rel=1e-6)
 
 
@@ -164,7 +164,7 @@ def test_small_gains_verify_where_eps_is_large(tmp_path: Path) -> None:
     source = saved("bert-cls", tmp_path / "s", eps=1e-2)
     target = lemonx.expand(source, tmp_path / "t", depth=3, small_gains=True, verify=False).path
     measured = lemonx.verify(source, target).outputs
-    assert measured.passed and measured.tolerance == EXACT and 0 < measured.stream_loss < 1e-5
+    assert measured.passed and measured.tolerance == EXACT_TOLERANCE and 0 < measured.stream_loss < 1e-5
 
 
 def test_a_stream_of_little_variance_is_found(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_frames_and_depth_together(tmp_path: Path) -> None:
     source = saved("roberta-cls", tmp_path / "s")
     target = lemonx.expand(source, tmp_path / "t", width=72, depth=3).path
     measured = json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]
-    assert measured["difference"] <= measured["tolerance"] == EXACT
+    assert measured["difference"] <= measured["tolerance"] == EXACT_TOLERANCE
     assert measured["output_loss"] > 1e-7
     # Small gains make the gradient of what is added large, and a frame multiplies it: known before anything is run.
     with pytest.raises(Refused, match="leave --small-gains out"):

@@ -15,13 +15,15 @@ import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import lemonx
 import pico
 from lemonx.errors import CannotVerify
 from lemonx.guards.limits import MOST_PIXELS
 from lemonx.verification import sample
+from lemonx.verification.comparison import largest_difference
 from lemonx.verification.float64 import Float64
 from lemonx.verification.loading import Loaded
-from lemonx.verification.outputs import _generated, largest_difference, observe
+from lemonx.verification.outputs import generated, observe
 from lemonx.verification.sample import View
 
 SEEN = 1e-6
@@ -38,7 +40,7 @@ def found(model: PreTrainedModel, given: list[View] | None = None) -> tuple[list
     with Float64(), torch.no_grad():
         used, outputs = observe(loaded, given, 0)
         if model.can_generate() and "input_ids" in used[0].inputs:
-            outputs |= _generated(model, used[0])[1]
+            outputs |= generated(model, used[0])[1]
     return used, outputs
 
 
@@ -226,3 +228,23 @@ def test_classifiers_that_read_the_end_of_a_text() -> None:
 def test_choices_among_texts() -> None:
     inputs = sample.views(built(hf.BertForMultipleChoice, pico._BERT))[0].inputs
     assert {tuple(value.shape[:2]) for value in inputs.values()} == {(sample.SAMPLE // sample.CHOICES, sample.CHOICES)}
+
+
+def test_an_output_as_wide_as_the_text_is_long_is_not_one_for_every_token(tmp_path: Path) -> None:
+    """A projection of 23 entries for each of 4 texts, where texts would have 23 tokens."""
+    model = hf.SiglipTextModel(
+        hf.SiglipTextConfig(
+            hidden_size=24,
+            num_attention_heads=2,
+            num_hidden_layers=1,
+            intermediate_size=20,
+            vocab_size=40,
+            max_position_embeddings=48,
+            projection_size=sample.LENGTH,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+    )
+    source = pico.save(model, tmp_path / "source")
+    assert lemonx.expand(source, tmp_path / "target", ffn=40, fields={"projection_size": 34}).verified.proven

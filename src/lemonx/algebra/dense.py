@@ -18,8 +18,11 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
-    """Blocks of one shape: entries `index` (g, p) of the source and P from `start` (g) on of the target, (g, p, P)."""
+class DenseStack:
+    """g dense blocks of one shape, `values` (g, p, P).
+
+    Block i maps the source's entries `index[i]` (p of them) to the P entries of the target from `start[i]` on.
+    """
 
     index: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -40,7 +43,7 @@ class Blocks:
 
     size: int
     target_size: int
-    stacks: tuple[Stack, ...]
+    stacks: tuple[DenseStack, ...]
     mean: Array | None = None
     weights: Array | None = None
 
@@ -73,7 +76,7 @@ class Blocks:
         parts = {}
         for stack in self.stacks:
             for g in np.flatnonzero((stack.start < stop) & (stack.start + stack.height > start)):
-                # What is read is valid until the next is: a copy, also where it is float64 already.
+                # The reader reuses its buffer, so take a copy even where the rows are float64 already.
                 taken = torch.cat([read(int(i), int(i) + 1).to(torch.float64, copy=True) for i in stack.index[g]])
                 parts[int(stack.start[g])] = torch.from_numpy(stack.values[g]).T @ taken
         first = min(parts)
@@ -108,17 +111,17 @@ class Blocks:
         """diag(by_source) M diag(by_target)."""
         assert self.mean is None
         stacks = tuple(
-            Stack(s.index, s.start, s.values * by_source[s.index][:, :, None] * by_target[_targets(s)][:, None, :])
+            DenseStack(s.index, s.start, s.values * by_source[s.index][:, :, None] * by_target[_targets(s)][:, None, :])
             for s in self.stacks
         )
         return Blocks(self.size, self.target_size, stacks)
 
     def repeated(self, times: int) -> Blocks:
-        """M for each of so many vectors that lie one after the other; a mean over all of them would be another."""
+        """M applied to each of several vectors in a row. There must be no mean: it would be taken over all of them."""
         assert self.mean is None
         steps = np.arange(times)
         stacks = tuple(
-            Stack(
+            DenseStack(
                 np.concatenate([s.index + self.size * i for i in steps]),
                 np.concatenate([s.start + self.target_size * i for i in steps]),
                 np.tile(s.values, (times, 1, 1)),
@@ -128,19 +131,19 @@ class Blocks:
         return Blocks(times * self.size, times * self.target_size, stacks)
 
 
-def _targets(stack: Stack) -> NDArray[np.int64]:
+def _targets(stack: DenseStack) -> NDArray[np.int64]:
     return stack.start[:, None] + np.arange(stack.height)
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A dense expansion: E^T, and what reads it back, if something does: L, with L E = I."""
+    """A dense expansion: `forth` is E^T; `back`, if something reads it, is a left inverse L, with L E = I."""
 
     forth: Blocks
     back: Blocks | None = None
 
     def repeated(self, times: int) -> Frame:
-        """The expansion of so many vectors in a row, each by this one."""
+        """The expansion of several vectors in a row, each by this one."""
         if times == 1:
             return self
         return Frame(self.forth.repeated(times), self.back.repeated(times) if self.back else None)

@@ -16,6 +16,7 @@ Paper: appendix B.3, lossless expansion in vector space.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
@@ -25,22 +26,32 @@ from numpy.typing import NDArray
 from lemonx.algebra.dense import Frame
 from lemonx.errors import Refused
 
-# Flags stand where a target index has no source index: it holds zero, the mean, anything; or, in a fused axis, the
-# mean of a part of it, which nothing can produce or norm, but a linear map may ignore. WEIGHED, in front of a scale for
-# every channel, is what that scale turns into the mean.
-ZERO, AVG, RAND, PART, WEIGHED = -1, -2, -3, -4, -5
 
-# Dense: every entry is a sum of several (algebra/dense.py). Spare: units beside all copies that another rule fills.
-DENSE, SPARE = -6, -7
+class Fill(IntEnum):
+    """What an entry of the target holds if it copies no entry of the source.
 
-# What the entries behind whole copies hold, by the kind of a space; other kinds copy on.
-_FLAGS = {"avg": AVG, "zero": ZERO, "rand": RAND, "scaled": WEIGHED}
+    An expansion keeps it in place of a source index, so every value is negative. The order is a precedence: where axes
+    are fused and an entry has a fill on both, it holds the later one (`product`), which fewer modules can handle.
+    """
+
+    ZERO = -1
+    AVG = -2  # the mean of all entries
+    RAND = -3  # anything: nobody reads it yet
+    PART = -4  # the mean of one part of a fused axis, which nothing can write or norm, but a linear map may ignore
+    WEIGHED = -5  # in front of a scale for every channel: what that scale turns into the mean
+    DENSE = -6  # a sum of several entries (algebra/dense.py)
+    SPARE = -7  # a unit beside all copies, with weights from a rule of its own
+
+
+def remainder(kind: str) -> Fill | None:
+    """What the entries behind whole copies hold, by the kind of the space; None if they are copies too."""
+    return {"avg": Fill.AVG, "zero": Fill.ZERO, "rand": Fill.RAND, "scaled": Fill.WEIGHED}.get(kind)
 
 
 class Run(NamedTuple):
     """Consecutive target indices `target..target+length` that copy consecutive source indices.
 
-    `source` is the first source index, or a flag; `copy` is 0 where these are the first copies of their
+    `source` is the first source index, or a Fill; `copy` is 0 where these are the first copies of their
     units, 1 for the second copies, and so on.
     """
 
@@ -51,12 +62,41 @@ class Run(NamedTuple):
 
     @property
     def is_copy(self) -> bool:
-        """Whether these entries are copies of units, and not what a flag says."""
+        """Whether these entries are copies of units."""
         return self.source >= 0
 
-    def holds(self, *flags: int) -> bool:
-        """Whether these entries are what one of the flags says."""
-        return self.source in flags
+    @property
+    def is_zero(self) -> bool:
+        return self.source == Fill.ZERO
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether these entries hold the mean of all units."""
+        return self.source == Fill.AVG
+
+    @property
+    def is_weighed_mean(self) -> bool:
+        """Whether a scale behind these entries turns them into the mean."""
+        return self.source == Fill.WEIGHED
+
+    @property
+    def is_free(self) -> bool:
+        """Whether these entries may hold anything."""
+        return self.source == Fill.RAND
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether these entries are in a frame."""
+        return self.source == Fill.DENSE
+
+    @property
+    def is_spare(self) -> bool:
+        return self.source == Fill.SPARE
+
+    @property
+    def needs_every_unit(self) -> bool:
+        """Whether these entries are made from many units of the source: from a mean, or in a frame."""
+        return self.is_mean or self.is_weighed_mean or self.is_dense
 
     @property
     def units(self) -> slice:
@@ -75,9 +115,9 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """x*[t] = gain * amp[t] * x[source[t]], or as the flag at source[t] says: 0, the mean of x, anything.
+    """x*[t] = gain * amp[t] * x[source[t]], or what the Fill at source[t] says: 0, the mean of x, anything.
 
-    Where all are dense, `frame` says how, once the gains that decide it are known.
+    Where all entries are dense, `frame` says how, once the gains that decide it are known.
     """
 
     size: int
@@ -106,7 +146,7 @@ class Expansion:
 
     @cached_property
     def copy_number(self) -> NDArray[np.int64]:
-        """0 at the first copy of a unit, 1 at the second, ...; 0 at flags."""
+        """0 at the first copy of a unit, 1 at the second, ...; 0 at entries that are no copies."""
         number = np.zeros(self.target_size, np.int64)
         index = np.flatnonzero(self.source >= 0)
         order = index[np.argsort(self.source[index], kind="stable")]
@@ -127,24 +167,60 @@ class Expansion:
 
     @cached_property
     def is_copy(self) -> NDArray[np.bool_]:
-        """At each entry, whether it is a copy of a unit, and not what a flag says."""
+        """At each entry, whether it is a copy of a unit."""
         return self.source >= 0
+
+    @cached_property
+    def is_zero(self) -> NDArray[np.bool_]:
+        """At each entry, whether it is 0."""
+        return self.source == Fill.ZERO
+
+    @cached_property
+    def is_mean(self) -> NDArray[np.bool_]:
+        """At each entry, whether it is the mean of all."""
+        return self.source == Fill.AVG
+
+    @cached_property
+    def is_weighed_mean(self) -> NDArray[np.bool_]:
+        """At each entry, whether a scale behind it turns it into the mean."""
+        return self.source == Fill.WEIGHED
+
+    @cached_property
+    def is_free(self) -> NDArray[np.bool_]:
+        """At each entry, whether it may be anything."""
+        return self.source == Fill.RAND
+
+    @cached_property
+    def is_spare(self) -> NDArray[np.bool_]:
+        """At each entry, whether it is a unit beside all copies, with weights from a rule of its own."""
+        return self.source == Fill.SPARE
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether a frame carries it."""
+        return bool((self.source == Fill.DENSE).any())
+
+    @cached_property
+    def has_partial_means(self) -> bool:
+        """Whether some entries hold the mean of one part of a fused axis."""
+        return bool((self.source == Fill.PART).any())
+
+    def passes_nonlinearity(self, *, calm: bool) -> bool:
+        """Whether f(E x) = E f(x) for any function f of single entries; `calm`: if f(0) = 0.
+
+        Copies stay copies; means, amplitudes and gains do not survive. Nobody reads a free entry.
+        """
+        stays = self.is_copy | self.is_free | self.is_spare | (calm & self.is_zero)
+        return self.is_plain and bool(stays.all())
 
     @cached_property
     def unit(self) -> NDArray[np.int64]:
         """At each entry, the unit that it copies; 0 where it copies none."""
         return np.maximum(self.source, 0)
 
-    def holds(self, *flags: int) -> NDArray[np.bool_]:
-        """At each entry, whether it is what one of the flags says."""
-        return np.isin(self.source, flags)
-
-    def has(self, flag: int) -> bool:
-        return bool(self.holds(flag).any())
-
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The map as few consecutive blocks: the copies of a circular expansion are block copies."""
+        """The map in as few consecutive blocks as possible; whole copies of a space are one block each."""
         step = np.where(self.source[1:] >= 0, np.diff(self.source) == 1, np.diff(self.source) == 0)
         step &= np.diff(self.copy_number) == 0
         starts = np.concatenate([[0], np.flatnonzero(~step) + 1])
@@ -172,16 +248,16 @@ class Expansion:
         )
 
     def expand(self, x: NDArray, fill: NDArray | None = None) -> NDArray:
-        """E x along the last axis; `fill` gives the arbitrary entries (flag RAND), 0 without it."""
-        if self.has(PART) or self.has(WEIGHED):
+        """E x along the last axis; `fill` gives the free entries, 0 without it."""
+        if self.has_partial_means or self.is_weighed_mean.any():
             raise ValueError("an axis fused from means, or in front of a scale, is not an expansion of one vector")
         if self.frame is not None:
             return x @ self.frame.forth.columns(0, self.target_size).T
-        y = x[..., np.maximum(self.source, 0)] * self.amp
-        y[..., self.source == ZERO] = 0
-        y[..., self.source == AVG] = x.mean(-1, keepdims=True)
+        y = x[..., self.unit] * self.amp
+        y[..., self.is_zero] = 0
+        y[..., self.is_mean] = x.mean(-1, keepdims=True)
         y *= self.gain
-        y[..., self.source == RAND] = 0 if fill is None else fill
+        y[..., self.is_free] = 0 if fill is None else fill
         return y
 
     def back(self, y: NDArray) -> NDArray:
@@ -200,12 +276,27 @@ class Expansion:
     def with_gain(self, gain: float) -> Expansion:
         return replace(self, gain=gain)
 
+    def with_zeros(self) -> Expansion:
+        """The same copies, and zeros elsewhere: what a norm writes."""
+        return replace(self, source=np.where(self.is_copy, self.source, Fill.ZERO))
+
+    def with_free_zeros(self) -> Expansion:
+        """The same, but zeros may be anything: what a weight may hold that multiplies zeros."""
+        return replace(self, source=np.where(self.is_zero, Fill.RAND, self.source))
+
+    def after_scale(self) -> Expansion:
+        """What a scale for every channel makes of it: weighed means become means."""
+        return replace(self, source=np.where(self.is_weighed_mean, Fill.AVG, self.source))
+
+    def with_spare(self, count: int) -> Expansion:
+        """The same with so many spare units behind."""
+        source = np.append(self.source, np.full(count, Fill.SPARE))
+        return replace(self, source=source, amp=np.append(self.amp, np.ones(count)))
+
     def dual(self) -> Expansion:
         """The expansion D with sum_t (E x)[t] (D y)[t] = x . y, evenly split: what a tied decoder reads."""
-        index = np.maximum(self.source, 0)
-        amp = 1.0 / (self.copies[index] * self.amp * self.gain)
-        source = np.where(self.source >= 0, self.source, ZERO)
-        return Expansion(self.size, source, np.where(source >= 0, amp, 1.0))
+        amp = 1.0 / (self.copies[self.unit] * self.amp * self.gain)
+        return Expansion(self.size, self.with_zeros().source, np.where(self.is_copy, amp, 1.0))
 
 
 def multiples_near(size: int, target: int) -> str:
@@ -218,16 +309,30 @@ def identity(size: int) -> Expansion:
     return Expansion(size, np.arange(size), np.ones(size))
 
 
+def all_free(size: int, target: int) -> Expansion:
+    """New entries only, which may hold anything."""
+    return Expansion(size, np.full(target, Fill.RAND), np.ones(target))
+
+
+def dense(size: int, target: int, frame: Frame | None = None) -> Expansion:
+    """Entries in a frame; without one, before it is solved for."""
+    return Expansion(size, np.full(target, Fill.DENSE), np.ones(target), frame=frame)
+
+
 def expansion(kind: str, size: int, target: int) -> Expansion:
-    """Whole copies of x, then a remainder: avg, zero, circ, rand or iso; or one copy, and new ones: fresh, alibi."""
+    """Whole copies of x and a remainder (avg, zero, circ, rand, iso, scaled), or one copy and new units (fresh, alibi).
+
+    >>> expansion("fresh", 2, 4).is_free
+    array([False, False,  True,  True])
+    """
     copies, rest = divmod(target, size)
-    if kind == "fresh":  # one copy: what is new is new
-        return Expansion(size, np.append(np.arange(size), np.full(target - size, RAND)), np.ones(target))
+    if kind == "fresh":  # one copy of each unit, then new ones
+        return Expansion(size, np.append(np.arange(size), np.full(target - size, Fill.RAND)), np.ones(target))
     if kind == "alibi":
         return alibi_expansion(size, target)
-    flag = _FLAGS.get(kind)
-    remainder = np.arange(rest) if flag is None else np.full(rest, flag)
-    source = np.concatenate([np.tile(np.arange(size), copies), remainder]).astype(np.int64)
+    fill = remainder(kind)
+    behind = np.arange(rest) if fill is None else np.full(rest, fill)
+    source = np.concatenate([np.tile(np.arange(size), copies), behind]).astype(np.int64)
     plain = Expansion(size, source, np.ones(target))
     if kind != "iso":
         return plain
@@ -248,14 +353,14 @@ def alibi_expansion(size: int, target: int) -> Expansion:
     old, new = alibi_slopes(size), alibi_slopes(target)
     equal = np.isclose(old[:, None], new[None, :], rtol=1e-9)
     if not equal.any(1).all():
-        raise Refused(f"{target} heads have other ALiBi slopes than {size} heads: try {2 * size}")
-    source = np.full(target, RAND)
+        raise Refused(f"{target} heads have other ALiBi slopes than {size} heads", f"try {2 * size}")
+    source = np.full(target, Fill.RAND)
     source[equal.argmax(1)] = np.arange(size)
     return Expansion(size, source, np.ones(target))
 
 
 def concat(*parts: Expansion, by: Expansion | None = None) -> Expansion:
-    """Axes one after the other; with `by`, in slices: for every unit of it the slice of each part that is under it."""
+    """Axes one after the other. With `by` they alternate: for every unit of `by`, the slice of each part under it."""
     if len(parts) == 1:
         return parts[0]
     over, over_target = (by.size, by.target_size) if by else (1, 1)
@@ -263,9 +368,9 @@ def concat(*parts: Expansion, by: Expansion | None = None) -> Expansion:
     source, amp = [], []
     for part, width, start in zip(parts, widths, starts[:-1], strict=True):
         # A mean over one part is not the mean over the whole axis.
-        flags = np.where(np.isin(part.source, (AVG, WEIGHED)), PART, part.source)
+        fills = np.where(part.is_mean | part.is_weighed_mean, Fill.PART, part.source)
         slice_, within = np.divmod(part.source, width)
-        placed = np.where(part.source < 0, flags, slice_ * starts[-1] + start + within)
+        placed = np.where(part.is_copy, slice_ * starts[-1] + start + within, fills)
         source.append(placed.reshape(over_target, -1))
         amp.append((part.amp * part.gain).reshape(over_target, -1))
     return Expansion(
@@ -279,12 +384,14 @@ def product(*factors: Expansion) -> Expansion:
         return factors[0]
     result = identity(1)
     for factor in factors:
-        flagged = np.minimum(result.source[:, None], factor.source[None, :])
+        # Of two fills the later one holds, and either of them over a copy: all are negative, in their order.
+        fill = np.minimum(result.source[:, None], factor.source[None, :])
         index = result.source[:, None] * factor.size + factor.source[None, :]
-        source = np.where(flagged < 0, flagged, index).reshape(-1)
-        for flag in (AVG, WEIGHED):
-            if (factor.has(flag) and result.size > 1) or (result.has(flag) and factor.size > 1):
-                source[source == flag] = PART
+        source = np.where(fill < 0, fill, index).reshape(-1)
+        for mean in (Fill.AVG, Fill.WEIGHED):
+            # A mean along one axis is not the mean over all of them.
+            if (mean in factor.source and result.size > 1) or (mean in result.source and factor.size > 1):
+                source[source == mean] = Fill.PART
         amp = (result.amp[:, None] * factor.amp[None, :]).reshape(-1)
         result = Expansion(result.size * factor.size, source, amp, result.gain * factor.gain)
     return result

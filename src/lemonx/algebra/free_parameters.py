@@ -13,7 +13,7 @@ from lemonx.errors import BadTarget
 
 @dataclass(frozen=True)
 class Free:
-    """How copies are told apart, how dead entries are filled, and how added blocks are silenced.
+    """How copies come to differ, how unread entries are filled, and how added blocks are silenced.
 
     Fan-out of the further copies of a unit:  W_c = split W/k + Phi;  Phi ~ N(0, phi^2).  The first copy takes the
     rest: split 1 is even, 0 leaves all on the first, between them it is uneven.
@@ -51,11 +51,11 @@ PRESETS = {
 # free-parameters`, free-parameters-vit, free-parameters-bert). The paper has it for language alone.
 DEFAULT = "language"
 
-# What the methods before LEMON do: copies share evenly, and nothing tells them apart.
+# What the methods before LEMON do: copies share evenly, and stay identical.
 EVEN = Free("even", split=1.0, phi=0.0, depth_type=1, zeta=0.0)
 
 
 def preset(name: str) -> Free:
     if name not in PRESETS:
-        raise BadTarget(f"no free-parameter preset is called {name!r}: choose one of {', '.join(PRESETS)}")
+        raise BadTarget(f"there is no preset {name!r} of free parameters", f"choose one of {', '.join(PRESETS)}")
     return PRESETS[name]

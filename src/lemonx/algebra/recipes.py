@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lemonx.algebra.expansions import AVG, DENSE, RAND, WEIGHED, ZERO, Expansion, Run
-
-if TYPE_CHECKING:
-    pass
-
+from lemonx.algebra.expansions import Expansion, Run
 
 # What becomes of a weight that writes the stream: kept; zero (type 1); copies that cancel (type 2).
 KEEP, SILENT, CANCEL = "keep", "silent", "cancel"
@@ -20,10 +15,10 @@ KEEP, SILENT, CANCEL = "keep", "silent", "cancel"
 
 @dataclass(frozen=True)
 class Copied:
-    """Matrices that follow one another in a tensor, or are tensors of their own, as copies of others: experts.
+    """Experts that are copies of others, as slices of one tensor or as tensors of their own.
 
-    For each of them the number of this copy among those of its origin, how many these are, and whether nobody uses it
-    yet. Copies in use are used together with equal weights, so noise that sums to zero over them keeps their sum.
+    For each expert: its number among the copies of its origin, how many copies there are, and whether it is unused so
+    far. Copies in use are used together with equal weights, so noise that sums to zero over them keeps their sum.
     """
 
     number: tuple[int, ...]
@@ -31,16 +26,20 @@ class Copied:
     unused: tuple[bool, ...]
 
     def at(self, run: Run, rows: int) -> tuple[int, int, bool]:
-        """Of the matrix in which these rows of a tensor with so many rows lie; a run is in matrices of one number."""
+        """The three facts for the expert that these rows belong to, in a tensor with so many rows.
+
+        A run never crosses experts that are copies of different numbers.
+        """
         which = run.target * len(self.number) // rows
         return self.number[which], self.copies[which], self.unused[which]
 
 
 @dataclass(frozen=True)
 class Spare:
-    """Pairs of units that pass `size` numbers on: `values(start, stop)` are rows of the weight they read or write by.
+    """Pairs of units that pass `size` numbers through an activation: act(a) - act(-a) = a.
 
-    The first of a pair has these weights, the second the same with the other sign.
+    `values(start, stop)` gives rows of the weight that they read or write by. The second unit of a pair has the same
+    weights with the opposite sign.
     """
 
     values: Callable[[int, int], np.ndarray]
@@ -49,11 +48,11 @@ class Spare:
 
 @dataclass(frozen=True)
 class Matrix:
-    """How a weight with two axes expands: rows are produced, columns are consumed, or else produced too.
+    """How a weight with two axes expands: rows are produced; columns are consumed, or in tables produced too.
 
-    `transposed`: the file keeps it the other way round, as (columns, rows). `jitter`: copies of a unit
-    from this number on (0: none) get noise on their fan-in, because their fan-out is silent and tells nothing apart.
-    `copied`: it is a copy of another, or holds several, told apart by noise. `spare`: weights of its spare units.
+    `transposed`: the file stores it as (columns, rows). `jitter`: copies of a unit from this number on (0: none) get
+    noise on their fan-in, because their fan-out is zero and cannot make them differ. `copied`: it is the weight of a
+    copied expert, or holds several, which noise makes different. `spare`: the weights of its spare units.
     """
 
     rows: Expansion
@@ -80,15 +79,19 @@ class Matrix:
 
 
 def row_rule(rows: Expansion) -> str:
-    flags = (AVG, "row-avg"), (WEIGHED, "row-avg, scaled"), (ZERO, "row-zero"), (RAND, "row-rand"), (DENSE, "row-frame")
-    for flag, name in flags:
-        if rows.has(flag):
-            return name
-    return "row-circ"
+    if rows.is_mean.any():
+        return "row-avg"
+    if rows.is_weighed_mean.any():
+        return "row-avg, scaled"
+    if rows.is_zero.any():
+        return "row-zero"
+    if rows.is_free.any():
+        return "row-rand"
+    return "row-frame" if rows.is_dense else "row-circ"
 
 
 def column_rule(columns: Expansion) -> str:
-    return "col-frame" if columns.has(DENSE) else "col-rand" if columns.has(ZERO) else "col-circ"
+    return "col-frame" if columns.is_dense else "col-rand" if columns.is_zero.any() else "col-circ"
 
 
 @dataclass(frozen=True)
@@ -110,4 +113,4 @@ class Vector:
     levelled: bool = False
 
 
-Recipe = Matrix | Vector
+TensorRecipe = Matrix | Vector

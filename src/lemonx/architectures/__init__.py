@@ -8,16 +8,17 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint, UnknownArchitecture
 from lemonx.specs.family import REGISTRY, Architecture
 
 # Fields by which a model is not what the other fields of config.json, and the files beside it, say it is.
 _ELSEWHERE = {
     "quantization_config": "dequantise the model and save it again first",
-    "configuration_files": "another file stands in for it; load the model with transformers and save it again",
-    "transformers_weights": "another file stands in for its weights; load the model with transformers, save it again",
-    "fusion_config": "other modules stand in for the model's own; take it out",
-    "distributed_config": "the model would be spread over processes; take it out",
+    "configuration_files": "load the model with transformers and save it again, as another file replaces this one",
+    "transformers_weights": "load the model with transformers and save it again, as another file replaces its weights",
+    "fusion_config": "remove it, as it replaces modules of the model",
+    "distributed_config": "remove it, as it spreads the model over processes",
 }
 
 
@@ -40,13 +41,14 @@ def find(config: Mapping[str, Any]) -> Architecture:
     known, model_type = families(), model_type_of(config)
     if model_type is None:
         raise BadCheckpoint(
-            "config.json does not say its model_type, nor an architecture of timm's that has a spec: give a folder "
-            "that transformers saved"
+            "names neither a model_type of transformers nor an architecture of timm that lemonx supports",
+            "give a folder that transformers saved",
+            file=CONFIG,
         )
     if model_type not in known:
         near = difflib.get_close_matches(model_type[:80], known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`lemonx architectures` lists what is supported"
-        raise UnknownArchitecture(f"no spec for model_type {model_type!r}: {hint}")
+        raise UnknownArchitecture(f"has model_type {model_type!r}, which lemonx does not support", hint, file=CONFIG)
     refuse_code(config)
     return known[model_type]
 
@@ -55,7 +57,7 @@ def refuse_elsewhere(config: Mapping[str, Any]) -> None:
     """BadCheckpoint if config.json sends whoever reads it elsewhere."""
     for name, remedy in _ELSEWHERE.items():
         if config.get(name):
-            raise BadCheckpoint(f"config.json has a {name}: {remedy}")
+            raise BadCheckpoint(f"has a {name}", remedy, file=CONFIG)
 
 
 def refuse_code(config: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> None:
@@ -63,8 +65,9 @@ def refuse_code(config: Mapping[str, Any], whole: Mapping[str, Any] | None = Non
     whole = whole or config
     if config.get("auto_map"):
         raise UnknownArchitecture(
-            "config.json has an auto_map: the model is code of its own, which is never run; if transformers' own "
-            f"{model_type_of(whole)!r} has the same weights, take auto_map out of config.json"
+            "has an auto_map, so the model brings its own code, which lemonx never runs",
+            f"if transformers' own {model_type_of(whole)!r} has the same weights, remove auto_map",
+            file=CONFIG,
         )
     for part in config.values():
         if isinstance(part, Mapping):

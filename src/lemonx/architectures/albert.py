@@ -31,7 +31,7 @@ def albert(c: Config) -> Spec:
             "projected": zero(word),
             "residual": avg(width),
             "heads": circ(c["num_attention_heads"]),
-            **head(width // c["num_attention_heads"], {}),
+            **head(width // c["num_attention_heads"]),
             "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
             "pooled": circ(width),
             "transform": avg(word),

@@ -98,7 +98,7 @@ def decoded(final: str, tied: str | None, vocab: str = "vocab") -> dict[str, Row
 def units(c: Config, part: str) -> dict[str, Space]:
     """Heads and neurons of an encoder's or decoder's blocks."""
     heads = c[f"{part}_attention_heads"]
-    entries = {f"{part}_{name}": space for name, space in head(c["d_model"] // heads, {}).items()}
+    entries = {f"{part}_{name}": space for name, space in head(c["d_model"] // heads).items()}
     return {f"{part}_heads": circ(heads), **entries, f"{part}_hidden": circ(c[f"{part}_ffn_dim"])}
 
 

@@ -30,8 +30,8 @@ def beit(c: Config) -> Spec:
     """BEiT, Data2Vec: Pre-LN, queries and values with biases, relative positions, a scale for every channel."""
     if c.is_a("ForSemanticSegmentation") or c.maybe("add_fpn"):
         raise Refused(
-            "the table has no rows for what makes a pyramid of the feature maps: to grow the model without it, save "
-            "the base model first: AutoModel.from_pretrained(...).save_pretrained(...)"
+            "lemonx does not support the layers that make a pyramid of feature maps",
+            "expand the base model without them, which AutoModel.from_pretrained(...).save_pretrained(...) saves",
         )
     width, heads, scaled = c["hidden_size"], c["num_attention_heads"], c["layer_scale_init_value"] > 0
     name, tokens = c["model_type"].replace("-", "_"), count(c) + 1
@@ -47,7 +47,7 @@ def beit(c: Config) -> Spec:
             "final": zero(width),
             **({space: unscaled(width, tokens) for space in (attended, computed)} if scaled else {}),
             "heads": circ(heads, tokens),
-            **head(width // heads, {}, positions=tokens),
+            **head(width // heads, positions=tokens),
             "hidden": circ(c["intermediate_size"], tokens),
         },
         fixed={"channels": c["num_channels"]},

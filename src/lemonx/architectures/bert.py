@@ -92,7 +92,7 @@ def spaces(
     return {
         "residual": avg(residual),
         "heads": circ(c[heads]),
-        **head(residual // c[heads], {}),
+        **head(residual // c[heads]),
         "hidden": circ(c[ffn], act=c[act]),
         "pooled": circ(residual),
         "transform": avg(residual),

@@ -30,7 +30,10 @@ LAYER = "transformer.h.*"
 def bloom(c: Config) -> Spec:
     """BLOOM: ALiBi, a LayerNorm on the embeddings."""
     if c["apply_residual_connection_post_layernorm"]:
-        raise Refused("apply_residual_connection_post_layernorm puts norms into the stream: no spec covers that yet")
+        raise Refused(
+            "apply_residual_connection_post_layernorm is true, which lemonx does not support",
+            "expand a model where it is false",
+        )
     width, heads = c["hidden_size"], c["n_head"]
     tied = c.tied("transformer.word_embeddings")
     return Spec(
@@ -43,7 +46,7 @@ def bloom(c: Config) -> Spec:
             "normed": zero(width),
             "final": zero(width),
             "heads": alibi(heads),
-            **head(width // heads, {}),
+            **head(width // heads),
             "hidden": circ(4 * width),
             "vocab": fresh(c["vocab_size"]),
         },

@@ -2,12 +2,13 @@
 
 from lemonx.architectures.patches import count
 from lemonx.architectures.tower import BOTH_SIZES, SIZES, TEXT_SIZES, Tower, encoder, joined, of_both, text
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import Refused
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm, unit_length
 from lemonx.specs.rows import Row
-from lemonx.specs.spaces import avg, zero
+from lemonx.specs.spaces import avg, projection
 from lemonx.specs.spec import Spec
 from lemonx.specs.weights import conv, dropped, embedding, linear, parameter
 
@@ -23,7 +24,7 @@ def clip(c: Config) -> Spec:
     """CLIP: a text and an image encoder, and the angle between what they find."""
     for old in ("text_config_dict", "vision_config_dict"):
         if c.maybe(old):
-            raise Refused(f"config.json has a {old} beside the newer field: save the model again with transformers")
+            raise Refused(f"has a {old} beside the newer field", "save the model again with transformers", file=CONFIG)
     towers = [_vision(c, "vision_config.")]
     if c.is_a("ForImageClassification"):
         rows: dict[str, Row] = {"classifier": linear("vision_residual -> _", optional=True)}
@@ -36,7 +37,7 @@ def clip(c: Config) -> Spec:
             "angle": unit_length("projected -> projected"),
             "logit_scale": parameter(""),
         }
-        projected = {"projected": zero(c["projection_dim"], linear=True)}
+        projected = {"projected": projection(c["projection_dim"])}
         widths = {f"{part}.projection_dim": c["projection_dim"] for part in ("text_config", "vision_config")}
     return joined(towers, rows, config=widths, spaces=projected, channels=c["vision_config.num_channels"])
 
@@ -45,7 +46,7 @@ def clip(c: Config) -> Spec:
 def clip_text_model(c: Config) -> Spec:
     """CLIP's text encoder, with or without its projection."""
     rows: dict[str, Row] = {"text_projection": linear("text_final -> projected", optional=True)}
-    spaces = {"projected": zero(c["projection_dim"], linear=True)}
+    spaces = {"projected": projection(c["projection_dim"])}
     return joined([text(c, "")], rows, prefix="text_model.", spaces=spaces)
 
 
@@ -53,7 +54,7 @@ def clip_text_model(c: Config) -> Spec:
 def clip_vision_model(c: Config) -> Spec:
     """CLIP's image encoder, with or without its projection."""
     rows: dict[str, Row] = {"visual_projection": linear("vision_final -> projected", optional=True)}
-    spaces = {"projected": zero(c["projection_dim"], linear=True)}
+    spaces = {"projected": projection(c["projection_dim"])}
     return joined([_vision(c, "")], rows, prefix="vision_model.", spaces=spaces, channels=c["num_channels"])
 
 

@@ -39,7 +39,7 @@ def dinov2(c: Config) -> Spec:
             "attended": unscaled(width, tokens),
             "computed": unscaled(width, tokens),
             "heads": circ(heads, tokens),
-            **head(width // heads, {}, positions=tokens),
+            **head(width // heads, positions=tokens),
             "hidden": circ((hidden * 2 // 3 + 7) // 8 * 8 if gated else hidden, tokens),
         },
         fixed={"channels": c["num_channels"]},

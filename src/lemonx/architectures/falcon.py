@@ -1,5 +1,6 @@
 """Falcon."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lemonx.architectures.heads import language_model
@@ -8,7 +9,7 @@ from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm
 from lemonx.specs.rows import Row
-from lemonx.specs.spaces import Space, alibi, avg, circ, fresh, grouped, zero
+from lemonx.specs.spaces import Rotary, Space, alibi, avg, circ, fresh, grouped, zero
 from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import dropped, embedding, linear
 
@@ -34,7 +35,7 @@ def falcon(c: Config) -> Spec:
     """Falcon: attention and MLP side by side; all layouts of query, key and value; rotary or ALiBi."""
     width, head_dim = c["hidden_size"], c["hidden_size"] // c["num_attention_heads"]
     # ALiBi is added before the scores are scaled.
-    turns = {"still": "ALiBi is divided by the root of a head's width"} if c["alibi"] else rotary(c, head_dim)
+    turns = Rotary(still="ALiBi is divided by the root of a head's width") if c["alibi"] else rotary(c, head_dim)
     layout, heads, follows = _heads(c)
     tied = c.tied("transformer.word_embeddings")
     return Spec(
@@ -65,7 +66,7 @@ def falcon(c: Config) -> Spec:
     )
 
 
-def _heads(c: Config) -> tuple[str, dict[str, Space], dict[str, str]]:
+def _heads(c: Config) -> tuple[str, Mapping[str, Space], dict[str, str]]:
     """How queries, keys and values lie in one weight, the spaces of heads, and the field that equals their number."""
     count, alone = c["num_attention_heads"], not c["new_decoder_architecture"]
     groups = count if alone else c["num_kv_heads"] or count

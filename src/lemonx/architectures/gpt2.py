@@ -49,7 +49,7 @@ def gpt2(c: Config) -> Spec:
             "normed": zero(width),
             "final": zero(width),
             "heads": circ(c["n_head"]),
-            **head(width // c["n_head"], {}, scale=None if c["scale_attn_weights"] else 1.0),
+            **head(width // c["n_head"], scale=None if c["scale_attn_weights"] else 1.0),
             "hidden": circ(c["n_inner"] or 4 * width),
             "vocab": fresh(c["vocab_size"]),
             "positions": fresh(c["n_positions"]),

@@ -6,7 +6,7 @@ from lemonx.architectures.rotary import head
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm
-from lemonx.specs.spaces import avg, circ, fresh, zero
+from lemonx.specs.spaces import Rotary, avg, circ, fresh, zero
 from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import dropped, embedding, linear
 
@@ -28,7 +28,7 @@ def gptj(c: Config) -> Spec:
     """GPT-J: one LayerNorm for attention and MLP side by side, the first neighbouring entries of a head turn."""
     width, head_dim = c["n_embd"], c["n_embd"] // c["n_head"]
     tied = c.tied("transformer.wte")
-    turns = {"rotary": c["rotary_dim"] or head_dim, "adjacent": True}
+    turns = Rotary(c["rotary_dim"] or head_dim, adjacent=True)
     return Spec(
         stacks={"transformer.h": Stack(c["n_layer"], "residual")},
         eps="layer_norm_epsilon",

@@ -29,7 +29,7 @@ def images(final: str = "final") -> dict[str, Row]:
 def backbone(widths: Sequence[int], eps: float) -> tuple[dict[str, Space], dict[str, Row]]:
     """Norms of the streams that a backbone gives out, in front of its stages and behind each; nobody reads these."""
     streams = {"stem": 0, **{f"stage{i + 1}": i for i in range(len(widths))}}
-    spaces = {f"shown_{name}": zero(widths[i]) for name, i in streams.items()}
+    spaces: dict[str, Space] = {f"shown_{name}": zero(widths[i]) for name, i in streams.items()}
     rows: dict[str, Row] = {
         f"hidden_states_norms.{name}": layer_norm(f"stage{i} -> shown_{name}", eps=eps, optional=True)
         for name, i in streams.items()

@@ -46,8 +46,9 @@ def check_divisible(c: Config) -> None:
     width, heads = c["hidden_size"], c["num_attention_heads"]
     if width % heads:
         raise BadTarget(
-            f"hidden_size {width} is not a multiple of {heads} heads, and transformers refuses a {c['model_type']} "
-            "without that: choose another --width or --heads"
+            f"hidden_size {width} is not a multiple of {heads} heads, and transformers refuses a "
+            f"{c['model_type']} without that",
+            "choose another --width or --heads",
         )
 
 

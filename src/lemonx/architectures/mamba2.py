@@ -6,7 +6,7 @@ from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import rms_norm
 from lemonx.specs.rows import Row
-from lemonx.specs.spaces import CALM, Space, circ, fresh, grouped, key, query, zero
+from lemonx.specs.spaces import CALM, Rotary, circ, fresh, grouped, key, query, silent, unread, zero
 from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import depthwise, embedding, linear, parameter
 
@@ -34,8 +34,8 @@ def mamba2(c: Config) -> Spec:
     width, heads, entries = c["hidden_size"], c["num_heads"], c["head_dim"]
     if c["expand"] * width != heads * entries:
         raise BadTarget(
-            f"hidden_size {width} times expand {c['expand']} must be num_heads {heads} times head_dim {entries}: "
-            "set those that do not follow with --set"
+            f"hidden_size {width} times expand {c['expand']} must be num_heads {heads} times head_dim {entries}",
+            "set the others with --set",
         )
     calm, still = c["hidden_act"] in CALM, ""
     if not calm:
@@ -50,13 +50,13 @@ def mamba2(c: Config) -> Spec:
             **{name: zero(width) for name in ("residual", "normed", "final")},
             "groups": circ(c["n_groups"]),
             "heads": grouped(heads, under="groups", kind="zero", calm=calm),
-            "entries": Space(entries, "zero", calm=calm),
+            "entries": silent(entries, calm=calm),
             "gates": grouped(heads, under="groups", kind="rand"),
-            "gate_entries": Space(entries, "rand"),
+            "gate_entries": unread(entries),
             "gated_heads": grouped(heads, under="groups", kind="zero"),
             "gated_entries": zero(entries),
-            "state_in": query(c["state_size"], scale=1.0, still=still),
-            "state_out": key(c["state_size"], still=still),
+            "state_in": query(c["state_size"], Rotary(still=still), scale=1.0),
+            "state_out": key(c["state_size"], Rotary(still=still)),
             "vocab": fresh(c["vocab_size"]),
         },
         acts=("heads", "entries"),

@@ -7,4 +7,7 @@ from lemonx.specs.config import Config
 def refuse_memory(c: Config) -> None:
     """Refused where config.json says so: how wide that stream becomes is not for this model to say."""
     if c.maybe("add_cross_attention"):
-        raise Refused("add_cross_attention makes every block read another model's stream: no spec covers that yet")
+        raise Refused(
+            "add_cross_attention is true, which lemonx does not support in this family",
+            "expand a model where it is false",
+        )

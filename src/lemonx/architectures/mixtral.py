@@ -1,9 +1,10 @@
 """Mixtral, Qwen3-MoE; and what becomes one of them: Llama and Mistral, Qwen3."""
 
 from functools import partial
-from typing import Any
 
 from lemonx.architectures.llama import DEFAULTS, LAYER, QK_NORMS, SIZES, decoder
+from lemonx.checkpoints.config import class_names
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import Refused
 from lemonx.specs.config import Config
 from lemonx.specs.family import Dense, architecture
@@ -18,11 +19,14 @@ MIXTRAL = DEFAULTS | {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 QWEN3 = DEFAULTS | {"num_key_value_heads": 4, "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
-def one_expert(c: Config, **fields: Any) -> dict[str, Any]:
+def one_expert(c: Config, **fields: JsonValue) -> dict[str, JsonValue]:
     """The config of a dense model as one with a single expert; what the two classes have other defaults for is said."""
     old = {"attention_bias", "mlp_bias", "pretraining_tp", "layer_types", "max_window_layers", "use_sliding_window"}
     if c.maybe("mlp_bias"):
-        raise Refused("its MLP has biases, and experts have none: it cannot become a mixture of experts")
+        raise Refused(
+            "this model cannot become a mixture of experts, as its MLP has biases and experts have none",
+            "leave model_type out",
+        )
     rope = c.maybe("rope_parameters") or {}
     theta = rope.get("rope_theta") or c.maybe("rope_theta") or 10000.0
     kept = {name: value for name, value in c.values_on_disk.items() if name not in old}
@@ -39,19 +43,25 @@ def one_expert(c: Config, **fields: Any) -> dict[str, Any]:
 
 def renamed(c: Config, old: str, new: str) -> list[str]:
     """The classes of a config, in another family."""
-    return [name.replace(old, new, 1) for name in c.values_on_disk.get("architectures") or []]
+    return [name.replace(old, new, 1) for name in class_names(c.values_on_disk)]
 
 
-def _mixtral(c: Config, old: str, window: int | None) -> dict[str, Any]:
+def _mixtral(c: Config, old: str, window: JsonValue) -> dict[str, JsonValue]:
     if c.maybe("attention_bias"):
-        raise Refused("its attention has biases, and Mixtral's has none: it cannot become one")
+        raise Refused(
+            "this model cannot become a Mixtral, as its attention has biases and Mixtral's has none",
+            "leave model_type out",
+        )
     window = c.values_on_disk.get("sliding_window", window)
     return one_expert(c, model_type="mixtral", architectures=renamed(c, old, "Mixtral"), sliding_window=window)
 
 
-def _qwen3_moe(c: Config) -> dict[str, Any]:
+def _qwen3_moe(c: Config) -> dict[str, JsonValue]:
     if c.maybe("use_sliding_window"):
-        raise Refused("some of its layers have a window of their own, and Qwen3-MoE's have not: it cannot become one")
+        raise Refused(
+            "this model cannot become a Qwen3-MoE, as some of its layers have their own attention window",
+            "leave model_type out",
+        )
     fields = {"model_type": "qwen3_moe", "norm_topk_prob": True, "moe_intermediate_size": c["intermediate_size"],
               "attention_bias": bool(c.maybe("attention_bias")), "sliding_window": None}  # fmt: skip
     return one_expert(c, architectures=renamed(c, "Qwen3", "Qwen3Moe"), **fields)
@@ -81,7 +91,10 @@ def mixtral(c: Config) -> Spec:
 def qwen3_moe(c: Config) -> Spec:
     """Qwen3-MoE: Qwen3 with several MLPs, of which a router chooses."""
     if c["mlp_only_layers"] or c["decoder_sparse_step"] != 1:
-        raise Refused("decoder_sparse_step or mlp_only_layers leaves layers without experts: no spec covers that yet")
+        raise Refused(
+            "decoder_sparse_step or mlp_only_layers leaves layers without experts, which lemonx does not support",
+            "expand a model where every layer has experts",
+        )
     size, renormalised = c["num_local_experts"], bool(c.maybe("norm_topk_prob"))
     spaces = {"experts": experts(size, c["num_experts_per_tok"], renormalised=renormalised),
               "hidden": circ(c["moe_intermediate_size"], within="experts")}  # fmt: skip

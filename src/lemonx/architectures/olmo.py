@@ -11,7 +11,7 @@ from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import embedding
 
 # A gain on queries would move them across the limits.
-CLIPPED = {"still": "queries are clipped"}
+CLIPPED = "queries are clipped"
 
 
 @architecture(
@@ -24,7 +24,7 @@ def olmo(c: Config) -> Spec:
     """OLMo: Llama with LayerNorms that have no parameters and a fixed eps."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     head_dim = c["head_dim"] or width // heads
-    turns = rotary(c, head_dim) | (CLIPPED if c["clip_qkv"] else {})
+    turns = rotary(c, head_dim, still=CLIPPED if c["clip_qkv"] else "")
     tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},

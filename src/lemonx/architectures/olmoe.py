@@ -26,7 +26,7 @@ def olmoe(c: Config) -> Spec:
     """OLMoE: several MLPs, of which a router chooses; queries and keys normed over all heads."""
     width, heads, kv_heads = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"]
     head_dim = width // heads
-    turns = rotary(c, head_dim) | (CLIPPED if c["clip_qkv"] else {})
+    turns = rotary(c, head_dim, still=CLIPPED if c["clip_qkv"] else "")
     tied = c.tied("model.embed_tokens")
     return Spec(
         stacks={"model.layers": Stack(c["num_hidden_layers"], "residual")},

@@ -6,7 +6,7 @@ from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm
 from lemonx.specs.rows import Row
-from lemonx.specs.spaces import avg, circ, fresh, zero
+from lemonx.specs.spaces import avg, circ, fresh, projection, zero
 from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import embedding, linear
 
@@ -46,9 +46,9 @@ def opt(c: Config) -> Spec:
             "residual": avg(width),
             **({"normed": zero(width)} if pre else {}),
             "final": zero(width),
-            **({"word": zero(word, linear=True), "projected": zero(word, linear=True)} if narrow else {}),
+            **({"word": projection(word), "projected": projection(word)} if narrow else {}),
             "heads": circ(heads),
-            **head(width // heads, {}),
+            **head(width // heads),
             "hidden": circ(c["ffn_dim"], act=c["activation_function"]),
             "vocab": fresh(c["vocab_size"]),
             "positions": fresh(c["max_position_embeddings"] + 2),

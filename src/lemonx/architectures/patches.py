@@ -11,8 +11,9 @@ def grid(c: Config, part: str = "", *, square: bool = False) -> tuple[int, int]:
     image, patch = c[f"{part}image_size"], c[f"{part}patch_size"]
     if square and not (isinstance(image, int) and isinstance(patch, int)):
         raise Refused(
-            f"{part}image_size is {image} and {part}patch_size {patch}, and transformers builds this family for "
-            "square images alone: give one number for each"
+            f"{part}image_size is {image} and {part}patch_size {patch}, but transformers builds this family for "
+            "square images only",
+            "give one number for each",
         )
     (high, wide), (high_patch, wide_patch) = _sides(image), _sides(patch)
     return high // high_patch, wide // wide_patch

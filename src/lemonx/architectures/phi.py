@@ -22,7 +22,8 @@ def phi(c: Config) -> Spec:
     width, heads, normed = c["hidden_size"], c["num_attention_heads"], c["qk_layernorm"]
     head_dim, raw = c["head_dim"] or width // heads, "raw_" if normed else ""
     if normed and head_dim * heads != width:
-        raise BadTarget(f"a Phi with qk_layernorm has heads of {width} / {heads} entries, not {head_dim}: give both")
+        found = f"a Phi with qk_layernorm has heads of {width} / {heads} entries, not {head_dim}"
+        raise BadTarget(found, "choose another --width or --heads")
     norms = {
         f"{LAYER}.self_attn.q_layernorm": layer_norm("raw_query -> query"),
         f"{LAYER}.self_attn.k_layernorm": layer_norm("raw_key -> key"),

@@ -20,7 +20,8 @@ def _check_factors(c: Config, head_dim: int) -> None:
         if (factors := rope.get(name)) is not None and len(factors) != turning:
             raise BadTarget(
                 f"rope_scaling has {len(factors)} numbers in {name}, and transformers asks for {turning} where "
-                f"hidden_size / heads is {head_dim}: let --width and --heads grow by the same factor"
+                f"hidden_size / heads is {head_dim}",
+                "grow --width and --heads by the same factor",
             )
 
 

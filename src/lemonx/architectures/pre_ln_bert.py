@@ -34,7 +34,7 @@ def pre_ln_bert(c: Config) -> Spec:
             "normed": zero(width),
             "final": zero(width),
             "heads": circ(heads),
-            **head(width // heads, {}),
+            **head(width // heads),
             "hidden": circ(c["intermediate_size"]),
             "pooled": circ(width),
             "vocab": fresh(c["vocab_size"]),

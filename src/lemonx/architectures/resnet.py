@@ -8,7 +8,7 @@ from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import batch_norm
 from lemonx.specs.rows import Row
-from lemonx.specs.spaces import Space, circ
+from lemonx.specs.spaces import Space, circ, padded
 from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import conv, linear
 
@@ -89,7 +89,7 @@ def torchvision_resnet(c: Config) -> Spec:
             rows[f"{name}.0.downsample.1"] = batch_norm(f"sum{i} -> stage{i}")
         if changes and c["shortcut"] == "A":
             # A shortcut without parameters puts the channels of the stage before between zeros.
-            spaces[f"stage{i}"] = replace(spaces[f"stage{i}"], padded=f"stage{i - 1}")
+            spaces[f"stage{i}"] = padded(width, f"stage{i - 1}", side**2)
             spaces[f"sum{i}"] = replace(spaces[f"sum{i}"], like=f"stage{i}")
     return Spec(rows, spaces, stacks, {"channels": c["num_channels"]})
 

@@ -1,21 +1,22 @@
 """Rotary position embeddings: which entries of a head turn, as config.json says it."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint
 from lemonx.specs.config import Config
-from lemonx.specs.spaces import Space, fresh, key, query
+from lemonx.specs.spaces import Rotary, Space, fresh, key, query
 
 PARTIAL = "partial_rotary_factor"
 # Rules under which pair i of r turns as fast as pair m i of m r.
 SCALABLE = ("default", "linear", "llama3")
 
 
-def rotary(c: Config, head_dim: int, part: float | None = None, adjacent: bool = False) -> dict[str, Any]:
-    """The fields of a query's or key's space; `part`: the share of a head that turns where its rule says no other.
+def rotary(c: Config, head_dim: int, part: float | None = None, *, adjacent: bool = False, still: str = "") -> Rotary:
+    """Which entries of a head turn; `part`: the share of them where the rule in config.json says no other.
 
-    Without a `part`, the family's code turns whole heads, whatever config.json says.
+    Without a `part`, the family's code turns whole heads, whatever config.json says. `still`: why no entry can be
+    added, whatever the rule.
     """
     rope = c.maybe("rope_scaling") or c.maybe("rope_parameters") or {}
     # Gemma 3 and others have one rule for each type of layer.
@@ -25,15 +26,18 @@ def rotary(c: Config, head_dim: int, part: float | None = None, adjacent: bool =
     for kind, rule in zip(kinds, rules, strict=True):
         if part is None and kind != "default" and (rule.get(PARTIAL) or c.maybe(PARTIAL) or 1.0) != 1.0:
             raise BadCheckpoint(
-                f"config.json has a {PARTIAL} beside {kind} rotary embeddings, and transformers cannot run this family "
-                "with both: remove the one that is wrong"
+                f"has a {PARTIAL} beside {kind} rotary embeddings, and transformers cannot run this family with both",
+                "remove the wrong one",
+                file=CONFIG,
             )
     odd = [kind for kind, rule in zip(kinds, rules, strict=True)
            if kind not in SCALABLE and not (kind == "yarn" and rule.get("truncate") is False)]  # fmt: skip
     turning = int(head_dim * min(shares))
-    still = f"{turning} of its entries turn, which make no whole pairs" if turning % 2 else ""
-    still = f"the speeds of {odd[0]} rotary embeddings depend on the size of a head" if odd else still
-    return {"rotary": turning, "adjacent": adjacent, "still": still}
+    if odd:
+        still = still or f"the speeds of {odd[0]} rotary embeddings depend on the size of a head"
+    elif turning % 2:
+        still = still or f"{turning} of its entries turn, which make no whole pairs"
+    return Rotary(turning, adjacent, still)
 
 
 CENTRED = "a LayerNorm reads the entries of every head, and new ones would be zeros, which move their mean"
@@ -41,7 +45,7 @@ CENTRED = "a LayerNorm reads the entries of every head, and new ones would be ze
 
 def head(
     size: int,
-    turns: Mapping[str, Any],
+    turns: Rotary | None = None,
     *,
     scale: float | None = None,
     normed: bool = False,
@@ -52,11 +56,11 @@ def head(
 
     `centred`: that is a LayerNorm.
     """
-    turns = {**turns, "positions": positions}
-    raw = key(size, normed=True, **{**turns, "still": CENTRED if centred else turns.get("still", "")})
+    turns = turns or Rotary()
+    raw = key(size, replace(turns, still=CENTRED) if centred else turns, normed=True, positions=positions)
     spaces = {
-        "query": query(size, scale=scale, **turns),
-        "key": key(size, normed=normed, **turns),
+        "query": query(size, turns, scale=scale, positions=positions),
+        "key": key(size, turns, normed=normed, positions=positions),
         "value": fresh(size, positions),
     }
     return {"raw_query": raw, "raw_key": raw, **spaces} if normed else spaces

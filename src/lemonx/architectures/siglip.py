@@ -83,7 +83,7 @@ def _vision(c: Config, part: str) -> Tower:
 
 def _pool(c: Config, part: str, tokens: int) -> dict:
     width, heads = c[f"{part}hidden_size"], c[f"{part}num_attention_heads"]
-    entries = head(width // heads, {}, positions=tokens)
+    entries = head(width // heads, positions=tokens)
     return {
         "pooled": avg(width),
         "pool_normed": zero(width),

@@ -44,7 +44,7 @@ def swin(c: Config) -> Spec:
         stacks[f"{name}.blocks"] = Stack(depth, f"stage{i}", period=2)
         spaces |= {f"stage{i}": avg(width, at), f"normed{i}": zero(width, at), f"heads{i}": circ(heads, at),
                    f"hidden{i}": circ(int(c["mlp_ratio"] * width), at)}  # fmt: skip
-        spaces |= {f"{entry}{i}": space for entry, space in head(width // heads, {}, positions=at).items()}
+        spaces |= {f"{entry}{i}": space for entry, space in head(width // heads, positions=at).items()}
         rows |= _block(f"{name}.blocks.*", i)
         if i < last:
             spaces[f"merged{i}"] = zero(width, merged(c, i + 1))

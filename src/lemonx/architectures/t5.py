@@ -53,7 +53,7 @@ def _t5(c: Config, scaled: bool) -> Spec:
             **{name: zero(width) for name in ("residual", "normed", "encoded")},
             **({"final": zero(width, scale=by), "pooled": circ(width)} if "decoder" in depths else {}),
             "heads": circ(c["num_heads"]),
-            **head(c["d_kv"], {}, scale=1.0),
+            **head(c["d_kv"], scale=1.0),
             "hidden": circ(c["d_ff"]),
             "vocab": fresh(c["vocab_size"]),
         },

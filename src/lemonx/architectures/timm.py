@@ -66,7 +66,8 @@ def _check_args(c: Config, *known: str) -> None:
     """Refused where model_args ask timm for a model that the table does not know."""
     if unknown := sorted((c.maybe("model_args") or {}).keys() - set(known) - TRAINING):
         raise Refused(
-            f"model_args has {unknown[0]}, which may change what timm builds, and no spec knows how: it cannot grow"
+            f"model_args has {unknown[0]}, which changes what timm builds in a way that lemonx does not support",
+            "expand a model without it",
         )
 
 
@@ -85,7 +86,7 @@ def timm_vit(c: Config) -> Spec:
     _check_args(c, *args, "img_size", "patch_size", "init_values")
     width, depth, heads, ratio = args.values()
     if width % heads:
-        raise BadTarget(f"embed_dim {width} is not a multiple of {heads} heads: choose another --width or --heads")
+        raise BadTarget(f"embed_dim {width} is not a multiple of {heads} heads", "choose another --width or --heads")
     scaled = c["model_args.init_values"] is not None
     tokens = (c["model_args.img_size"] // c["model_args.patch_size"]) ** 2 + 1
     written = {f"model_args.{name}": value for name, value in args.items()} | {"num_features": width}
@@ -98,7 +99,7 @@ def timm_vit(c: Config) -> Spec:
             "final": zero(width),
             **({name: unscaled(width, tokens) for name in ("attended", "computed")} if scaled else {}),
             "heads": circ(heads, tokens),
-            **head(width // heads, {}, positions=tokens),
+            **head(width // heads, positions=tokens),
             "hidden": circ(int(ratio * width), tokens),
         },
         rows={

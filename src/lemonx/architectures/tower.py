@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lemonx.architectures.rotary import head
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.specs.config import Config
 from lemonx.specs.norms import layer_norm
 from lemonx.specs.rows import Row
@@ -25,7 +26,7 @@ BOTH_SIZES = {option: (f"text_config.{field}", f"vision_config.{field}") for opt
 }
 
 
-def of_both(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
+def of_both(text: Mapping[str, JsonValue], vision: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """The defaults of both parts of config.json."""
     return {f"text_config.{k}": v for k, v in text.items()} | {f"vision_config.{k}": v for k, v in vision.items()}
 
@@ -43,7 +44,7 @@ def encoder(c: Config, name: str, part: str, positions: int = 1) -> Tower:
     """The blocks of the tower `name`; `part`: where config.json has its fields, `text_config.` or here."""
     width, heads, eps = c[f"{part}hidden_size"], c[f"{part}num_attention_heads"], f"{part}layer_norm_eps"
     layer, t = f"{name}_model.encoder.layers.*", name
-    entries = head(width // heads, {}, positions=positions)
+    entries = head(width // heads, positions=positions)
     spaces = {
         f"{t}_residual": avg(width, positions),
         f"{t}_normed": zero(width, positions),
@@ -83,12 +84,17 @@ def text(c: Config, part: str) -> Tower:
 
 
 def joined(
-    towers: list[Tower], rows: dict[str, Row], *, spaces: dict[str, Space] | None = None, channels: int = 0, **more: Any
+    towers: list[Tower],
+    rows: dict[str, Row],
+    *,
+    spaces: Mapping[str, Space] | None = None,
+    channels: int = 0,
+    **more: Any,
 ) -> Spec:
     """The spec of one tower or two, with what stands around them."""
     return Spec(
         rows={name: row for tower in towers for name, row in tower.rows.items()} | rows,
-        spaces={name: space for tower in towers for name, space in tower.spaces.items()} | (spaces or {}),
+        spaces={name: space for tower in towers for name, space in tower.spaces.items()} | dict(spaces or {}),
         stacks={name: stack for tower in towers for name, stack in tower.stacks.items()},
         fixed={"channels": channels} if channels else {},
         **more,

@@ -36,7 +36,7 @@ def vit(c: Config) -> Spec:
             "normed": zero(width, tokens),
             "final": zero(width, tokens),
             "heads": circ(heads, tokens),
-            **head(width // heads, {}, positions=tokens),
+            **head(width // heads, positions=tokens),
             "hidden": circ(c["intermediate_size"], tokens),
             "pooled": circ(c["pooler_output_size"] or width),
         },

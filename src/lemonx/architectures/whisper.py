@@ -19,7 +19,9 @@ def whisper(c: Config) -> Spec:
     """Whisper: convolutions and GELU on sound, then Pre-LN encoder and decoder, every eps fixed."""
     width, hears = c["d_model"], c.is_a("ForAudioClassification")
     if hears and c.maybe("use_weighted_layer_sum"):
-        raise Refused("use_weighted_layer_sum mixes the streams behind all blocks: no spec covers that yet")
+        raise Refused(
+            "use_weighted_layer_sum is true, which lemonx does not support", "expand a model where it is false"
+        )
     parts = PARTS[:1] if hears else parts_of(c)
     rows, fixed = _classified() if hears else _speaking(c), dict[str, int]()
     spaces = {

@@ -1,4 +1,4 @@
-"""Files and folders of ours, made where others can write too: new names only, and nothing is written through a link."""
+"""Creates files and folders where others may write too: always under new names, and never through a link."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _BLOCK = 1 << 20
 
 
 def new_file(path: Path) -> BinaryIO:
-    """A file that was not there before, to write to; an OSError if anything has its name."""
+    """Create a file and open it for writing; an OSError if the name is taken."""
     return os.fdopen(_create(path), "wb")
 
 
 def write_new(path: Path, content: bytes | BinaryIO) -> None:
-    """Such a file with this content, or with what is left to read of another."""
+    """Create a file with this content, or with the rest of an open file."""
     with new_file(path) as file:
         _fill(file, content)
 
 
 def write_whole(path: Path, content: str | bytes | BinaryIO) -> None:
-    """The file with this content, or what was there before. What has the name is replaced, and never followed."""
+    """Write a file completely or leave it as it was. Whatever has the name is replaced; a link is never followed."""
     clear_partial(path)
     partial, held = make_and_hold(lambda: beside(path), _create)
     try:
@@ -44,7 +44,7 @@ def write_whole(path: Path, content: str | bytes | BinaryIO) -> None:
 
 
 def clear_partial(path: Path) -> None:
-    """Remove what killed processes left of files that were to become `path`."""
+    """Remove the unfinished files that killed processes left while they wrote `path`."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.lemonx-[0-9a-f]{{8}}")
     for name in os.listdir(path.parent):
         left = path.with_name(name)
@@ -55,7 +55,7 @@ def clear_partial(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (not what it leads to) or a folder with all that is in it; nothing is no error."""
+    """Remove a file, a link (not its target) or a folder with its content; it is no error if there is none."""
     with suppress(FileNotFoundError):
         if stat.S_ISDIR(os.lstat(path).st_mode):
             shutil.rmtree(path)
@@ -64,14 +64,14 @@ def remove(path: Path) -> None:
 
 
 def new_folder(path: Path) -> Path:
-    """The folder, empty, whatever had its name."""
+    """An empty folder of this name; whatever had the name is removed."""
     remove(path)
     os.mkdir(path)
     return path
 
 
 def own_folder(path: Path) -> None:
-    """The folder, as it is or new; what has its name and is none is taken away."""
+    """The folder, created if need be; anything else that has its name is removed."""
     if path.is_symlink() or not path.is_dir():
         new_folder(path)
 

@@ -1,7 +1,7 @@
-"""Where an output may go, and how a finished folder takes its place there.
+"""Where an output may be written, and how the finished folder is moved there.
 
-While it grows, an output is a hidden folder beside its place, locked by the process that writes it. The lock dies
-with the process, so the next start tells what a killed one left from what is still being written.
+While it is written, an output is a hidden folder beside its final place, locked by the process that writes it. The lock
+dies with the process, so the next run can distinguish leftovers of a killed run from a folder that is being written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 def check_destination(output: Path, *, source: Path | None, needed: int, force: bool) -> Path:
     """The absolute path of `output`, after a check that `needed` bytes can and may go there.
 
-    What killed runs left beside it is cleared away on the way.
+    It also removes what killed runs left beside it.
     """
     given = Path(os.path.abspath(output))
     try:
@@ -37,24 +37,28 @@ def check_destination(output: Path, *, source: Path | None, needed: int, force: 
         if source is not None:
             check_apart(output, source)
         if not os.access(parent, os.W_OK | os.X_OK):
-            raise BadOutput(f"{str(parent)!r} is not writable: choose another output, or change its permissions")
+            raise BadOutput("is not writable", "choose another output, or change its permissions", file=parent)
         clear_leftovers(output)
         if os.path.lexists(output):
             if not force:
-                raise BadOutput(f"{str(output)!r} exists: choose another output, or force its replacement")
+                raise BadOutput("exists", "choose another output, or replace it with --force", file=output)
             check_replaceable(output)
         free = shutil.disk_usage(parent).free
     except (FileNotFoundError, NotADirectoryError, RuntimeError):
-        raise BadOutput(f"{str(given.parent)!r} is not a folder: create it first, or choose another output") from None
+        raise BadOutput("is not a folder", "create it first, or choose another output", file=given.parent) from None
     except OSError as error:
-        raise BadOutput(f"{str(given)!r} cannot be written ({error.strerror}): choose another output") from None
+        raise BadOutput(f"cannot be written ({error.strerror})", "choose another output", file=given) from None
     if free < needed:
-        raise BadOutput(f"{str(output)!r} needs {size_text(needed)}, but only {size_text(free)} are free: make room")
+        raise BadOutput(
+            f"needs {size_text(needed)}, but only {size_text(free)} are free",
+            "free some space, or choose an output on another disk",
+            file=output,
+        )
     return output
 
 
 def size_text(count: int) -> str:
-    """A number of bytes for people.
+    """A number of bytes in readable units.
 
     >>> size_text(950), size_text(90_868_376)
     ('950 bytes', '90.9 MB')
@@ -70,15 +74,15 @@ def check_apart(output: Path, source: Path) -> None:
     source = source.resolve()
     target = output.resolve()
     if target == source or (target.exists() and source.exists() and target.samefile(source)):
-        raise BadOutput(f"{str(output)!r} is the source itself: choose another output")
+        raise BadOutput("is the source itself", "choose another output", file=output)
     if target.is_relative_to(source):
-        raise BadOutput(f"{str(output)!r} lies inside the source: choose an output beside it")
+        raise BadOutput("lies inside the source", "choose an output beside it", file=output)
     if source.is_relative_to(target):
-        raise BadOutput(f"{str(output)!r} contains the source: choose an output beside it")
+        raise BadOutput("contains the source", "choose an output beside it", file=output)
 
 
 def beside(output: Path, role: str = "") -> Path:
-    """A new name beside `output`, on the same file system, so that a rename is enough to move in."""
+    """A new name beside `output`, on the same file system, so that one rename can move it there."""
     return output.with_name(f".{output.name}.lemonx-{role}{secrets.token_hex(4)}")
 
 
@@ -88,7 +92,7 @@ def claim(output: Path) -> tuple[Path, int]:
 
 
 def make_and_hold(new_name: Callable[[], Path], make: Callable[[Path], int]) -> tuple[Path, int]:
-    """A new file or folder of a name that is free, and a descriptor that keeps it locked until it is closed."""
+    """A new file or folder under a free name, and a descriptor that keeps it locked until it is closed."""
     while True:
         path = new_name()
         fd = make(path)
@@ -109,7 +113,7 @@ def make_folder(path: Path, mode: int = 0o777) -> int:
 
 
 def hold(path: Path) -> int | None:
-    """A descriptor that locks what a dead process of this user left; None if it is alive, another's, or a link."""
+    """A locked descriptor of what a dead process of this user left; None if it lives, is another user's, or a link."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -141,7 +145,7 @@ def leftovers(output: Path) -> list[Path]:
 
 
 def clear_leftovers(output: Path) -> None:
-    """Remove what killed runs left beside `output`; an output that one was about to replace is put back."""
+    """Remove what killed runs left beside `output`; put back an output that one of them was about to replace."""
     for path in leftovers(output):
         fd = hold(path)
         if fd is None:
@@ -169,7 +173,7 @@ def move_in(finished: Path, output: Path, *, force: bool) -> None:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Swap two folders in one step, so that there is no moment without either; False where that cannot be done."""
+    """Swap two folders in one step, so that `output` always exists; False where the system cannot do that."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
@@ -178,7 +182,7 @@ def _exchange(a: Path, b: Path) -> bool:
 
 
 def _step_aside(finished: Path, output: Path) -> Path:
-    """The swap in two steps. A process killed between them leaves the old folder aside; the next start puts it back."""
+    """The swap in two steps. If the process is killed between them, the next run puts the old folder back."""
     old = beside(output, OLD)
     os.rename(output, old)
     try:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from lemonx.checkpoints.opening import changed, file_inside, identity, read_inside, real_file
-from lemonx.checkpoints.plain import parse_json
+from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadCheckpoint
 
 WEIGHTS = "model.safetensors"
@@ -52,37 +52,40 @@ MODULE_FOLDER = re.compile(r"\d+_[A-Za-z]+")  # sentence-transformers: 1_Pooling
 TEMPLATE_FOLDER = "additional_chat_templates"
 
 
-def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object that `raw` spells; `path` only names it."""
+def parse_object(raw: bytes, path: Path) -> dict[str, JsonValue]:
+    """The JSON object in `raw`; `path` is for messages."""
     try:
         value = parse_json(raw)
     except ValueError as error:
-        raise BadCheckpoint(f"{str(path)!r} is not valid JSON ({error}): download or save it again") from None
+        raise BadCheckpoint(f"is not valid JSON ({error})", "download or save it again", file=path) from None
     if not isinstance(value, dict):
-        raise BadCheckpoint(f"{str(path)!r} holds a {type(value).__name__}, not a JSON object: save it again")
+        raise BadCheckpoint(f"holds a {type(value).__name__}, not a JSON object", "save it again", file=path)
     return value
 
 
 def has(folder: Path, name: str) -> bool:
-    """Whether the folder holds this name, be it a link to nothing."""
+    """Whether the folder has an entry of this name, even a dangling link."""
     return os.path.lexists(folder / name)
 
 
 def weight_map(folder: Path, index: str = INDEX, ending: str = "safetensors") -> dict[str, str]:
-    """Tensor name to shard name, as the index in `folder` says; the shard names are plain file names."""
+    """Tensor name to shard name, from the index in `folder`; shard names are plain file names."""
     path = folder / index
     content = parse_object(read_inside(folder, index), path)
     mapping = content.get("weight_map")
-    if not isinstance(mapping, dict) or not mapping or not all(isinstance(v, str) for v in mapping.values()):
-        raise BadCheckpoint(f"{str(path)!r} has no 'weight_map' of tensor names to file names: save it again")
+    named = {k: v for k, v in mapping.items() if isinstance(v, str)} if isinstance(mapping, dict) else {}
+    if not named or named != mapping:
+        raise BadCheckpoint("has no 'weight_map' of tensor names to file names", "save it again", file=path)
     if not isinstance(content.get("metadata"), dict):
-        raise BadCheckpoint(f"{str(path)!r} has no 'metadata' object, which loaders need: save it again")
-    for name in sorted(set(mapping.values())):
+        raise BadCheckpoint("has no 'metadata' object, which loaders need", "save it again", file=path)
+    for name in sorted(set(named.values())):
         if not re.fullmatch(rf"[^/\\\x00]+\.{ending}", name):
             raise BadCheckpoint(
-                f"{str(path)!r} names the shard {name[:200]!r}: only .{ending} files beside it are read"
+                f"names the shard {name[:200]!r}, which is not a .{ending} file beside it",
+                "save the model again",
+                file=path,
             )
-    return mapping
+    return named
 
 
 def has_weights(folder: Path) -> bool:
@@ -91,18 +94,22 @@ def has_weights(folder: Path) -> bool:
 
 
 def stray_weights(folder: Path, used: set[str]) -> Iterator[BadCheckpoint]:
-    """A complaint for every file of weights that would be lost, or that a loader might prefer."""
+    """An error for every file of weights that would be lost, or that a loader might read instead."""
     for name in sorted(os.listdir(folder)):
         if name in used or not name.endswith(".safetensors"):
             continue
         if name.startswith("adapter_"):
-            yield BadCheckpoint(f"{str(folder / name)!r} is an adapter: merge it into the model first")
+            yield BadCheckpoint("is a PEFT adapter, not a model", "merge it into the model first", file=folder / name)
         elif not name.startswith("consolidated"):  # Mistral's own format, the same weights once more
-            yield BadCheckpoint(f"{str(folder / name)!r} belongs to no index and would be ignored: move it away")
+            yield BadCheckpoint(
+                "is not listed in the index and would be ignored",
+                "move it away, or save the model again",
+                file=folder / name,
+            )
 
 
 def pickles(folder: Path) -> list[str]:
-    """The names of files that are pickles, by their endings; a tokenizer may be a .bin that begins otherwise."""
+    """The names of pickle files, by their endings; a tokenizer's .bin file is recognised by its first bytes."""
     named = [name for name in sorted(os.listdir(folder)) if any(fnmatch(name, pattern) for pattern in _PICKLES)]
     return [name for name in named if _companion(folder, name) is None]
 
@@ -113,27 +120,29 @@ def no_weights(folder: Path) -> BadCheckpoint:
     if has(folder, PICKLE) or has(folder, PICKLE_INDEX):
         name = PICKLE if has(folder, PICKLE) else PICKLE_INDEX
         return BadCheckpoint(
-            f"{str(folder)!r} holds only pickled weights ({name}), and a pickle can run code: with --allow-pickle "
-            "it is read as plain tensors, and refused if it is anything else"
+            f"holds only pickled weights ({name}), and loading a pickle can run code",
+            "use --allow-pickle to read them as plain tensors, which refuses anything else",
+            file=folder,
         )
     if found:
         return BadCheckpoint(
-            f"{str(folder)!r} holds only pickles ({found[0]}), which are never read, as that can run code: if you "
-            "trust them, convert with transformers: from_pretrained, then save_pretrained"
+            f"holds only pickles ({found[0]}), which lemonx never loads, as they can run code",
+            "if you trust them, convert them with transformers' from_pretrained and save_pretrained",
+            file=folder,
         )
-    return BadCheckpoint(f"{str(folder)!r} holds neither {WEIGHTS} nor {INDEX}: give the folder of a saved model")
+    return BadCheckpoint(f"holds neither {WEIGHTS} nor {INDEX}", "give the folder of a saved model", file=folder)
 
 
 @dataclass(frozen=True)
 class Companion:
-    """A file to carry along: where it really is, and which file it was when it was looked at."""
+    """A file to copy to the output: its real path, and the identity of the file that was checked."""
 
     path: Path
     identity: tuple[int, ...]
 
 
 def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Companion], tuple[str, ...]]:
-    """The files to carry along by relative name, and the names of those left behind."""
+    """The files to copy to the output, by relative name, and the names of those that are not copied."""
     carried: dict[str, Companion] = {}
     left: list[str] = []
     for name in _relative_names(folder):
@@ -147,7 +156,7 @@ def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Companion], tup
 
 
 def open_companion(folder: Path, name: str, expected: Companion) -> BinaryIO:
-    """The very file that was looked at; BadCheckpoint if another stands in its place by now."""
+    """Open the file that was checked; BadCheckpoint if another has replaced it since."""
     file = file_inside(folder, name)
     if identity(file.fileno()) == expected.identity:
         return file
@@ -164,12 +173,12 @@ def tokenizer_files(folder: Path) -> dict[str, Path]:
 
 
 def is_loaded(name: str) -> bool:
-    """Whether a loader reads the companion of this name; all that is in a subfolder is part of some module."""
+    """Whether loaders read the companion of this name; every file in a subfolder is part of a module."""
     return "/" in name or any(fnmatch(name, pattern) for pattern in _LOADED)
 
 
 def _companion(folder: Path, name: str) -> Companion | None:
-    """The file to carry along under this name: small, regular, and neither weights nor code; None otherwise."""
+    """The file of this name if it is to be copied: small, regular, and neither weights nor code; else None."""
     if name == ADAPTER:  # carried nowhere, but other loaders look into it
         real_file(folder, name)
     if not _may_be_companion(name):
@@ -193,7 +202,7 @@ def _begins_as_weights(file: BinaryIO, path: Path) -> bool:
     try:
         return file.read(8).startswith(_MAGIC)
     except OSError as error:
-        raise BadCheckpoint(f"{str(path)!r} cannot be read ({error.strerror}): check its permissions") from None
+        raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=path) from None
 
 
 def module_weights(folder: Path) -> list[str]:

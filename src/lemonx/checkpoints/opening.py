@@ -1,8 +1,8 @@
-"""Files of others, opened in one place: regular files only, each opened once, and looked at through what was opened.
+"""Opens all files that come from others: only regular files, each once, and checked through the open descriptor.
 
-A pipe would hang whoever opens it, a device would fill the memory, a link could lead to a private file of this
-machine. Between a look at a name and its opening, another process may put something else there; so a file is opened
-without following a link, without waiting, and what the open descriptor says of it is what counts.
+A pipe would hang the process that opens it, a device could fill the memory, and a link could lead to a private file of
+this machine. Another process may replace a file between a check of its name and its opening. So a file is opened
+without following links and without waiting, and only the open descriptor is checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | 
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file that the user named, where links are the user's own; an OSError if it is not a regular one."""
+    """Open a file that the user named, through links if need be; an OSError if it is not a regular file."""
     real = path.resolve(strict=True)
     if not real.is_file():  # some devices do things when they are opened
         _not_regular(path, IsADirectoryError if real.is_dir() else OSError)
@@ -49,7 +49,7 @@ def read_given(path: Path, name: str, limit: int) -> tuple[bytes, Path]:
 
 
 def open_inside(folder: Path, name: str) -> int:
-    """A descriptor of the file that `name` in the (resolved) `folder` stands for; links may lead where it allows."""
+    """A descriptor of the file `name` in the (resolved) `folder`; links may lead only where `real_file` allows."""
     real, path = real_file(folder, name), folder / name
     root = _root(folder, real)
     assert root is not None
@@ -58,7 +58,7 @@ def open_inside(folder: Path, name: str) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EINVAL):
             raise changed(path) from None
-        raise BadCheckpoint(f"{str(path)!r} cannot be opened ({error.strerror}): check its permissions") from None
+        raise BadCheckpoint(f"cannot be opened ({error.strerror})", "check its permissions", file=path) from None
 
 
 def file_inside(folder: Path, name: str) -> BinaryIO:
@@ -67,7 +67,7 @@ def file_inside(folder: Path, name: str) -> BinaryIO:
 
 
 def name_of(fd: int) -> str:
-    """A name of an open file, for libraries that take nothing else: it leads to that very file."""
+    """A path that leads to this open file, for libraries that take only paths."""
     return f"/dev/fd/{fd}"
 
 
@@ -78,32 +78,32 @@ def read_inside(folder: Path, name: str) -> bytes:
 
 
 def read_small(file: BinaryIO, path: Path) -> bytes:
-    """The content of a small file that is open; `path` only names it."""
+    """The content of a small open file; `path` is for messages."""
     try:
         return read_open(file, MAX_JSON)
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise BadCheckpoint(
-                f"{str(path)!r} has over {MAX_JSON} bytes, too many for a JSON file: replace it"
+                f"has over {MAX_JSON} bytes, too many for a JSON file", "save it again", file=path
             ) from None
-        raise BadCheckpoint(f"{str(path)!r} cannot be read ({error.strerror}): check its permissions") from None
+        raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=path) from None
 
 
 def changed(path: Path) -> BadCheckpoint:
-    """The error for a file that was written to, cut or replaced meanwhile."""
-    return BadCheckpoint(f"{str(path)!r} changed while it was read: start again when nothing writes to it")
+    """The error for a file that was changed, truncated or replaced while it was in use."""
+    return BadCheckpoint("changed while it was read", "start again when nothing writes to it", file=path)
 
 
 def identity(fd: int) -> tuple[int, ...]:
-    """What tells an open file from another, and from itself after a change."""
+    """What identifies an open file, and changes when the file is written to."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def real_file(folder: Path, name: str) -> Path:
-    """The file that `name` in the (resolved) `folder` stands for, if it lies where it may.
+    """The real path of `name` in the (resolved) `folder`, if it lies where it may.
 
-    Links may stay inside the folder, or lead to the hub cache's own blobs; anything else could copy a
+    Links may stay inside the folder or lead to the hub cache's own blobs. Any other link could copy a
     private file of this machine into the output.
     """
     path = folder / name
@@ -112,15 +112,17 @@ def real_file(folder: Path, name: str) -> Path:
     except FileNotFoundError:
         if path.is_symlink():
             raise BadCheckpoint(
-                f"{str(path)!r} is a link to nothing: download the file again, or remove the link"
+                "is a link to nothing", "download the file again, or remove the link", file=path
             ) from None
-        raise BadCheckpoint(f"{str(path)!r} does not exist: download or save the checkpoint again") from None
+        raise BadCheckpoint("does not exist", "download or save the checkpoint again", file=path) from None
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links, before Python 3.13
-        raise BadCheckpoint(f"{str(path)!r} cannot be followed ({error}): check it and its permissions") from None
+        raise BadCheckpoint(f"cannot be followed ({error})", "check it and its permissions", file=path) from None
     if _root(folder, real) is None:
-        raise BadCheckpoint(f"{str(path)!r} is a link out of its folder, to {str(real)!r}: copy the file itself there")
+        raise BadCheckpoint(
+            f"is a link out of its folder, to {str(real)!r}", "replace the link with a copy of the file", file=path
+        )
     if not real.is_file():
-        raise BadCheckpoint(f"{str(path)!r} is not a regular file: replace it by one")
+        raise BadCheckpoint("is not a regular file", "replace it with a regular file", file=path)
     return real
 
 
@@ -167,7 +169,7 @@ def _not_regular(path: Path, error: type[OSError] = OSError) -> NoReturn:
 
 
 def read_open(file: BinaryIO, limit: int) -> bytes:
-    """What is left to read of a file; an OSError where that is over `limit` bytes."""
+    """The rest of an open file; an OSError if that is more than `limit` bytes."""
     content = bytearray()
     while block := file.read(_BLOCK):  # whatever size it claims
         content += block

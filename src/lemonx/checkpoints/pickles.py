@@ -1,8 +1,8 @@
-"""Pickled weights, read as plain tensors and nothing else, and written anew as safetensors.
+"""Reads pickled weights as plain tensors and nothing else, and writes them as safetensors.
 
-A pickle is a program. torch's weights_only reader runs none of it but the building of tensors and of plain
-containers, and stops at anything else. Shards are mapped, one at a time, and copied in pieces, so a model larger
-than memory can be converted.
+A pickle is a program. torch's weights_only reader executes only the steps that build tensors and plain containers, and
+stops at anything else. Shards are memory-mapped one at a time and copied in pieces, so a model larger than memory
+can be converted.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ def convert(folder: Path, parent: Path) -> Path:
     for shard in shards:
         for name, tensor in _load(folder, shard).items():
             if name in entries or (mapping is not None and mapping.get(name) != shard):
-                raise BadCheckpoint(f"{str(folder / shard)!r} holds tensor {name!r} against its index: save it again")
+                raise BadCheckpoint(
+                    f"holds the tensor {name!r}, which its index puts elsewhere", "save it again", file=folder / shard
+                )
             entries[name] = (name, dtype_name(tensor.dtype), tuple(tensor.shape))
     if missing := sorted(set(mapping or ()) - set(entries)):
         raise BadCheckpoint(
-            f"{str(folder / PICKLE_INDEX)!r} names tensor {missing[0]!r}, but no shard holds it: save it again"
+            f"names the tensor {missing[0]!r}, which no shard holds", "save it again", file=folder / PICKLE_INDEX
         )
     output = parent / (folder.name or "model")
     with CheckpointWriter(output, list(entries.values()), max_shard_size=_SHARD) as writer:
@@ -90,11 +92,11 @@ def _load(folder: Path, shard: str) -> dict[str, torch.Tensor]:
     finally:
         os.close(fd)  # what is mapped stays mapped
     if not isinstance(content, dict) or not content:
-        raise BadCheckpoint(f"{str(path)!r} holds a {type(content).__name__}, not tensors by name: save it again")
+        raise BadCheckpoint(f"holds a {type(content).__name__}, not tensors by name", "save it again", file=path)
     for name, tensor in content.items():
         problem = _odd(name, tensor)
         if problem:
-            raise BadCheckpoint(f"{str(path)!r} holds {problem}: save it again with save_pretrained")
+            raise BadCheckpoint(f"holds {problem}", "save it again with save_pretrained", file=path)
     return content
 
 
@@ -117,7 +119,7 @@ def _odd(name: Any, tensor: Any) -> str | None:
 
 
 def read_pickle(real: str | BinaryIO, *, mapped: bool = False) -> Any:
-    """What torch.save wrote, if it is tensors in plain containers: the only place where pickles are read."""
+    """What torch.save wrote, if it is tensors in plain containers. Pickles are read nowhere else."""
     import torch
 
     _require_stored(real)
@@ -127,7 +129,7 @@ def read_pickle(real: str | BinaryIO, *, mapped: bool = False) -> Any:
 
 
 def _require_stored(real: str | BinaryIO) -> None:
-    """ValueError if a part of the file is compressed, as torch never writes it: it could grow a thousandfold."""
+    """ValueError if a part of the file is compressed: torch never does that, and it could grow a thousandfold."""
     if zipfile.is_zipfile(real):
         with zipfile.ZipFile(real) as archive:
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
@@ -137,13 +139,13 @@ def _require_stored(real: str | BinaryIO) -> None:
 
 
 def asked_to_run(error: Exception) -> str | None:
-    """What a pickle wanted to call, if that is why reading it failed."""
+    """The function that a pickle tried to call, if that is why it could not be read."""
     asked = re.search(r"GLOBAL ([\w.]+)|Unsupported class ([\w.]+)", str(error))
     return (asked[1] or asked[2]).rstrip(".") if asked else None
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why else it failed: a line of what torch says, without its advice to trust the file."""
+    """Any other reason why it could not be read: one line of torch's message, without its advice to trust the file."""
     told = str(error).partition("WeightsUnpickler error: ")[2].strip() or str(error).strip() or type(error).__name__
     return told.splitlines()[0].strip()[:160]
 
@@ -159,9 +161,10 @@ def _unpickle(real: str, path: Path) -> Any:
     except Exception as error:  # what a hostile or broken pickle raises is not known in advance
         if what := asked_to_run(error):
             raise BadCheckpoint(
-                f"{str(path)!r} asks to run {what}, which no weights need, and nothing of it was run: get this model "
-                "as safetensors, from someone you trust"
+                f"asks to run {what}, which no weights need, so nothing was loaded",
+                "get this model as safetensors from someone you trust",
+                file=path,
             ) from None
         raise BadCheckpoint(
-            f"{str(path)!r} is not a readable pickle of weights ({why_unreadable(error)}): download it again"
+            f"is not a readable pickle of weights ({why_unreadable(error)})", "download it again", file=path
         ) from None

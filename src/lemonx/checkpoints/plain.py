@@ -1,16 +1,23 @@
-"""JSON from strangers: every JSON text that lemonx reads, be it a file's or an option's, is parsed here.
+"""Parses all JSON that lemonx reads, whether from a file or from an option.
 
-json.loads takes nesting, numbers and texts at which whatever works on them next fails, and keeps the last of two equal
-keys without a word. What comes out of here is plain: no deeper than `MAX_DEPTH`, no number that cannot be printed, no
-text that cannot be written, and not so much of it that memory runs out.
+json.loads accepts nesting, numbers and texts that break the code which works on them next, and silently keeps the last
+of two equal keys. The result of this parser is safe: no deeper than `MAX_DEPTH`, no number that cannot be printed, no
+text that cannot be written, and not so large that memory runs out.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from typing_extensions import TypeAliasType
+
+# What a JSON text can say; of sequences and mappings, so that a list of whole numbers is one too.
+JsonValue = TypeAliasType(
+    "JsonValue", "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+)
 
 # The deepest file of a real model has about ten levels; Python's own functions fail at some hundreds.
 MAX_DEPTH = 64
@@ -23,14 +30,14 @@ _MAX_PARTS = 4_000_000
 
 
 def parse_json(raw: bytes | str) -> Any:
-    """What a JSON text says; ValueError, with a reason in one line, if it cannot be read or is not plain."""
+    """The content of a JSON text; ValueError, with a reason in one line, if it cannot be read or is not safe."""
     content = parse_flat(raw)
     require_plain(content)
     return content
 
 
 def parse_flat(raw: bytes | str, *, repeats: bool = False) -> Any:
-    """The same for a reader that checks every value by itself, as that of a header does, or that looks at none.
+    """The same, without checks of single values: for callers that check every value themselves, or use none.
 
     `repeats`: a key may come twice.
     """
@@ -46,7 +53,7 @@ def parse_flat(raw: bytes | str, *, repeats: bool = False) -> Any:
 
 
 def require_plain(content: Any) -> None:
-    """ValueError if something in the content is neither JSON's nor a number or text of ordinary size."""
+    """ValueError if a value is not of a JSON type, or is a number or text of extraordinary size."""
     level = [content]
     for _ in range(MAX_DEPTH):
         inside: list[Any] = []
@@ -75,7 +82,7 @@ def _require_scalar(value: Any) -> None:
         raise ValueError(f"it holds a {type(value).__name__}, which is neither text nor a number: put it in quotes")
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, JsonValue]:
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError(f"the key {next(_repeated(pairs))[:200]!a} comes twice")
@@ -91,7 +98,7 @@ def _repeated(pairs: list[tuple[str, Any]]) -> Iterator[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in one line.
+    """The message of an exception, in one line.
 
     >>> one_line(ValueError("a list\\n  in a list"))
     'a list in a list'

@@ -1,7 +1,7 @@
-"""A checkpoint on disk, read lazily: headers when it is opened, rows of a tensor when they are asked for.
+"""Reads a checkpoint lazily: headers when it is opened, rows of a tensor when they are needed.
 
-Tensors are read with preadv, never mapped: a file that shrinks while it is mapped kills the process with
-SIGBUS, a short read is an error that can be reported.
+Tensors are read with preadv, never memory-mapped. If a mapped file shrinks, SIGBUS kills the process; a short read is
+an error that can be reported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, BinaryIO, Concatenate, ParamSpec, TypeVar, final
 
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.creating import write_new
@@ -32,6 +32,7 @@ from lemonx.checkpoints.folder import (
 )
 from lemonx.checkpoints.opening import changed, identity, open_inside, read_inside
 from lemonx.checkpoints.pickles import convert, has_pickles
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.values import blocks, read_into
@@ -57,7 +58,7 @@ class Checkpoint:
 
     path: Path
     origin: Path
-    config: dict[str, Any]
+    config: dict[str, JsonValue]
     tensors: Mapping[str, TensorInfo]
     companions: Mapping[str, Path]
     left_behind: tuple[str, ...]
@@ -85,7 +86,7 @@ class Checkpoint:
     def open(cls, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
         """The checkpoint in the folder `path`, its config, index and headers validated.
 
-        `allow_pickle`: where there are only pickled weights, read them, as plain tensors, into a temporary copy.
+        `allow_pickle`: if there are only pickled weights, convert them to a temporary copy, as plain tensors.
         """
         given = Path(path)
         try:
@@ -94,10 +95,10 @@ class Checkpoint:
                 pickled = allow_pickle and has_pickles(folder) and not has_weights(folder)
                 return cls._converted(folder) if pickled else cls(folder)
         except (FileNotFoundError, RuntimeError):
-            raise BadCheckpoint(f"{str(given)!r} does not exist: {_instead(given)}") from None
+            raise BadCheckpoint("does not exist", _instead(given), file=given) from None
         except OSError as error:
-            raise BadCheckpoint(f"{str(given)!r} cannot be read ({error.strerror}): check its permissions") from None
-        raise BadCheckpoint(f"{str(given)!r} is not a folder: give the folder that holds config.json")
+            raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=given) from None
+        raise BadCheckpoint("is not a folder", "give the folder that holds config.json", file=given)
 
     @classmethod
     def _converted(cls, folder: Path) -> Checkpoint:
@@ -122,16 +123,16 @@ class Checkpoint:
         files = [read_header_from(fd, path) for path, fd in self._descriptors.items()]
         count = sum(len(file.tensors) for file in files)
         if not count:
-            raise BadCheckpoint(f"{str(self.path)!r} holds no tensors: save the model again")
+            raise BadCheckpoint("holds no tensors", "save the model again", file=self.path)
         if count > MOST_TENSORS:
-            raise BadCheckpoint(f"{str(self.path)!r} holds more than {MOST_TENSORS} tensors: save the model again")
+            raise BadCheckpoint(f"holds more than {MOST_TENSORS} tensors", "save the model again", file=self.path)
         raise_first(repeated_tensors(files))
         if mapping is not None:
             raise_first(index_problems(mapping, files, self.path / INDEX))
         return files
 
     def open_companion(self, name: str) -> BinaryIO:
-        """A companion to read from: the very file that was looked at when the checkpoint was opened."""
+        """Open a companion: the file that was checked when the checkpoint was opened, and no other."""
         return open_companion(self.path, name, self._companions[name])
 
     def read(
@@ -176,12 +177,12 @@ class Checkpoint:
         return out
 
     def blocks(self, name: str) -> Iterator[torch.Tensor]:
-        """A tensor's numbers in order, as flat pieces of a few megabytes; each is valid until the next."""
+        """A tensor's numbers in order, as flat pieces of a few megabytes; each is valid until the next is read."""
         info = self.tensors[name]
         return blocks(self._descriptor(info.file), info)
 
     def same(self, name: str, other: str, rows: range | None = None) -> bool:
-        """Whether these rows, or all, of two tensors are equal to the last bit, compared piece by piece."""
+        """Whether two tensors, or these rows of them, are equal bit for bit; they are compared piece by piece."""
         a, b = self.tensors[name], self.tensors[other]
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return False
@@ -201,10 +202,10 @@ class Checkpoint:
 
     @functools.cached_property
     def bare(self) -> Path:
-        """A folder that holds the weights and nothing else, under the names that loaders know; it goes on `close`.
+        """A folder with only the weights, under the names that loaders know; `close` removes it.
 
-        Its links lead to the files that are open: what is loaded from it is what was checked, whatever is done to the
-        folder meanwhile.
+        Its links lead to the open files, so what is loaded from it is what was checked, whatever happens to the
+        original folder meanwhile.
         """
         if self._closed:
             raise ValueError(f"{str(self.path)!r} is closed")
@@ -229,7 +230,7 @@ class Checkpoint:
                 raise changed(path)
 
     def digest(self) -> str:
-        """SHA-256 of config.json and of every weight file's name, size and header: cheap, blind to values."""
+        """SHA-256 of config.json and of every weight file's name, size and header: cheap, but blind to values."""
         total = hashlib.sha256(hashlib.sha256(self._config_bytes).digest())
         for file in self._files:
             total.update(os.fsencode(f"{file.path.name}\0{file.size}\0{file.header_sha256}\n"))
@@ -267,48 +268,49 @@ class Checkpoint:
 
 
 def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Callable[Concatenate[Checkpoint, _P], _R]:
-    """The function, whose complaints about the checkpoint it is given say which folder that is."""
+    """Decorate a function so that its errors about the checkpoint it is given name the folder."""
 
     @functools.wraps(function)
     def wrapped(checkpoint: Checkpoint, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(checkpoint, *args, **kwargs)
         except (BadCheckpoint, UnknownArchitecture) as error:
-            raise type(error)(f"{str(checkpoint.origin)!r}: {error}") from error
+            raise error.in_folder(checkpoint.origin) from error
 
     return wrapped
 
 
 def _instead(given: Path) -> str:
-    """What to give where there is no such folder; `org/name` may be meant as a name on the hub."""
+    """The advice for a folder that does not exist; `org/name` may be meant as a name on the hub."""
     named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(given))
-    download = "nothing is fetched from the hub, so download it first, and " if named else ""
+    download = "lemonx downloads nothing, so download the model first, and " if named else ""
     return f"{download}give the folder of a saved model"
 
 
 def repeated_tensors(files: list[SafetensorsFile]) -> Iterator[BadCheckpoint]:
-    """A complaint for every tensor that two files hold."""
+    """An error for every tensor that two files hold."""
     home: dict[str, str] = {}
     for file in files:
         for tensor in file.tensors:
             if tensor.name in home:
                 yield BadCheckpoint(
-                    f"{str(file.path)!r} holds tensor {tensor.name!r}, and so does {home[tensor.name]!r}: "
-                    "keep one of them"
+                    f"holds the tensor {tensor.name!r}, and so does {home[tensor.name]!r}",
+                    "keep one of them",
+                    file=file.path,
                 )
             home.setdefault(tensor.name, file.path.name)
 
 
 def index_problems(mapping: dict[str, str], files: list[SafetensorsFile], index: Path) -> Iterator[BadCheckpoint]:
-    """A complaint wherever the index and the shards do not say exactly the same."""
+    """An error wherever the index and the shards disagree."""
     actual = {tensor.name: file.path.name for file in files for tensor in file.tensors}
     for name, shard in mapping.items():
         if name not in actual:
-            yield BadCheckpoint(f"{str(index)!r} names tensor {name[:200]!r}, but no shard holds it: save it again")
+            yield BadCheckpoint(f"names the tensor {name[:200]!r}, which no shard holds", "save it again", file=index)
         elif actual[name] != shard:
             yield BadCheckpoint(
-                f"{str(index)!r} puts tensor {name!r} in {shard!r}, but {actual[name]!r} has it: save again"
+                f"puts the tensor {name!r} in {shard!r}, but {actual[name]!r} holds it", "save it again", file=index
             )
     for name, shard in actual.items():
         if name not in mapping:
-            yield BadCheckpoint(f"{str(index)!r} omits tensor {name!r} of {shard!r}: save it again")
+            yield BadCheckpoint(f"omits the tensor {name!r} of {shard!r}", "save it again", file=index)

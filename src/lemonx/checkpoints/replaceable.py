@@ -1,8 +1,8 @@
 """What --force may remove: a folder that is a checkpoint, or a run, and holds nothing else.
 
-A checkpoint that lemonx wrote lists its files in lemonx.json: it may hold these and no others. Any other may hold what
-`save_pretrained` writes for a model, its tokenizer and its processors. The state of a training run, sub-folders, hidden
-files, links, code and whatever has another name is somebody's work.
+A checkpoint that lemonx wrote lists its files in lemonx.json, and may hold only these. Any other checkpoint may hold
+what `save_pretrained` writes for a model, its tokenizer and its processors. Everything else is taken to be somebody's
+work: the state of a training run, sub-folders, hidden files, links, code and files with other names.
 """
 
 from __future__ import annotations
@@ -53,23 +53,24 @@ _NAMED = 3
 def check_replaceable(output: Path) -> None:
     """BadOutput unless the folder `output` is empty, or a checkpoint that holds nothing else."""
     if output.is_symlink() or not output.is_dir():
-        raise BadOutput(f"{str(output)!r} is not a folder, so it is not replaced: choose another output")
+        raise BadOutput("is not a folder, so lemonx does not replace it", "choose another output", file=output)
     if not os.listdir(output):
         return
     check_holds(output, "a checkpoint", _may_hold(output))
     if not any(os.path.lexists(output / name) for name in _WEIGHTS):
-        raise BadOutput(f"{str(output)!r} holds no weights, so it is not replaced: choose another output")
+        raise BadOutput("holds no weights, so lemonx does not replace it", "choose another output", file=output)
 
 
 def check_holds(folder: Path, what: str, allowed: Callable[[str], bool]) -> None:
-    """BadOutput that names whatever in the folder is not `allowed`; names of folders end in a slash."""
+    """BadOutput that names everything in the folder that is not `allowed`; names of folders end in a slash."""
     others = list(_others(folder, allowed))
     if others:
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         named = ", ".join(repr(name[:80]) for name in others[:_NAMED]) + more
         raise BadOutput(
-            f"{str(folder)!r} holds more than {what} ({named}), so it is not replaced: move that away, or choose "
-            "another output"
+            f"holds more than {what} ({named}), so lemonx does not replace it",
+            "move these away, or choose another output",
+            file=folder,
         )
 
 
@@ -86,14 +87,15 @@ def _others(folder: Path, allowed: Callable[[str], bool], below: str = "") -> It
 
 
 def _may_hold(output: Path) -> Callable[[str], bool]:
-    """Which names a checkpoint in `output` may have."""
+    """Which file names the checkpoint in `output` may have."""
     try:
         folder = output.resolve(strict=True)
         parse_object(read_inside(folder, CONFIG), output / CONFIG)
     except BadCheckpoint:
         raise BadOutput(
-            f"{str(output)!r} is not a checkpoint (no {CONFIG} that can be read), so it is not replaced: choose "
-            "another output"
+            f"is not a checkpoint (no {CONFIG} that can be read), so lemonx does not replace it",
+            "choose another output",
+            file=output,
         ) from None
     try:
         listed = parse_object(read_inside(folder, CERTIFICATE), output / CERTIFICATE).get("files")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lemonx.checkpoints.opening import open_file
-from lemonx.checkpoints.plain import parse_flat
+from lemonx.checkpoints.plain import JsonValue, parse_flat
 from lemonx.errors import BadCheckpoint
 from lemonx.guards.limits import MOST_TENSORS
 
@@ -123,7 +123,7 @@ def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
     >>> encode_header([("a", "F32", (2,))])[:8].hex()
     '5800000000000000'
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, JsonValue] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, dtype, shape in tensors:
         end = begin + math.prod(shape) * item_size(dtype)
@@ -172,11 +172,11 @@ def read_header_from(fd: int, path: Path) -> SafetensorsFile:
     return SafetensorsFile(path, size, hashlib.sha256(prefix + raw).hexdigest(), metadata, tuple(tensors))
 
 
-def _broken(path: Path, found: str, advice: str = "download or save it again") -> NoReturn:
-    raise BadCheckpoint(f"{str(path)!r} {found}: {advice}") from None
+def _broken(path: Path, found: str, remedy: str = "download or save it again") -> NoReturn:
+    raise BadCheckpoint(found, remedy, file=path) from None
 
 
-def _parse(raw: bytes, path: Path) -> dict[str, Any]:
+def _parse(raw: bytes, path: Path) -> dict[str, JsonValue]:
     if not raw.startswith(b"{"):
         _broken(path, "does not hold a safetensors header")
     if raw.count(b'"data_offsets"') > MOST_TENSORS:

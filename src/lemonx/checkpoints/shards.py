@@ -38,7 +38,7 @@ def entry_bytes(entry: Entry) -> int:
 def lay_out(entries: Iterable[Entry], max_shard_size: int) -> tuple[Shard, ...]:
     """The shards for `entries`: in the given order, each of at most `max_shard_size` bytes of tensors.
 
-    A larger tensor has a shard of its own. Names are those that transformers gives.
+    A larger tensor gets its own shard. The names are those that transformers uses.
 
     >>> [s.name for s in lay_out([("a", "F32", (2,)), ("b", "F32", (2,))], max_shard_size=8)]
     ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']

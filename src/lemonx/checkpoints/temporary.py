@@ -1,7 +1,7 @@
-"""Folders for a while, of which none is left for good: what a killed process left, the next one that needs one clears.
+"""Temporary folders that never pile up: a process that needs one first removes those of killed processes.
 
-As with outputs, a lock that dies with its process tells what is dead. SIGTERM and SIGHUP are left to end a process at
-once, as kill -9 does.
+As with outputs, a folder is locked, and the lock dies with its process. SIGTERM and SIGHUP are not caught: they end a
+process at once, as kill -9 does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}")
 
 
 class Temporary:
-    """A new folder for this user alone, where the system keeps such; it goes with `close`, or with the process."""
+    """A new private folder in the system's temporary directory; it is removed by `close`, or after the process."""
 
     path: Path
 
@@ -49,7 +49,7 @@ def _remove(path: Path, held: int) -> None:
 
 
 def clear(parent: Path) -> None:
-    """Remove the folders of dead processes of this user; anything else that may lie there stays."""
+    """Remove the folders that dead processes of this user left, and nothing else."""
     for name in os.listdir(parent):
         if _NAME.fullmatch(name):
             held = hold(parent / name)

@@ -19,13 +19,13 @@ _BLOCK = 1 << 22
 
 
 def read_into(fd: int, path: Path, offset: int, buffer: memoryview) -> None:
-    """Fill `buffer` from the open file `fd`, from `offset` on; `path` only names it."""
+    """Fill `buffer` from the open file `fd`, from `offset` on; `path` is for messages."""
     done = 0
     while done < len(buffer):  # one call returns at most 2 GiB
         try:
             count = os.preadv(fd, [buffer[done:]], offset + done)
         except OSError as error:
-            raise BadCheckpoint(f"{str(path)!r} cannot be read ({error.strerror}): check the disk") from None
+            raise BadCheckpoint(f"cannot be read ({error.strerror})", "check the disk", file=path) from None
         if count == 0:
             raise changed(path)
         done += count
@@ -56,10 +56,10 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 
 def all_below(tensor: torch.Tensor, limit: float) -> bool:
-    """Whether the size of every number of a float tensor is below a limit, and none is NaN.
+    """Whether the magnitude of every number of a float tensor is below a limit, and none is NaN.
 
-    As integers, sizes order as they do as floats, and NaN and Inf are the largest of either sign, so two maxima find
-    them: 25 to 33 GB/s, where isfinite makes a mask at 0.7 to 1.7.
+    The bits of floats, read as integers, order by magnitude, and NaN and Inf are the largest of either sign. So two
+    maxima find them, at 25 to 33 GB/s; isfinite, which makes a mask, reaches 0.7 to 1.7.
     """
     if not tensor.numel():
         return True

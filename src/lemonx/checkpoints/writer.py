@@ -30,6 +30,7 @@ class CheckpointWriter:
 
     Until then everything is in `folder`, a hidden folder beside `output`; leaving by an exception removes it.
     A killed process leaves that folder behind, and `output` as it was; the next writer to `output` clears it away.
+    Unless it is to be `kept`, nobody waits until it is on the disk.
     """
 
     output: Path
@@ -44,7 +45,9 @@ class CheckpointWriter:
         max_shard_size: int,
         force: bool = False,
         source: Path | None = None,
+        kept: bool = True,
     ) -> None:
+        self._kept = kept
         self._shards = lay_out(infos, max_shard_size)
         self.total_bytes = sum(shard.size for shard in self._shards)
         self.output = check_destination(Path(output), source=source, needed=self.total_bytes, force=force)
@@ -179,7 +182,7 @@ class CheckpointWriter:
     def _sync(self) -> None:
         """Everything is on the disk, not just in its cache, before the rename that makes it count."""
         self._close()
-        for root, _, names in os.walk(self.folder):
+        for root, _, names in os.walk(self.folder) if self._kept else ():
             for name in names:
                 fd = os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
@@ -201,10 +204,14 @@ class CheckpointWriter:
                     theirs = set(file.keys())
             except (BadCheckpoint, SafetensorError, RuntimeError) as error:  # RuntimeError: no memory to map it in
                 reason = " ".join(str(error).split())[:300]
-                raise BadOutput(f"what was written does not read back ({reason}): check the disk and memory") from None
+                raise BadOutput(
+                    f"cannot be read back ({reason})", "check the disk and memory, and start again", file=path
+                ) from None
             wanted = tuple(entry for entry in shard.entries if entry_bytes(entry))
             if ours != wanted or theirs != {entry[0] for entry in shard.entries}:
-                raise BadOutput(f"{str(path)!r} does not read back as it was written: check the disk, start again")
+                raise BadOutput(
+                    "reads back different from what was written", "check the disk, and start again", file=path
+                )
 
     def _close(self) -> None:
         while self._descriptors:
@@ -224,17 +231,22 @@ class CheckpointWriter:
     def _failed(self, error: OSError) -> BadOutput:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = size_text(self.total_bytes)
-            return BadOutput(f"{str(self.output)!r} needs {needed}, and the disk is full: make room, start again")
+            return BadOutput(
+                f"needs {needed}, and the disk is full", "free some space, and start again", file=self.output
+            )
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return BadOutput(
-                f"{str(self.output)!r} appeared meanwhile: choose another output, or force its replacement"
+                "was created by someone else meanwhile",
+                "choose another output, or replace it with --force",
+                file=self.output,
             )
         if error.errno == errno.EFBIG:
             return BadOutput(
-                f"{str(self.output)!r} needs files larger than the system or `ulimit -f` allows: raise that limit, "
-                "or write smaller ones with --max-shard-size"
+                "needs files larger than the system or `ulimit -f` allows",
+                "raise that limit, or write smaller files with --max-shard-size",
+                file=self.output,
             )
-        return BadOutput(f"{str(self.output)!r} cannot be written ({error}): choose another output")
+        return BadOutput(f"cannot be written ({error})", "choose another output", file=self.output)
 
 
 def _check_joined(parts: Iterable[tuple[int, int]], size: int, what: str) -> None:

@@ -1,6 +1,6 @@
-"""The command line: one module a group of commands, one function a command.
+"""The command line: one module per group of commands, one function per command.
 
-Only what `--help` needs is imported here; the rest when a command runs.
+Only what `--help` needs is imported here; the rest is imported when a command runs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _out_of_memory() -> NoReturn:
 
 
 def _unworded(error: Exception) -> NoReturn:
-    """The last line of defence: a mistake in lemonx itself, which no input should be able to reach."""
+    """The last line of defence: a bug in lemonx itself, which no input should be able to reach."""
     from lemonx.models.foreign import is_out_of_memory
 
     if is_out_of_memory(error):

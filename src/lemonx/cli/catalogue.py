@@ -1,4 +1,4 @@
-"""architectures, methods: what there is."""
+"""The commands architectures and methods, which list what lemonx knows."""
 
 from __future__ import annotations
 
@@ -16,23 +16,57 @@ def architectures_command(
     why: Annotated[
         Path | None, typer.Option("--why", metavar="DIR", help="Say what this checkpoint lacks to be expanded.")
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Measure every model type of the installed transformers, tiny: takes an hour."),
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--type", metavar="MODEL_TYPE", help="With --all: this model type alone.")
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="FILE", help="With --all: keep what was measured, and go on from it."),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="With --all: processes at once.")] = 1,
     as_json: Json = False,
 ) -> None:
     """List the supported families: what grows, and how exactly."""
+    if everything:
+        _survey(only, record, jobs, as_json)
+        return
+    from lemonx.checkpoints import Checkpoint
     from lemonx.cli.render import catalogue as show
     from lemonx.cli.render.console import waiting
+    from lemonx.diagnostics.capabilities import matrix
+    from lemonx.diagnostics.why import diagnose
 
     if why is not None:
-        with waiting("comparing with every family", quiet=as_json):
-            found = show.why_json(why)
-        print_json(found) if as_json else show.print_why(found)
+        with waiting("comparing with every family", quiet=as_json), Checkpoint.open(why) as checkpoint:
+            found = diagnose(checkpoint)
+        print_json(found.as_dict()) if as_json else show.print_why(found)
         return
     with waiting("asking the type check", quiet=as_json):
-        content = show.architectures_json()
+        cells = matrix()
+    print_json(show.architectures_json(cells)) if as_json else show.print_architectures(cells)
+
+
+def _survey(only: list[str] | None, record: Path | None, jobs: int, as_json: bool) -> None:
+    from lemonx.cli import surveying
+    from lemonx.cli.render import survey as show
+    from lemonx.cli.render.console import bar
+
+    with bar(hidden=as_json) as shown:
+        task = shown.add_task("model types", total=None)
+        rows = surveying.survey(
+            only,
+            record,
+            jobs,
+            lambda done, total, name: shown.update(task, completed=done, total=total, description=name),
+        )
     if as_json:
-        print_json(content)
+        print_json(show.survey_json(rows))
     else:
-        show.print_architectures(content)
+        show.print_survey(rows)
 
 
 @app.command("methods", rich_help_panel="Commands")
@@ -45,8 +79,8 @@ def methods_command(
     from lemonx.cli.render.console import waiting
 
     with waiting("growing a small model by every method", quiet=as_json or not check):
-        content = show.methods_json(check)
+        found = show.listed_methods(check)
     if as_json:
-        print_json(content)
+        print_json([entry.as_dict() for entry in found])
     else:
-        show.print_methods(content)
+        show.print_methods(found)

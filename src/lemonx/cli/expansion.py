@@ -1,9 +1,9 @@
-"""plan, expand, verify."""
+"""The commands plan, expand and verify."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -13,17 +13,17 @@ from lemonx.cli.options import (
     AllowPickle,
     Depth,
     DepthType,
-    Dtype,
+    DtypeOption,
     Ffn,
-    Free,
+    FreeOption,
     Heads,
     KvHeads,
     Like,
-    Method,
+    MethodOption,
     Seed,
     Set,
     SmallGains,
-    Source,
+    SourceArgument,
     Width,
     WidthFactor,
     data_section,
@@ -37,7 +37,7 @@ from lemonx.guards.terminal import print_json
 
 @app.command("plan", rich_help_panel="Commands")
 def plan_command(
-    source: Source,
+    source: SourceArgument,
     width: Width = None,
     depth: Depth = None,
     heads: Heads = None,
@@ -46,12 +46,12 @@ def plan_command(
     width_factor: WidthFactor = None,
     set_: Set = None,
     like: Like = None,
-    method: Method = "lemon",
+    method: MethodOption = "lemon",
     seed: Seed = 0,
-    free: Free = None,
+    free: FreeOption = None,
     depth_type: DepthType = None,
     small_gains: SmallGains = False,
-    dtype: Dtype = None,
+    dtype: DtypeOption = None,
     allow_pickle: AllowPickle = False,
     solve: Annotated[
         bool,
@@ -73,7 +73,7 @@ def plan_command(
     from lemonx import api
     from lemonx.cli.render import plan as show
 
-    made = api.plan(
+    plan = api.plan(
         source,
         **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
         method=method,
@@ -86,14 +86,14 @@ def plan_command(
         allow_pickle=allow_pickle,
     )
     if as_json:
-        print_json(show.plan_json(made))
+        print_json(show.plan_json(plan))
     else:
-        show.print_plan(made, tensors=tensors)
+        show.print_plan(plan, tensors=tensors)
 
 
 @app.command("expand", rich_help_panel="Commands")
 def expand_command(
-    source: Source,
+    source: SourceArgument,
     output: Annotated[Path, typer.Argument(help="Folder to create.", show_default=False)],
     width: Width = None,
     depth: Depth = None,
@@ -103,12 +103,12 @@ def expand_command(
     width_factor: WidthFactor = None,
     set_: Set = None,
     like: Like = None,
-    method: Method = "lemon",
+    method: MethodOption = "lemon",
     seed: Seed = 0,
-    free: Free = None,
+    free: FreeOption = None,
     depth_type: DepthType = None,
     small_gains: SmallGains = False,
-    dtype: Dtype = None,
+    dtype: DtypeOption = None,
     max_shard_size: Annotated[
         str, typer.Option(help="Largest file, such as 500MB or 5GB.", rich_help_panel=CHOICES)
     ] = "5GB",
@@ -161,22 +161,18 @@ def expand_command(
     from lemonx.cli.render import expansion as show
     from lemonx.methods import Lessons
 
-    target = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
-    options: dict[str, Any] = {
-        "method": method,
-        "seed": seed,
-        "free": value_of(free),
-        "depth_type": depth_type,
-        "small_gains": small_gains,
-        "dtype": value_of(dtype),
-        "allow_pickle": allow_pickle,
-    }
     with show.progress(quiet=as_json, verify=verify, lessons=lessons) as tell:
-        made = api.expand(
+        expanded = api.expand(
             source,
             output,
-            **target,
-            **options,
+            **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
+            method=method,
+            seed=seed,
+            free=value_of(free),
+            depth_type=cast("Literal[1, 2] | None", depth_type),
+            small_gains=small_gains,
+            dtype=value_of(dtype),
+            allow_pickle=allow_pickle,
             max_shard_size=in_bytes(max_shard_size),
             threads=threads,
             verify=verify,
@@ -187,14 +183,14 @@ def expand_command(
             with_optimizer=with_optimizer,
         )
     if as_json:
-        print_json(made.certificate.as_dict())
+        print_json(expanded.certificate.as_dict())
     else:
-        show.print_expanded(source, made)
+        show.print_expanded(source, expanded)
 
 
 @app.command("verify", rich_help_panel="Commands")
 def verify_command(
-    source: Source,
+    source: SourceArgument,
     output: Annotated[Path, typer.Argument(help="Folder with the expanded checkpoint.", show_default=False)],
     layerwise: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""compare, report: the paper's question, answered and shown."""
+"""The commands compare and report: the paper's question, and the answer."""
 
 from __future__ import annotations
 

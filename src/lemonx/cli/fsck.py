@@ -1,4 +1,4 @@
-"""fsck: what is wrong with a folder."""
+"""The command fsck: what is wrong with a folder."""
 
 from __future__ import annotations
 

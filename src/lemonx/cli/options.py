@@ -1,15 +1,20 @@
-"""Options that several commands share, and what their texts mean."""
+"""Options that several commands share, and functions that parse them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget
+
+if TYPE_CHECKING:
+    from lemonx.workflows.options import FieldValue
 
 
 class FreeChoice(str, Enum):
@@ -25,17 +30,29 @@ class DtypeChoice(str, Enum):
 
 
 SIZES, CHOICES = "Target sizes", "Choices"
-Source = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.", show_default=False)]
+SourceArgument = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.", show_default=False)]
+NUMBER = "N|Nx|+N"
 Width = Annotated[
-    int | None, typer.Option(help="Hidden size. Sizes you leave out scale in proportion.", rich_help_panel=SIZES)
+    str | None,
+    typer.Option(
+        metavar=NUMBER,
+        help="Hidden size: a number, or in terms of the source's, 1.5x or +256. Sizes you leave out scale in "
+        "proportion.",
+        rich_help_panel=SIZES,
+    ),
 ]
-Depth = Annotated[int | None, typer.Option(help="Number of layers.", rich_help_panel=SIZES)]
-Heads = Annotated[int | None, typer.Option(help="Number of (query) heads.", rich_help_panel=SIZES)]
-KvHeads = Annotated[int | None, typer.Option(help="Number of key-value heads.", rich_help_panel=SIZES)]
-Ffn = Annotated[int | None, typer.Option(help="Inner size of the MLP.", rich_help_panel=SIZES)]
+Depth = Annotated[
+    str | None,
+    typer.Option(
+        metavar=NUMBER, help="Number of layers: 24, 2x or +4. An encoder and its decoder both.", rich_help_panel=SIZES
+    ),
+]
+Heads = Annotated[str | None, typer.Option(metavar=NUMBER, help="Number of (query) heads.", rich_help_panel=SIZES)]
+KvHeads = Annotated[str | None, typer.Option(metavar=NUMBER, help="Number of key-value heads.", rich_help_panel=SIZES)]
+Ffn = Annotated[str | None, typer.Option(metavar=NUMBER, help="Inner size of the MLP.", rich_help_panel=SIZES)]
 WidthFactor = Annotated[
     str | None,
-    typer.Option(help="Ratio for all widths, such as 2, 1.5 or 3/2: for models with stages.", rich_help_panel=SIZES),
+    typer.Option(help="The same as --width 1.5x: a ratio of widths, such as 2, 1.5 or 3/2.", rich_help_panel=SIZES),
 ]
 Set = Annotated[
     list[str] | None,
@@ -51,7 +68,7 @@ Like = Annotated[
     typer.Option(help="A config.json, or a folder with one, to take all sizes from.", rich_help_panel=SIZES),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the free parameters.", rich_help_panel=CHOICES)]
-Free = Annotated[
+FreeOption = Annotated[
     FreeChoice | None,
     typer.Option(
         help="The paper's free parameters. vision: duplicated units share the weight evenly and new blocks cancel. "
@@ -79,10 +96,10 @@ SmallGains = Annotated[
         rich_help_panel=CHOICES,
     ),
 ]
-Dtype = Annotated[
+DtypeOption = Annotated[
     DtypeChoice | None, typer.Option(help="Dtype to store. Default: the source's.", rich_help_panel=CHOICES)
 ]
-Method = Annotated[
+MethodOption = Annotated[
     str, typer.Option(help="lemon, or a method it is compared with: see `lemonx methods`.", rich_help_panel=CHOICES)
 ]
 
@@ -94,16 +111,29 @@ AllowPickle = Annotated[
 ]
 
 
+class Sizes(TypedDict):
+    """The keywords of `lemonx.plan` that are sizes."""
+
+    width: str | None
+    depth: str | None
+    heads: str | None
+    kv_heads: str | None
+    ffn: str | None
+    width_factor: str | None
+    fields: Mapping[str, FieldValue]
+    like: Path | None
+
+
 def sizes(
-    width: int | None,
-    depth: int | None,
-    heads: int | None,
-    kv_heads: int | None,
-    ffn: int | None,
+    width: str | None,
+    depth: str | None,
+    heads: str | None,
+    kv_heads: str | None,
+    ffn: str | None,
     width_factor: str | None,
     set_: list[str] | None,
     like: Path | None,
-) -> dict[str, Any]:
+) -> Sizes:
     return {
         "width": width,
         "depth": depth,
@@ -116,7 +146,7 @@ def sizes(
     }
 
 
-def _field(text: str) -> tuple[str, Any]:
+def _field(text: str) -> tuple[str, FieldValue]:
     from lemonx.checkpoints.plain import parse_json
 
     name, equals, value = text.partition("=")
@@ -126,7 +156,7 @@ def _field(text: str) -> tuple[str, Any]:
         if name == "model_type" and value:
             return name, value
         raise BadTarget(
-            f"--set {text}: want FIELD=VALUE with a number or a list, such as hidden_sizes=[64,128]"
+            f"--set {text} is not FIELD=VALUE", "write it with a number or a list, such as hidden_sizes=[64,128]"
         ) from None
 
 
@@ -134,7 +164,7 @@ def in_bytes(text: str) -> int:
     units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
     match = re.fullmatch(r"([0-9]{1,9}) ?([KMGT]B)", text.upper())
     if match is None or int(match[1]) == 0:
-        raise BadTarget(f"--max-shard-size {text}: want a size such as 500MB or 5GB")
+        raise BadTarget(f"--max-shard-size {text} is not a size", "write it as 500MB or 5GB")
     return int(match[1]) * units[match[2]]
 
 
@@ -142,7 +172,7 @@ def value_of(choice: Enum | None) -> Any:
     return choice.value if choice else None
 
 
-def data_section(text: str | None) -> dict[str, Any] | None:
+def data_section(text: str | None) -> dict[str, JsonValue] | None:
     """Embedded data by name, or a recipe's data section in braces."""
     if text is None:
         return None
@@ -152,5 +182,8 @@ def data_section(text: str | None) -> dict[str, Any] | None:
 
     content = parse_yaml(text, "--data")
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise BadTarget(f"--data {text}: want a name, or a section such as {{kind: text, path: corpus}}")
+        raise BadTarget(
+            f"--data {text} is neither a name nor a section",
+            "write a name, or a section such as {kind: text, path: corpus}",
+        )
     return content

@@ -1,4 +1,4 @@
-"""train, recipe: what comes after an expansion."""
+"""The commands train and recipe, for training after an expansion."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lemonx.cli.app import Json, app
-from lemonx.cli.options import Source
+from lemonx.cli.options import SourceArgument
 from lemonx.errors import BadRecipe
 from lemonx.guards.limits import MOST_AT_ONCE, MOST_STEPS
 from lemonx.guards.terminal import complain, print_json, print_lines
@@ -51,7 +51,10 @@ def train_command(
         print_json(found) if as_json else show.print_recipes(found)
         return
     if recipe is None or output is None:
-        raise BadRecipe("lemonx train RECIPE --output FOLDER: `lemonx train --list` names the recipes that ship")
+        raise BadRecipe(
+            "`lemonx train` needs a recipe and an --output folder",
+            "`lemonx train --list` names the recipes that come with lemonx",
+        )
     from lemonx.training.recipe import read_recipe
     from lemonx.training.run import run
 
@@ -73,7 +76,7 @@ def train_command(
 
 @app.command("recipe", rich_help_panel="Commands")
 def recipe_command(
-    source: Source,
+    source: SourceArgument,
     target: Annotated[Path, typer.Argument(help="The expanded checkpoint, or its config.json.", show_default=False)],
     steps: Annotated[
         int | None, typer.Option(min=1, max=MOST_STEPS, help="Its steps.", rich_help_panel=SCRATCH)

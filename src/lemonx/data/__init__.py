@@ -1,6 +1,6 @@
-"""Data to train on: what a task reads, split into training and validation, as a model's forward takes it.
+"""Training data: examples for a task, split into training and validation, in the form that a model's forward takes.
 
-A data section names its `kind`; the other keys are that kind's options (see kinds.py for what there is):
+A data section names its `kind`; the other keys are the options of that kind (kinds.py lists the kinds):
 
     data: {kind: stdlib, length: 64}
     data: {kind: text, path: corpus/, length: 128}
@@ -51,7 +51,7 @@ def prepare(
     seed: int,
     folder: Path | str | None = None,
 ) -> Prepared:
-    """The examples of a data section for a task, fit for the model of `config`.
+    """The examples of a data section for a task, in the form that the model of `config` reads.
 
     `folder` is the source checkpoint's, for its tokenizer. The validation set does not depend on `seed`.
     """

@@ -1,6 +1,6 @@
-"""scikit-learn's handwritten digits, distorted afresh: a rotation, shift, scale, shear and noise on a larger canvas.
+"""scikit-learn's handwritten digits on a larger canvas, with random rotation, shift, scale, shear and noise.
 
-At 8x8 a small model is soon perfect and methods cannot be told apart; distorted, there is always more to learn.
+At 8x8 a small model is soon perfect, and all methods look the same; with distortions there is always more to learn.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def originals() -> tuple[Digits, Digits]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise BadData("kind digits needs scikit-learn: pip install lemonx[train]") from None
+        raise BadData("kind digits needs scikit-learn", "pip install lemonx[train]") from None
     images, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(np.asarray(images, np.float32).reshape(-1, 8, 8) / 16)
     labels = torch.from_numpy(np.asarray(labels, np.int64))
@@ -96,7 +96,7 @@ def originals() -> tuple[Digits, Digits]:
 
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
-    """Distorted digits: endless fresh ones to train on, fixed ones from other originals to validate with."""
+    """Distorted digits: an endless supply for training, and fixed ones from other originals for validation."""
     train, validation = originals()
     size = options.image_size
     return Prepared(

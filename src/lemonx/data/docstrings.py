@@ -1,10 +1,10 @@
-"""Real English sentences that every machine has: those of the standard library's docstrings, with three questions.
+"""English sentences that every machine has, from the standard library's docstrings, as three classification tasks.
 
-`subject`: does the first sentence of a docstring describe a class, or a function? (As SST-2, one sentence and much to
-go by: a model of two layers of 64 learns it.)
-`order`: is the sentence as it was written, or have two of its words changed places? (As CoLA asks.)
-`adjacent`: does the second sentence follow the first in its paragraph, or is it from elsewhere? (A task of pairs, as
-RTE.) Labels are balanced, and the sentences of whole modules are held out for validation.
+`subject`: does the first sentence of a docstring describe a class or a function? (Like SST-2, one sentence with many
+clues: a model with two layers of width 64 learns it.)
+`order`: is the sentence as it was written, or have two of its words been swapped? (Like CoLA.)
+`adjacent`: does the second sentence follow the first in its paragraph, or is it from elsewhere? (Pairs, like RTE.)
+Labels are balanced, and the sentences of whole modules are held out for validation.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Options(Strict):
 def paragraphs() -> dict[str, list[list[str]]]:
     """The paragraphs of each module's docstrings, as lists of sentences.
 
-    A string that starts a line is a docstring, nearly always, and what else there is does not look like sentences;
-    parsing the modules would take fifty times as long.
+    A string at the start of a line is nearly always a docstring, and other strings do not look like sentences. Parsing
+    the modules would take fifty times as long.
     """
     found: dict[str, list[list[str]]] = {}
     for name, source in sources().items():
@@ -74,9 +74,9 @@ def _starts_line(text: str, place: int) -> bool:
 
 
 def subject() -> list[tuple[str, Texts, int]]:
-    """First sentences with their modules: label 1 describes a function, 0 a class; as many of the one as of the other.
+    """First sentences with their modules, as many about functions (label 1) as about classes (label 0).
 
-    A sentence that is found with both is left out.
+    A sentence that occurs with both is left out.
     """
     found: dict[str, dict[str, str]] = {"class": {}, "def": {}}
     for name, source in sources().items():
@@ -105,7 +105,7 @@ def _is_docstring(text: str, header: int, place: int) -> bool:
 
 
 def order() -> list[tuple[str, Texts, int]]:
-    """Sentences with their modules, every second one with two words swapped: label 1 means as it was written."""
+    """Sentences with their modules, every second one with two words swapped; label 1 means unchanged."""
     sentences = {
         sentence: module
         for module, parts in paragraphs().items()
@@ -140,7 +140,7 @@ def _swapped(sentence: str, draw: float) -> str:
 
 
 def adjacent() -> list[tuple[str, Texts, int]]:
-    """Pairs of sentences with their modules; every second one has another pair's second sentence: label 1 follows."""
+    """Pairs of sentences and their modules; every second one has another second sentence; label 1: it follows."""
     found = {
         (first, second): module
         for module, parts in paragraphs().items()
@@ -177,7 +177,9 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
     rows = {"subject": subject, "order": order, "adjacent": adjacent}[options.question]()
     train, validation = ([row for row in rows if _is_held(row[0]) == held] for held in (False, True))
     if not train or not validation:
-        raise BadData("this Python's standard library has no docstrings: use one that has, or data of kind table")
+        raise BadData(
+            "this Python's standard library has no docstrings", "use a Python that has them, or data of kind table"
+        )
     labels = [np.array([label for _, _, label in side], np.int64) for side in (train, validation)]
     return sequences(
         [texts for _, texts, _ in train],

@@ -18,8 +18,8 @@ VALIDATION_STREAM, TRAINING_STREAM = 0, 1
 class Examples(Dataset[Example]):
     """Examples by index; a batch of indices is served at once.
 
-    Whatever is random in example i comes from its own row of `uniforms`: not from when, where, or in which batch it
-    is read, so that a resumed run, or one on more processes, sees the same examples.
+    All randomness in example i comes from its own row of `uniforms`, whenever, wherever and in whichever batch it is
+    read. So a resumed run, or a run with more processes, sees the same examples.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -28,7 +28,7 @@ class Examples(Dataset[Example]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets a training set draw afresh; a validation set stays as it is."""
+        """Start an epoch: a training set then draws new random numbers; a validation set stays the same."""
         if self._stream[0] == TRAINING_STREAM:
             self._epoch = epoch
 
@@ -76,7 +76,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def normals(uniform: np.ndarray) -> np.ndarray:
-    """Standard normal numbers from as many in [0, 1), an even number a row, by Box and Muller's formula."""
+    """Standard normal numbers from as many in [0, 1), an even number per row, by Box and Muller's formula."""
     radius, angle = np.split(uniform, 2, axis=-1)
     radius, angle = np.sqrt(-2 * np.log1p(-radius)), 2 * np.pi * angle
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
@@ -88,7 +88,7 @@ def stack(examples: Sequence[Example]) -> dict[str, Tensor]:
 
 
 def digest(parts: Iterable[bytes | str | np.ndarray]) -> str:
-    """A sha256 of all parts, each with its length, so that no two lists of parts run together.
+    """A sha256 of all parts, each with its length, so that different lists of parts have different digests.
 
     >>> digest(["ab", "c"]) == digest(["a", "bc"])
     False

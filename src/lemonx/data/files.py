@@ -1,4 +1,4 @@
-"""Files of the user's: found, decoded, or refused in one line."""
+"""Finds and decodes the user's data files, or refuses them in one line."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ UNREADABLE_ARRAY = (
 
 
 def reason(error: Exception) -> str:
-    """What an error of another library says, on one line."""
+    """The message of another library's error, in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def open_data(path: Path) -> BinaryIO:
-    """A regular file of the user's, open."""
+    """Open a regular file of the user's."""
     try:
         return open_file(path)
     except FileNotFoundError:
-        raise BadData(f"{path} is not there: check the path") from None
+        raise BadData("does not exist", "check the path", file=path) from None
     except RuntimeError:
-        raise BadData(f"{path} is a link to itself: check the path") from None
+        raise BadData("is a link to itself", "check the path", file=path) from None
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.EISDIR):
-            raise BadData(f"{path} is {error.strerror}: check the path") from None
-        raise BadData(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+            raise BadData(f"is {error.strerror}", "check the path", file=path) from None
+        raise BadData(f"cannot be read ({error.strerror})", "check its permissions", file=path) from None
 
 
 def require_folder(path: Path) -> Path:
     """The path, if it is a folder."""
     if not path.is_dir():
-        raise BadData(f"{path} is {'a file, not a folder' if path.is_file() else 'not there'}: check the path")
+        raise BadData("is a file, not a folder" if path.is_file() else "does not exist", "check the path", file=path)
     return path
 
 
 def require_regular(folder: Path) -> Path:
-    """The folder, if there is nothing in it that would hang a library that opens all it finds: no pipe, no device."""
+    """The folder, if it contains no pipe or device, which would hang a library that opens every file."""
     for root, _, names in os.walk(require_folder(folder)):
         for path in (Path(root, name) for name in names):
             if path.exists() and not path.is_file():
-                raise BadData(f"{path} is not a regular file: take it away")
+                raise BadData("is not a regular file", "remove it", file=path)
     return folder
 
 
@@ -67,7 +67,9 @@ def read_bytes(path: Path) -> bytes:
         try:
             return read_open(file, MAX_WHOLE)
         except OSError as error:
-            raise BadData(f"{path} cannot be read ({error.strerror}): check the disk, or cut the file up") from None
+            raise BadData(
+                f"cannot be read ({error.strerror})", "check the disk, or split the file", file=path
+            ) from None
 
 
 def read_text(path: Path, *, replace: bool = False) -> str:
@@ -77,7 +79,7 @@ def read_text(path: Path, *, replace: bool = False) -> str:
         return data.decode("utf-8-sig", errors="replace" if replace else "strict")
     except UnicodeDecodeError as error:
         raise BadData(
-            f"{path} is not UTF-8 (byte 0x{data[error.start]:02x} at {error.start}): convert it, or leave it out"
+            f"is not UTF-8 (byte 0x{data[error.start]:02x} at {error.start})", "convert it, or leave it out", file=path
         ) from None
 
 

@@ -25,7 +25,7 @@ _ENTAILED = ("entailment", "not_entailment")
 
 
 @dataclass(frozen=True)
-class Task:
+class GlueTask:
     """The columns of a task's files, its labels in the order of their numbers (none: real values), and its metrics."""
 
     text: tuple[int, ...]
@@ -39,16 +39,16 @@ class Task:
 
 
 TASKS = {
-    "cola": Task((3,), 1, metrics=("matthews",), header=False),
-    "sst-2": Task((0,), 1),
-    "mrpc": Task((3, 4), 0, metrics=("accuracy", "f1")),
-    "qqp": Task((3, 4), 5, metrics=("accuracy", "f1"), broken_lines=True),
-    "sts-b": Task((7, 8), 9, labels=(), metrics=REGRESSION),
+    "cola": GlueTask((3,), 1, metrics=("matthews",), header=False),
+    "sst-2": GlueTask((0,), 1),
+    "mrpc": GlueTask((3, 4), 0, metrics=("accuracy", "f1")),
+    "qqp": GlueTask((3, 4), 5, metrics=("accuracy", "f1"), broken_lines=True),
+    "sts-b": GlueTask((7, 8), 9, labels=(), metrics=REGRESSION),
     # The label is the last column: the validation file has the annotators' labels before it, the training file one.
-    "mnli": Task((8, 9), -1, labels=("entailment", "neutral", "contradiction"), validation="dev_matched.tsv"),
-    "qnli": Task((1, 2), 3, labels=_ENTAILED),
-    "rte": Task((1, 2), 3, labels=_ENTAILED),
-    "wnli": Task((1, 2), 3),
+    "mnli": GlueTask((8, 9), -1, labels=("entailment", "neutral", "contradiction"), validation="dev_matched.tsv"),
+    "qnli": GlueTask((1, 2), 3, labels=_ENTAILED),
+    "rte": GlueTask((1, 2), 3, labels=_ENTAILED),
+    "wnli": GlueTask((1, 2), 3),
 }
 
 
@@ -80,7 +80,7 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
     )
 
 
-def _rows(path: Path, layout: Task) -> tuple[list[Texts], list[str]]:
+def _rows(path: Path, layout: GlueTask) -> tuple[list[Texts], list[str]]:
     """The sentences and labels of a file."""
     texts: list[Texts] = []
     labels: list[str] = []
@@ -90,5 +90,9 @@ def _rows(path: Path, layout: Task) -> tuple[list[Texts], list[str]]:
             texts.append(tuple(row[column] for column in layout.text))
             labels.append(row[layout.label])
         elif not layout.broken_lines:
-            raise BadData(f"{path}: line {line} has {len(row)} columns, {needed} are needed: get the official file")
+            raise BadData(
+                f"has {len(row)} columns in line {line}, where {needed} are needed",
+                "download the official file",
+                file=path,
+            )
     return texts, labels

@@ -45,11 +45,11 @@ class Options(ImageOptions):
 
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
-    """The examples of two splits; where there is no validation split, a twentieth of the rows are held out."""
+    """The examples of two splits; if there is no validation split, a twentieth of the rows is held out."""
     train, validation = _splits(options)
     for side, rows in (("training", train), ("validation", validation)):
         if not len(rows):
-            raise BadData(f"{options.path}: no {side} rows: choose other splits by train and validation")
+            raise BadData(f"has no {side} rows", "name other splits in train and validation", file=options.path)
     if task == "image-classification":
         return _images(train, validation, options, seed)
     if task == "sequence-classification":
@@ -75,16 +75,24 @@ def _splits(options: Options) -> tuple[Any, Any]:
     loaded = door.load_dataset(require_regular(require_folder(options.path)))
     if isinstance(loaded, dict):
         if options.train not in loaded:
-            raise BadData(f"{options.path} has no split {options.train!r}: it has {', '.join(loaded)}; set train")
+            raise BadData(
+                f"has no split {options.train!r}, only {', '.join(loaded)}",
+                "set train to one of them",
+                file=options.path,
+            )
         train, name = loaded[options.train], options.validation
         if name is None and "validation" in loaded:
             name = "validation"
         if name is not None:
             if name not in loaded:
-                raise BadData(f"{options.path} has no split {name!r}: it has {', '.join(loaded)}; set validation")
+                raise BadData(
+                    f"has no split {name!r}, only {', '.join(loaded)}",
+                    "set validation to one of them",
+                    file=options.path,
+                )
             return train, loaded[name]
     elif options.validation is not None:
-        raise BadData(f"{options.path} has no splits: leave out validation, or save a DatasetDict")
+        raise BadData("has no splits", "remove validation, or save a DatasetDict", file=options.path)
     else:
         train = loaded
     out = np.array([held_out(f"row {number}", FRACTION) for number in range(len(train))], bool)
@@ -99,7 +107,7 @@ def _labels(train: Any, validation: Any, options: Options) -> Labels:
     place(options.label, train.column_names, where)
     sides = [list(rows[options.label]) for rows in (train, validation)]
     if any(label is None for side in sides for label in side):
-        raise BadData(f"{where}: a row has no {options.label}: leave such rows out")
+        raise BadData(f"has rows without a {options.label}", "remove such rows", file=where)
     if options.regression:
         return reals(sides[0], sides[1], where)
     feature = train.features[options.label]
@@ -107,7 +115,11 @@ def _labels(train: Any, validation: Any, options: Options) -> Labels:
         classes = len(feature.names) if isinstance(feature, ClassLabel) else None
         return integers(np.array(sides[0], np.int64), np.array(sides[1], np.int64), where, classes)
     if any(isinstance(label, float) for side in sides for label in side):
-        raise BadData(f"{where}: {options.label} holds real values: set regression, or name another column by label")
+        raise BadData(
+            f"holds real numbers in its column {options.label}",
+            "set regression: true, or name another column in label",
+            file=where,
+        )
     return names([str(label) for label in sides[0]], [str(label) for label in sides[1]], where)
 
 
@@ -163,7 +175,9 @@ def _decoded(value: Any) -> Any:
 
     address = value.get("path") if value.get("bytes") is None else None
     if isinstance(address, str) and "://" in address:
-        raise BadData(f"a row's image is the address {address[:200]!r}, and nothing is fetched: store its bytes")
+        raise BadData(
+            f"a row's image is the address {address[:200]!r}, and lemonx downloads nothing", "store the image's bytes"
+        )
     if isinstance(address, str):  # datasets would open whatever is there, and wait for a pipe
         value = {"bytes": read_bytes(Path(address)), "path": None}
     with foreign("decode a row's image", "leave such rows out", BadData, who="datasets"):
@@ -177,7 +191,9 @@ def _images(train: Any, validation: Any, options: Options, seed: int) -> Prepare
     require_pillow()
     place(options.image, train.column_names, str(options.path))
     if not isinstance(train.features[options.image], Image):
-        raise BadData(f"{options.path}: column {options.image!r} holds no images: cast it to datasets.Image")
+        raise BadData(
+            f"holds no images in its column {options.image!r}", "cast it to datasets.Image", file=options.path
+        )
     labels = _labels(train, validation, options)
     files = sorted(options.path.rglob("*.arrow"))
     kept = spread(len(validation), options.validation_examples)

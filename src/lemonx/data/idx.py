@@ -36,17 +36,21 @@ def read(path: Path) -> np.ndarray:
     if data[:2] == b"\x1f\x8b":
         data = _unzipped(data, path)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES or not data[3]:
-        raise BadData(f"{path} is no IDX file: it starts with {data[:4].hex() or 'nothing'}; get it again")
+        raise BadData(
+            f"is not an IDX file (it starts with {data[:4].hex() or 'nothing'})", "download it again", file=path
+        )
     dtype, start = np.dtype(_TYPES[data[2]]), 4 + 4 * data[3]
     shape = tuple(int(size) for size in np.frombuffer(data[4:start][: len(data[4:start]) // 4 * 4], ">u4"))
     expected = start + math.prod(shape) * dtype.itemsize
     if len(shape) != data[3] or len(data) != expected:
-        raise BadData(f"{path} has {len(data)} bytes, its header promises {expected} (shape {shape}): get it again")
+        raise BadData(
+            f"has {len(data)} bytes, but its header promises {expected} (shape {shape})", "download it again", file=path
+        )
     return np.frombuffer(data, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
 def _unzipped(data: bytes, path: Path) -> bytes:
-    """What a gzipped file holds, unless it is far more than images shrink by."""
+    """The content of a gzipped file, unless it expands far more than images do."""
     most, found = max(MOST_INFLATION * len(data), INFLATED), bytearray()
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
@@ -54,15 +58,17 @@ def _unzipped(data: bytes, path: Path) -> bytes:
                 found += piece
                 if len(found) > most:
                     raise BadData(
-                        f"{path} grows to more than {MOST_INFLATION} times its size, as no images do: get it again"
+                        f"grows to more than {MOST_INFLATION} times its size, as no images do",
+                        "download it again",
+                        file=path,
                     )
     except (OSError, EOFError, zlib.error) as error:
-        raise BadData(f"{path} cannot be decompressed ({error}): get it again") from None
+        raise BadData(f"cannot be decompressed ({error})", "download it again", file=path) from None
     return bytes(found)
 
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
-    """The images of a folder with MNIST's four files; its test files are for validation."""
+    """The images of a folder with MNIST's four files; its test files are used for validation."""
     train, train_labels, test, test_labels = (read(_find(require_folder(options.path), name)) for name in _NAMES)
     return arrays(
         _images(train, options.path / _NAMES[0]),
@@ -80,11 +86,13 @@ def _find(folder: Path, name: str) -> Path:
     for each in (name, dotted, f"{name}.gz", f"{dotted}.gz"):
         if (folder / each).is_file():
             return folder / each
-    raise BadData(f"{folder} has no {name} (or {name}.gz): it must hold {', '.join(_NAMES)}")
+    raise BadData(f"has no {name} (or {name}.gz)", f"put {', '.join(_NAMES)} there", file=folder)
 
 
 def _images(images: np.ndarray, path: Path) -> torch.Tensor:
     """The images with a channel."""
     if images.ndim != 3 or images.dtype != np.uint8:
-        raise BadData(f"{path} holds {images.dtype} of shape {images.shape}: images are uint8 in three dimensions")
+        raise BadData(
+            f"holds {images.dtype} of shape {images.shape}", "give images as uint8 in three dimensions", file=path
+        )
     return torch.from_numpy(images).unsqueeze(1)

@@ -62,9 +62,9 @@ class FileImages(Examples):
 
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
-    """The images of path/train and path/val, or of `path`, a twentieth of them held out by the hash of their paths.
+    """The images of path/train and path/val, or of `path` with a twentieth held out by the hash of the path.
 
-    The digest is of paths and sizes: reading every image of a large folder would take longer than a short run.
+    The digest covers paths and sizes: reading every image of a large folder would take longer than a short run.
     """
     require_pillow()
     root = require_folder(options.path)
@@ -81,7 +81,7 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
         files = [each for each, is_out in zip(files, out, strict=True) if not is_out]
         validation_root = root
     if not held:
-        raise BadData(f"{options.path}: too few images to hold some out: give a validation folder")
+        raise BadData("has too few images to hold some out", "give a validation folder", file=options.path)
     held = [held[place] for place in spread(len(held), options.validation_examples)]
     # One of each class, so that a folder of something else is known now, not in the middle of a run.
     for first in [*{each.label: each for each in reversed(files)}.values(), held[0]]:
@@ -101,7 +101,7 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
 
 
 def _classes(root: Path) -> dict[str, int]:
-    """The classes of a folder, numbered by the alphabet."""
+    """The classes of a folder, numbered in alphabetical order."""
     names = sorted(each.name for each in root.iterdir() if each.is_dir() and not each.name.startswith("."))
     require_classes(len(names), f"{root}, which must hold a folder for each class")
     return {name: number for number, name in enumerate(names)}
@@ -112,14 +112,16 @@ def _labelled(root: Path, classes: dict[str, int]) -> list[Labelled]:
     unknown = sorted(each.name for each in root.iterdir() if each.is_dir() and each.name not in classes)
     unknown = [name for name in unknown if not name.startswith(".")]
     if unknown:
-        raise BadData(f"{root} has the class {unknown[0]!r}, which has no training images: remove it, or give some")
+        raise BadData(
+            f"has the class {unknown[0]!r}, which has no training images", "remove it, or give some", file=root
+        )
     files = []
     for name, number in classes.items():
         found = visible(root / name) if (root / name).is_dir() else []
         kept = [path for path in found if path.suffix.lower() in _SUFFIXES]
         if not kept:
             raise BadData(
-                f"{root / name} has no image ({', '.join(sorted(_SUFFIXES))}): add some, or remove the folder"
+                f"has no image ({', '.join(sorted(_SUFFIXES))})", "add some, or remove the folder", file=root / name
             )
         files += [Labelled(path, number) for path in kept]
     return files

@@ -65,27 +65,28 @@ def options(task: str, data: Mapping[str, Any]) -> BaseModel:
     from pydantic import ValidationError
 
     if task not in TASKS:
-        raise BadData(f"no task {task!r}: choose {', '.join(TASKS)}")
+        raise BadData(f"there is no task {task!r}", f"choose {', '.join(TASKS)}")
     if not isinstance(data, Mapping):
-        raise BadData(f"data is {data!r}, not a section: write data: {{kind: {data}}}")
+        raise BadData(f"data is {data!r}, not a section of keys and values", f"write data: {{kind: {data}}}")
     name = data.get("kind")
     if not isinstance(name, str) or name not in KINDS:
-        found = "data has no kind" if name is None else f"data: no kind {name!r}"
-        raise BadData(f"{found}: choose {', '.join(n for n, k in KINDS.items() if task in k.tasks)}")
+        found = "data has no kind" if name is None else f"there is no data of kind {name!r}"
+        raise BadData(found, f"choose {', '.join((n for n, k in KINDS.items() if task in k.tasks))}")
     if task not in KINDS[name].tasks:
         raise BadData(
-            f"data: kind {name!r} is for {', '.join(KINDS[name].tasks)}, not {task}: "
-            f"choose {', '.join(n for n, k in KINDS.items() if task in k.tasks)}"
+            f"data of kind {name!r} is for {', '.join(KINDS[name].tasks)}, not for {task}",
+            f"choose {', '.join((n for n, k in KINDS.items() if task in k.tasks))}",
         )
     try:
         return module(name).Options.model_validate({key: value for key, value in data.items() if key != "kind"})
     except ValidationError as error:
-        raise BadData(_one_line(name, error)) from None
+        raise _first(name, error) from None
 
 
-def _one_line(kind: str, error: ValidationError) -> str:
+def _first(kind: str, error: ValidationError) -> BadData:
     """The first complaint of pydantic, with the options there are."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"])) or "options"
     known = ", ".join(module(kind).Options.model_fields)
-    return f"data: {kind}: {where}: {first['msg'].removeprefix('Value error, ')}; the options are {known}"
+    found = f"data of kind {kind!r} has a wrong {where} ({first['msg'].removeprefix('Value error, ')})"
+    return BadData(found, f"its options are {known}")

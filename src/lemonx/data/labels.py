@@ -24,19 +24,24 @@ def integers(train: np.ndarray, validation: np.ndarray, where: str, classes: int
     for side, labels in (("training", train), ("validation", validation)):
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise BadData(
-                f"{where}: {side} labels are {labels.dtype} of shape {labels.shape}: give one integer per example"
+                f"has {side} labels of {labels.dtype} and shape {labels.shape}",
+                "give one integer per example",
+                file=where,
             )
         if len(labels) and labels.min() < 0:
-            raise BadData(f"{where}: {side} label {labels.min()} is negative: number the classes from 0")
+            raise BadData(
+                f"has the {side} label {labels.min()}, which is negative", "number the classes from 0", file=where
+            )
     require_classes(len(np.unique(train)), where)
     count = int(train.max()) + 1 if classes is None else classes
     if count > MOST_LABELS:
-        raise BadData(f"{where}: label {count - 1} is out of range, at most {MOST_LABELS} classes are allowed")
+        raise BadData(f"has the label {count - 1}", f"use labels below {MOST_LABELS}", file=where)
     for side, labels in (("training", train), ("validation", validation)):
         if len(labels) and labels.max() >= count:
             raise BadData(
-                f"{where}: {side} label {labels.max()} is out of range, there are {count} classes: "
-                "number them from 0, and give training examples of each"
+                f"has the {side} label {labels.max()}, but only {count} classes",
+                "number the classes from 0, and give training examples of each",
+                file=where,
             )
     return Labels(train.astype(np.int64), validation.astype(np.int64), count)
 
@@ -55,7 +60,11 @@ def names(train: Sequence[str], validation: Sequence[str], where: str, order: Se
     for side, labels in (("training", train), ("validation", validation)):
         unknown = next((name for name in labels if name not in numbers), None)
         if unknown is not None:
-            raise BadData(f"{where}: {side} label {unknown!r} is out of range: the labels are {', '.join(order)}")
+            raise BadData(
+                f"has the {side} label {unknown!r}, which is none of {', '.join(order)}",
+                "correct it, or give training examples of it",
+                file=where,
+            )
     left, right = (np.array([numbers[name] for name in side], np.int64) for side in (train, validation))
     return Labels(left, right, len(order))
 
@@ -67,17 +76,21 @@ def reals(train: Sequence[str] | Sequence[float], validation: Sequence[str] | Se
         try:
             values = np.array([float(label) for label in labels], np.float32)
         except ValueError as error:
-            raise BadData(f"{where}: a {side} label is no number ({error}): leave out regression") from None
+            raise BadData(
+                f"has a {side} label that is not a number ({error})", "remove regression: true", file=where
+            ) from None
         if not np.isfinite(values).all():
-            raise BadData(f"{where}: a {side} label is not finite: remove the example")
+            raise BadData(f"has a {side} label that is not finite", "remove that example", file=where)
         sides.append(values)
     return Labels(sides[0], sides[1], 0)
 
 
 def require_classes(count: int, where: str) -> None:
-    """Raises where there is nothing to tell apart."""
+    """Raise if there is only one class."""
     if count < 2:
-        raise BadData(f"{where}: {count} class{'es' * (count != 1)} of training examples: at least 2 are needed")
+        raise BadData(
+            f"has training examples of {count} class{'es' * (count != 1)}", "give examples of at least 2", file=where
+        )
 
 
 def _is_integer(name: str) -> bool:

@@ -1,6 +1,6 @@
-"""Figures of merit: from a model's outputs and the labels to numbers by name.
+"""Metrics: from a model's outputs and the labels to named numbers.
 
-A correlation with something constant is undefined; it counts as 0, as no information.
+A correlation with a constant is undefined; it counts as 0, since there is no information.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _ratio(product: float, left: float, right: float) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """The place of each value in their order, equal values sharing the mean of their places."""
+    """The rank of each value; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (counts.cumsum() - (counts - 1) / 2)[inverse.reshape(-1)]
 

@@ -1,4 +1,4 @@
-"""What the data must know of the model, and whether the two fit."""
+"""What the data needs to know about the model, and whether the two fit."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def require_fit(prepared: Prepared, config: Mapping[str, Any] | None) -> None:
     vocabulary = config.get("vocab_size")
     if "vocab_size" in needs and vocabulary is not None and vocabulary < needs["vocab_size"]:
         raise BadData(
-            f"the model has a vocabulary of {vocabulary}, the data needs {needs['vocab_size']}: "
-            "give the tokenizer that the model was trained with, or train another model"
+            f"the model has a vocabulary of {vocabulary}, but the data needs {needs['vocab_size']}",
+            "use the tokenizer that the model was trained with, or train another model",
         )
     for field in _POSITIONS:
         positions = config.get(field)
         if prepared.length is not None and isinstance(positions, int) and positions < prepared.length:
             raise BadData(
-                f"the model has {positions} positions ({field}), the data has examples of {prepared.length} tokens: "
-                f"set length to {positions} or less"
+                f"the model has {positions} positions ({field}), but the data has examples of {prepared.length} tokens",
+                f"set length to {positions} or less",
             )
     # A model of text and images has the sizes of its images in a part of its config.
     images = config.get("vision_config") or config
     for field, remedy in (("image_size", "set image_size"), ("num_channels", "choose other images")):
         if field in needs and images.get(field) is not None and _pair(images[field]) != _pair(needs[field]):
-            raise BadData(f"the model has {field} {images[field]}, the data {needs[field]}: {remedy}")
+            raise BadData(f"the model has {field} = {images[field]}, but the data has {needs[field]}", remedy)
     labels = _labels(config)
     if "num_labels" in needs and labels is not None and labels != needs["num_labels"]:
         raise BadData(
-            f"the model tells {labels} labels apart, the data has {needs['num_labels']}: "
-            "choose a checkpoint without a head, or with one of this size"
+            f"the model has {labels} labels, but the data has {needs['num_labels']}",
+            f"choose a checkpoint without a head, or with a head for {needs['num_labels']} labels",
         )
 
 
@@ -65,7 +65,7 @@ def _pair(size: Any) -> tuple[Any, ...]:
 
 
 def _labels(config: Mapping[str, Any]) -> int | None:
-    """The number of outputs of a classifier's config; None if the model is no classifier yet."""
+    """The number of outputs in a classifier's config; None if the model is not a classifier yet."""
     if not any("Classification" in name for name in config.get("architectures") or ()):
         return None
     if "num_labels" in config:

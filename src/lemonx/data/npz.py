@@ -29,7 +29,7 @@ class Options(ImageOptions):
 
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
-    """The images of the file; where it has no test images, a tenth of them, by their numbers' hash, validates."""
+    """The images of the file; if it has no test images, a tenth, by the hash of their index, is for validation."""
     found, where = _read(options.path), str(options.path)
     if set(_SPLIT) <= set(found):
         labels, test_labels = found["y_train"], found["y_test"]
@@ -37,7 +37,9 @@ def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
     else:
         images, numbers = _images(found["images"], where), found["labels"]
         if images.shape[:1] != numbers.shape[:1]:
-            raise BadData(f"{where}: {len(images)} images, labels of shape {numbers.shape}: give one label for each")
+            raise BadData(
+                f"has {len(images)} images and labels of shape {numbers.shape}", "give one label per image", file=where
+            )
         out = np.array([held_out(f"image {number}", _FRACTION) for number in range(len(images))], bool)
         train, labels, test, test_labels = images[~out], numbers[~out], images[out], numbers[out]
     labels, test_labels = (
@@ -52,26 +54,30 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         with open_data(path) as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise BadData(f"{path} is no .npz file: write it by numpy.savez")
+                raise BadData("is not an .npz file", "write it with numpy.savez", file=path)
             wanted = next((names for names in (_SPLIT, _WHOLE) if set(names) <= set(archive.files)), None)
             if wanted is None:
                 raise BadData(
-                    f"{path} holds {', '.join(archive.files) or 'nothing'}: "
-                    f"name its arrays {', '.join(_SPLIT)}, or {', '.join(_WHOLE)}"
+                    f"holds the arrays {', '.join(archive.files) or 'none'}",
+                    f"name them {', '.join(_SPLIT)}, or {', '.join(_WHOLE)}",
+                    file=path,
                 )
             _check_sizes(archive, path)
             return {name: archive[name] for name in wanted}
     except (*UNREADABLE_ARRAY, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise BadData(f"{path} is no .npz file of numbers ({reason(error)}): write it by numpy.savez") from None
+        raise BadData(
+            f"is not an .npz file of numbers ({reason(error)})", "write it with numpy.savez", file=path
+        ) from None
 
 
 def _check_sizes(archive: Any, path: Path) -> None:
-    """BadData if an array would grow to far more than images shrink by."""
+    """BadData if an array would expand far more than compressed images do."""
     for info in archive.zip.infolist():
         if info.file_size > max(MOST_INFLATION * info.compress_size, INFLATED):
             raise BadData(
-                f"{path}: {info.filename} grows to more than {MOST_INFLATION} times its size, as no images do: write "
-                "it again"
+                f"holds {info.filename}, which grows to more than {MOST_INFLATION} times its size, as no images do",
+                "write it again",
+                file=path,
             )
 
 
@@ -83,12 +89,18 @@ def _images(images: np.ndarray, where: str) -> torch.Tensor:
         images = images.transpose(0, 3, 1, 2)
     elif images.ndim != 4 or images.shape[1] not in (1, 3):
         raise BadData(
-            f"{where}: images of shape {images.shape}: give (number, height, width), 1 or 3 channels last or second"
+            f"has images of shape {images.shape}",
+            "give (number, height, width), with 1 or 3 channels second or last",
+            file=where,
         )
     if np.issubdtype(images.dtype, np.floating):
         if images.size and not (images.min() >= 0 and images.max() <= 1):  # NaN fails both
-            raise BadData(f"{where}: images from {images.min()} to {images.max()}: give uint8, or floats in [0, 1]")
+            raise BadData(
+                f"has images with values from {images.min()} to {images.max()}",
+                "give uint8, or floats in [0, 1]",
+                file=where,
+            )
         images = images.astype(np.float32)
     elif images.dtype != np.uint8:
-        raise BadData(f"{where}: images of {images.dtype}: give uint8, or floats in [0, 1]")
+        raise BadData(f"has images of {images.dtype}", "give uint8, or floats in [0, 1]", file=where)
     return torch.from_numpy(np.ascontiguousarray(images))

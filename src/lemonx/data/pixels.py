@@ -47,7 +47,7 @@ def normalise(pixels: torch.Tensor, options: ImageOptions) -> torch.Tensor:
     for field, values in (("mean", options.mean), ("std", options.std)):
         if len(values) not in (1, pixels.shape[-3]):
             raise BadData(
-                f"{field} has {len(values)} values, the images {pixels.shape[-3]} channels: give one for each"
+                f"{field} has {len(values)} values for images of {pixels.shape[-3]} channels", "give one per channel"
             )
     mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (options.mean, options.std))
     return (pixels - mean) / std
@@ -77,7 +77,7 @@ class ArrayImages(Examples):
         ]
 
     def _drawn(self, pixels: torch.Tensor, draw: np.ndarray) -> torch.Tensor:
-        """The image, shifted over a black ground and mirrored as drawn."""
+        """The image, shifted over a black background and mirrored, as the random numbers say."""
         if "flip" in self._augment and draw[0] < 0.5:
             pixels = pixels.flip(-1)
         if "crop" in self._augment:
@@ -95,12 +95,16 @@ def arrays(
     """Examples of images in memory."""
     for side, images, numbers in (("training", train, labels.train), ("validation", validation, labels.validation)):
         if len(images) != len(numbers):
-            raise BadData(f"{where}: {len(images)} {side} images and {len(numbers)} labels: give one label for each")
+            raise BadData(
+                f"has {len(images)} {side} images and {len(numbers)} labels", "give one label per image", file=where
+            )
         if not len(images):
-            raise BadData(f"{where}: no {side} images: give some")
+            raise BadData(f"has no {side} images", "add some", file=where)
     if train.shape[1:] != validation.shape[1:]:
         shapes = f"{tuple(train.shape[1:])} and {tuple(validation.shape[1:])}"
-        raise BadData(f"{where}: training and validation images differ in shape, {shapes}: make them the same")
+        raise BadData(
+            f"has training and validation images of different shapes, {shapes}", "give them the same shape", file=where
+        )
     seen = digest([train.numpy(), validation.numpy(), *labels[:2]])
     train, validation = (_resized(images, options.image_size) for images in (train, validation))
     normalise(torch.empty(train.shape[1:]), options)  # a wrong number of means is known now, not in the first step
@@ -169,12 +173,12 @@ def open_image(path: Path) -> Image.Image:
     except BadData:
         raise
     except Exception as error:  # a broken file can raise nearly anything in a decoder
-        raise BadData(f"{path} is no image that can be read ({reason(error)}): remove it") from None
+        raise BadData(f"is not an image that can be read ({reason(error)})", "remove it", file=path) from None
 
 
 def require_pillow() -> None:
-    """Raises where there is nothing to decode images with."""
+    """Raise if pillow, which decodes images, is not installed."""
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise BadData("images need pillow: pip install lemonx[train]") from None
+        raise BadData("images need pillow", "pip install lemonx[train]") from None

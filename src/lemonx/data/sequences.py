@@ -106,9 +106,11 @@ def sequences(
     """Examples of sentences and labels; `labels` of no classes are for regression."""
     for side, texts in (("training", train), ("validation", validation)):
         if not texts:
-            raise BadData(f"{where}: no {side} examples: give more, or a validation path")
+            raise BadData(f"has no {side} examples", "add some, or give a validation path", file=where)
     if vocabulary.pad is None:
-        raise BadData("the tokenizer has neither a pad nor an end token: set one of them, or tokenizer: bytes")
+        raise BadData(
+            "the tokenizer has neither a pad nor an end token", "give it one of them, or set tokenizer: bytes"
+        )
     types = (model.get("type_vocab_size") or 0) > 1
     regression = {"num_labels": 1, "problem_type": "regression"}
     return Prepared(

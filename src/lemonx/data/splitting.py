@@ -1,4 +1,4 @@
-"""Which part of the data is for validation: decided by names, or by place, never by chance."""
+"""Chooses the part of the data that is for validation: by name or by position, never at random."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def held_out(name: str, fraction: float = FRACTION) -> bool:
-    """Whether the thing of this name is for validation: a property of its name alone.
+    """Whether the item of this name is for validation; this depends only on the name.
 
     >>> sum(held_out(f"module_{i}.py") for i in range(2000))
     104
@@ -25,7 +25,7 @@ def held_out(name: str, fraction: float = FRACTION) -> bool:
 
 
 def split(names: Sequence[str], things: Sequence[T], fraction: float = FRACTION) -> tuple[list[T], list[T]]:
-    """Training and validation things, by the hash of their names; both lists can be empty."""
+    """Training and validation items, by the hash of their names; both lists can be empty."""
     sides = [held_out(name, fraction) for name in names]
     return (
         [thing for thing, out in zip(things, sides, strict=True) if not out],

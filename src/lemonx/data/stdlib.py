@@ -1,4 +1,4 @@
-"""The Python standard library's own source as a corpus: real, on every machine, and it does not run out."""
+"""The source code of the Python standard library as a corpus: real text that every machine has."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def sources(root: Path | None = None) -> dict[str, bytes]:
     paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
     kept = sorted(name for name in paths if not any(_LEFT_OUT.fullmatch(part) for part in name.split("/")))
     if not kept:
-        raise BadData(f"{root} has no source of the standard library: use a Python that has, or data of kind text")
+        raise BadData(
+            "has no source of the standard library", "use a Python that has it, or data of kind text", file=root
+        )
     return {name: paths[name].read_bytes().translate(_TABLE) for name in kept}
 
 

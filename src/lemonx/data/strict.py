@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Strict(BaseModel):
-    """Options: unknown keys are errors, and so is `true` where a number or a text belongs."""
+    """The base class of options: unknown keys are errors, and so is `true` in place of a number or a text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Tables with a header, CSV or TSV: a column of labels, and one or two of sentences."""
+"""CSV or TSV tables with a header: a column of labels, and one or two columns of sentences."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Options(Strict):
 
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
-    """The rows of a table; without a validation table, a tenth of its rows are held out by the hash of their text."""
+    """The rows of a table; without a validation table, a tenth of the rows is held out by the hash of the text."""
     texts, labels = columns(options.path, options.text, options.label)
     if options.validation is not None:
         held_texts, held_labels = columns(options.validation, options.text, options.label)
@@ -68,7 +68,9 @@ def columns(path: Path, text: str | tuple[str, ...] | None, label: str) -> tuple
     for line, row in rows[1:]:
         if len(row) != len(header):
             raise BadData(
-                f"{path}: line {line} has {len(row)} columns, the header {len(header)}: quote the text, or mend it"
+                f"has {len(row)} columns in line {line}, but {len(header)} in its header",
+                "quote the text, or correct the line",
+                file=path,
             )
     values = [[row[place] for place in places] for _, row in rows[1:]]
     return [tuple(row[:-1]) for row in values], [row[-1] for row in values]
@@ -81,13 +83,13 @@ def text_columns(text: str | tuple[str, ...] | None, header: Sequence[str], wher
     for usual in COLUMNS:
         if set(usual) <= set(header):
             return usual
-    raise BadData(f"{where} has the columns {', '.join(header)}: name those of the sentences by text")
+    raise BadData(f"has the columns {', '.join(header)}", "name those with the sentences in text", file=where)
 
 
 def place(name: str, header: Sequence[str], where: str) -> int:
     """The position of a column."""
     if name not in header:
-        raise BadData(f"{where} has no column {name!r}: it has {', '.join(header)}; name others by text and label")
+        raise BadData(f"has no column {name!r}, only {', '.join(header)}", "name others in text and label", file=where)
     return list(header).index(name)
 
 
@@ -96,7 +98,9 @@ def read(path: Path, *, quotes: bool) -> list[tuple[int, list[str]]]:
     separators = {".csv": ",", ".tsv": "\t"}
     separator = separators.get(path.suffix.lower())
     if separator is None:
-        raise BadData(f"{path} is neither .csv nor .tsv: name it so, that its separator is known")
+        raise BadData(
+            "is neither .csv nor .tsv", "give it the ending of its separator, .csv (comma) or .tsv (tab)", file=path
+        )
     # csv splits lines itself, and only at line ends: str.splitlines would also split at U+2028 and others.
     text = read_text(path).replace("\r\n", "\n").replace("\r", "\n")
     lines = (line + "\n" for line in text.split("\n"))
@@ -106,7 +110,7 @@ def read(path: Path, *, quotes: bool) -> list[tuple[int, list[str]]]:
     try:
         rows = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
-        raise BadData(f"{path}: line {reader.line_num}: {error}: mend the line") from None
+        raise BadData(f"cannot be read in line {reader.line_num} ({error})", "correct the line", file=path) from None
     if not rows:
-        raise BadData(f"{path} is empty: give a table with a header")
+        raise BadData("is empty", "give a table with a header", file=path)
     return rows

@@ -1,10 +1,11 @@
-"""What a model is trained to do, as its class says, and the data that it can then be shown by default."""
+"""The task of a model, from the name of its class, and the default data for that task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from lemonx.checkpoints.config import class_names
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget
 
 _HEADS = {
@@ -17,18 +18,18 @@ _HEADS = {
 _DEFAULTS = {"causal-lm": "stdlib", "masked-lm": "stdlib", "image-classification": "digits"}
 
 
-def task_of(config: Mapping[str, Any]) -> str:
+def task_of(config: Mapping[str, JsonValue]) -> str:
     """The task of the class that a config.json names."""
-    name = (config.get("architectures") or ["a model without architectures"])[0]
+    name = next(iter(class_names(config)), "a model without architectures")
     for head, task in _HEADS.items():
         if name.endswith(head):
             return task
-    raise BadTarget(f"{name} has no head that is trained here: want a class that ends in one of {', '.join(_HEADS)}")
+    raise BadTarget(f"lemonx cannot train the head of {name}", f"use a class that ends in one of {', '.join(_HEADS)}")
 
 
-def default(config: Mapping[str, Any]) -> dict[str, Any]:
+def default(config: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """The embedded data for the task of a config's class."""
     task = task_of(config)
     if task not in _DEFAULTS:
-        raise BadTarget(f"there is no embedded data for {task}: name the data to learn from")
+        raise BadTarget(f"lemonx has no data of its own for {task}", "name the data to train on with --data")
     return {"kind": _DEFAULTS[task]}

@@ -31,7 +31,7 @@ class Options(Strict):
 
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
-    """Windows of the text; validation is a path of its own, or held-out files, or the end of each file."""
+    """Windows of the text; validation is a separate path, or held-out files, or the end of each file."""
     vocabulary = choose(model, options.tokenizer)
     names, texts = _read(options.path, options)
     if options.validation is not None:
@@ -54,7 +54,7 @@ def _read(path: Path, options: Options) -> tuple[list[str], list[str]]:
     """The relative paths and the texts of all files."""
     paths = visible(path, options.pattern) if path.is_dir() else [path]
     if not paths:
-        raise BadData(f"{path} has no file that matches {options.pattern!r}: check path and pattern")
+        raise BadData(f"has no file that matches {options.pattern!r}", "check path and pattern", file=path)
     names = [each.relative_to(path).as_posix() if path.is_dir() else each.name for each in paths]
     return names, [read_text(each, replace=options.errors == "replace") for each in paths]
 

@@ -1,4 +1,4 @@
-"""Token ids in .npy files: a corpus that was tokenized before."""
+"""Token ids in .npy files: a corpus that is already tokenized."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Options(Strict):
 
 
 def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
-    """Windows of the ids; validation is a file of its own, or the end."""
+    """Windows of the ids; validation is a separate file, or the end of the file."""
     train = _read(options.path)
     if options.validation is not None:
         validation = _read(options.validation)
@@ -55,17 +55,19 @@ def _read(path: Path) -> np.ndarray:
         with open_data(path) as file:
             ids = _mapped(file)
     except UNREADABLE_ARRAY as error:
-        raise BadData(f"{path} is no .npy file of numbers ({reason(error)}): write it by numpy.save") from None
+        raise BadData(
+            f"is not an .npy file of numbers ({reason(error)})", "write it with numpy.save", file=path
+        ) from None
     if not np.issubdtype(ids.dtype, np.integer) or ids.ndim not in (1, 2):
         found = f"{ids.dtype} of shape {ids.shape}"
-        raise BadData(f"{path} holds {found}: token ids are integers in one dimension (or rows of them)")
+        raise BadData(f"holds {found}", "give token ids as integers in one dimension, or in rows", file=path)
     if ids.size and ids.min() < 0:
-        raise BadData(f"{path} holds the negative token id {ids.min()}: write ids from 0")
+        raise BadData(f"holds the negative token id {ids.min()}", "number the tokens from 0", file=path)
     return ids.reshape(-1)
 
 
 def _mapped(file: BinaryIO) -> np.ndarray:
-    """The array of an open .npy file; numpy itself maps only what it opens itself."""
+    """The memory-mapped array of an open .npy file; numpy can map only files that it opens itself."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in readers:
@@ -82,8 +84,12 @@ def _vocabulary(largest: int, options: Options, model: Model) -> Vocabulary:
     mask = known.mask if options.mask_token_id is None else options.mask_token_id
     size = options.vocab_size or max(largest + 1, known.size, 0 if mask is None else mask + 1)
     if size > LARGEST:
-        raise BadData(f"{options.path} holds the token id {largest}: at most {LARGEST} tokens are allowed")
+        raise BadData(f"holds the token id {largest}", f"use token ids below {LARGEST}", file=options.path)
     if size <= max(largest, mask or 0):
-        raise BadData(f"{options.path} needs a vocabulary of {max(largest, mask or 0) + 1}, vocab_size is {size}")
+        raise BadData(
+            f"needs a vocabulary of {max(largest, mask or 0) + 1}, but vocab_size is {size}",
+            "set vocab_size to that or more",
+            file=options.path,
+        )
     # Windows are as they are in the file: no cls and sep around them.
     return Vocabulary(size, known.pad, mask, special=known.special | (set() if mask is None else {mask}))

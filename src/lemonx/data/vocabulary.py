@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Token ids and what turns text into them; a token that there is not is None.
+    """Token ids, and what turns text into them; a token that does not exist is None.
 
     `tokenizer` None means bytes.
     """
@@ -54,7 +54,7 @@ class Vocabulary:
         with _splitting():
             return self.tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=True)
 
-    def model(self) -> dict[str, Any]:
+    def model(self) -> dict[str, int]:
         """The config fields that the vocabulary decides."""
         ids = {"pad_token_id": self.pad, "bos_token_id": self.cls, "eos_token_id": self.sep}
         return {"vocab_size": self.size, **{name: token for name, token in ids.items() if token is not None}}
@@ -65,14 +65,14 @@ BYTES = Vocabulary(size=260, pad=256, mask=257, cls=258, sep=259, special=frozen
 
 
 def has_tokenizer(folder: Path | None) -> bool:
-    """Whether a checkpoint's folder brings a tokenizer along."""
+    """Whether a checkpoint's folder contains a tokenizer."""
     return folder is not None and any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def from_folder(folder: Path) -> Vocabulary:
-    """The vocabulary of a checkpoint's own tokenizer; only local files are read, and no code of theirs is run."""
+    """The vocabulary of a checkpoint's own tokenizer; only local files are read, and none of their code is run."""
     if not has_tokenizer(folder):
-        raise BadData(f"{folder} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}): set tokenizer: bytes")
+        raise BadData(f"has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})", "set tokenizer: bytes", file=folder)
     tokenizer = door.load_tokenizer(folder)
     with foreign(f"use the tokenizer in {str(folder)!r}", "save it again", BadData):
         ids = (tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
@@ -93,7 +93,7 @@ def _splitting() -> AbstractContextManager[None]:
 
 
 def choose(model: Model, tokenizer: Path | Literal["bytes"] | None) -> Vocabulary:
-    """The vocabulary that is asked for; if none is, that of the model's folder, else bytes."""
+    """The requested vocabulary; by default the one in the model's folder, or else bytes."""
     if tokenizer == "bytes":
         return BYTES
     if isinstance(tokenizer, Path):
@@ -104,8 +104,8 @@ def choose(model: Model, tokenizer: Path | Literal["bytes"] | None) -> Vocabular
     size = model.get("vocab_size")
     if size not in (None, BYTES.size):
         raise BadData(
-            f"the model has a vocabulary of {size}, its folder no tokenizer, and bytes are {BYTES.size}: "
-            "set tokenizer to a folder that has one, or to bytes if bytes are meant"
+            f"the model has a vocabulary of {size} and no tokenizer in its folder, and bytes need {BYTES.size}",
+            "set tokenizer to a folder that has one, or to bytes if you mean bytes",
         )
     return BYTES
 

@@ -45,7 +45,7 @@ class MaskedWindows(Examples):
     ) -> None:
         super().__init__(seed)
         if vocabulary.mask is None:
-            raise BadData("the vocabulary has no mask token, which masked-lm needs: choose another tokenizer")
+            raise BadData("the vocabulary has no mask token, which masked-lm needs", "choose another tokenizer")
         self._ids, self._mask = ids, vocabulary.mask
         self._before = [] if vocabulary.cls is None else [vocabulary.cls]
         self._after = [] if vocabulary.sep is None else [vocabulary.sep]
@@ -73,11 +73,11 @@ class MaskedWindows(Examples):
 def mask(
     ids: np.ndarray, special: np.ndarray, mask_id: int, ordinary: np.ndarray, draws: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the model is shown of rows of `ids`, and their labels: the ids of the chosen tokens, nothing elsewhere.
+    """The model's input for rows of `ids`, and the labels: the ids of the chosen tokens, and none elsewhere.
 
-    The number chosen in a row is 15 % of its tokens that are not special, rounded, and at least one, so that no
-    example is without a loss. `draws` has three numbers in [0, 1) for each token: which are chosen, what becomes of
-    them, and which other token it is.
+    In each row, 15 % of the tokens that are not special are chosen, rounded, and at least one, so that every example
+    has a loss. `draws` has three numbers in [0, 1) per token: whether it is chosen, what replaces it, and which other
+    token that is.
     """
     order, fate, other = np.split(draws, 3, axis=1)
     order = np.where(special, 2.0, order)  # behind all that can be chosen
@@ -106,7 +106,9 @@ def language(
     """Windows of two streams of ids, for a causal or a masked language model."""
     for side, ids in (("training", train), ("validation", validation)):
         if len(ids) < length:
-            raise BadData(f"{where}: {len(ids)} tokens for {side}, less than one window of {length}: give more text")
+            raise BadData(
+                f"has {len(ids)} tokens for {side}, less than one window of {length}", "give more text", file=where
+            )
     if task == "causal-lm":
         sets = CausalWindows(train, length), CausalWindows(validation, length, limit)
     else:

@@ -6,32 +6,63 @@ Each family is tried at the default sizes of its transformers config, once for e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from fractions import Fraction
-from typing import Any
 
 from lemonx import architectures
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError
 from lemonx.planning.notices import conditions
 from lemonx.planning.request import Target, target_config
 from lemonx.planning.typecheck import check, with_tied
 from lemonx.specs.config import TIED
-from lemonx.specs.family import Architecture
+from lemonx.specs.family import Architecture, FieldSize
 
-EXACT, REFUSED, NONE = "exact", "refused", "-"
 COLUMNS = ("width x2", "width x1.5", "depth", "heads", "kv_heads", "ffn", "head_dim", "vocab", "experts")
 
 
-def matrix() -> dict[str, dict[str, str]]:
-    """Model type -> column -> `exact`, `exact, but ...`, `-` (no such size), or why it is refused."""
+class Verdict(Enum):
+    """Whether a size of a family can grow without changing the function; NONE: the family has no such size."""
+
+    EXACT = "exact"
+    REFUSED = "refused"
+    NONE = "-"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Whether a size can grow, under which conditions (`notes`), or why it cannot (`refusal`).
+
+    `target`: the sizes that were asked for.
+    """
+
+    verdict: Verdict
+    notes: tuple[str, ...] = ()
+    refusal: LemonxError | None = None
+    target: Target | None = None
+
+    @property
+    def note(self) -> str:
+        """What a reader should know besides the verdict; may be empty."""
+        return str(self.refusal) if self.refusal else ", ".join(self.notes)
+
+    def as_dict(self) -> dict[str, JsonValue]:
+        refusal = self.refusal and self.refusal.as_dict()
+        return {"verdict": self.verdict.value, "notes": list(self.notes), "refusal": refusal}
+
+
+def matrix() -> dict[str, dict[str, Cell]]:
+    """Model type -> column -> cell."""
     result = {}
     for name, family in sorted(architectures.families().items()):
         config = {**default_config(name), "model_type": name}
-        result[name] = {column: cell(family, config, column)[0] for column in COLUMNS}
+        result[name] = {column: cell(family, config, column) for column in COLUMNS}
     return result
 
 
-def default_config(model_type: str) -> Mapping[str, Any]:
-    """The config of a family as transformers makes it without being told any size."""
+def default_config(model_type: str) -> Mapping[str, JsonValue]:
+    """The config of a family with transformers' default sizes."""
     from transformers import AutoConfig
 
     from lemonx import models
@@ -42,15 +73,14 @@ def default_config(model_type: str) -> Mapping[str, Any]:
         return AutoConfig.for_model(model_type).to_dict()
 
 
-def cell(family: Architecture, config: Mapping[str, Any], column: str) -> tuple[str, Target | None]:
-    """The first of the ways to grow this size that is exact, and what it asks for; else the last way's refusal."""
-    ways = list(_ways(family, config, column))
-    answers = [(_answer(family, config, wanted, note), wanted) for wanted, note in ways]
-    exact = [answer for answer in answers if answer[0].startswith(EXACT)]
-    return next(iter([*exact, *answers[::-1]]), (NONE, None))
+def cell(family: Architecture, config: Mapping[str, JsonValue], column: str) -> Cell:
+    """The first of the ways to grow this size that is exact; else the last way's refusal."""
+    answers = [_answer(family, config, wanted, note) for wanted, note in _ways(family, config, column)]
+    exact = [answer for answer in answers if answer.verdict is Verdict.EXACT]
+    return next(iter([*exact, *answers[::-1]]), Cell(Verdict.NONE))
 
 
-def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, note: str) -> str:
+def _answer(family: Architecture, config: Mapping[str, JsonValue], wanted: Target, note: str) -> Cell:
     values = family.config(config)
     try:
         new = target_config(family, config, wanted)
@@ -58,16 +88,16 @@ def _answer(family: Architecture, config: Mapping[str, Any], wanted: Target, not
         rows = with_tied(source, [n for n, row in source.rows.items() if not row.optional])
         types = check(source, target, rows, values)
     except LemonxError as refusal:
-        return f"{REFUSED}: {refusal}"
-    notes = [note, "by frames" if types.framed else "", *conditions(source, target, types)]
+        return Cell(Verdict.REFUSED, refusal=refusal, target=wanted)
+    notes = [note, "by a change of basis" if types.framed else "", *conditions(source, target, types)]
     try:
         check(source, target, with_tied(source, list(source.rows)), values)
     except LemonxError as refusal:
         notes.append(f"not with every head: {refusal}")
-    return ", ".join([EXACT, *filter(None, notes)])
+    return Cell(Verdict.EXACT, tuple(filter(None, notes)), target=wanted)
 
 
-def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Iterator[tuple[Target, str]]:
+def _ways(family: Architecture, config: Mapping[str, JsonValue], column: str) -> Iterator[tuple[Target, str]]:
     """Targets that grow this size: alone, or with what it is coupled to, as the note says."""
     if column == "ffn" and column not in family.sizes:
         column = "ffn_ratio"  # it is given in widths
@@ -95,20 +125,20 @@ def _ways(family: Architecture, config: Mapping[str, Any], column: str) -> Itera
         for stack in family.spec(config).stacks.values() if column == "depth" else ():
             if stack.stored != stack.size:
                 grown = _grown(family, config, column)
-                own = grown | {stack.sets_in: max(grown.values())}
-                yield Target(fields=own), "with weights of its own for every block"
+                own = grown | {stack.sets_in: max(size for size in grown.values() if isinstance(size, int))}
+                yield Target(fields=own), "with weights of its own for every layer"
         if column in ("heads", "kv_heads"):
             yield Target(width_factor=Fraction(2)), "together with the width"
 
 
-def _is_asked(family: Architecture, config: Mapping[str, Any], column: str) -> bool:
-    """Whether a model with this config has such a size: a Falcon whose heads share one key has no number of keys."""
+def _is_asked(family: Architecture, config: Mapping[str, JsonValue], column: str) -> bool:
+    """Whether a model with this config has such a size; a Falcon whose heads share one key has no count of keys."""
     asked = family.config(config)
     family.build(asked)
     return not asked.asked.isdisjoint(family.sizes[column])
 
 
-def _sizes(family: Architecture, config: Mapping[str, Any], column: str) -> dict[str, Any]:
+def _sizes(family: Architecture, config: Mapping[str, JsonValue], column: str) -> dict[str, FieldSize]:
     """The fields behind a column that have a size here, given or derived."""
     values = family.config(config)
     derived = family.build(values).config
@@ -116,7 +146,7 @@ def _sizes(family: Architecture, config: Mapping[str, Any], column: str) -> dict
     return {name: size for name in fields if (size := derived.get(name) or values[name])}
 
 
-def _grown(family: Architecture, config: Mapping[str, Any], column: str) -> dict[str, Any]:
+def _grown(family: Architecture, config: Mapping[str, JsonValue], column: str) -> dict[str, FieldSize]:
     fields, values = family.sizes[column], family.config(config)
     grow: Callable[[int], int] = (lambda n: n + 2) if column == "depth" else (lambda n: n * 2)
     given = _sizes(family, config, column)

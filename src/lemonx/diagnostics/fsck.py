@@ -1,7 +1,7 @@
-"""What is wrong with a checkpoint folder: the checks that every command makes, all of them, and all they find.
+"""Lists everything that is wrong with a checkpoint folder, by all the checks that the other commands make.
 
-Files first (they need no spec, so any folder of safetensors can be checked); then, where a spec covers the model
-type, the tensors against config.json; then the numbers, streamed. A file that is broken is left out of what follows.
+First it checks the files, which needs no spec, so any folder of safetensors can be checked; then, if a spec covers the
+model type, the tensors against config.json; then the numbers, streamed. Later checks leave out broken files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
@@ -32,7 +31,7 @@ from lemonx.checkpoints.folder import (
 )
 from lemonx.checkpoints.opening import file_inside, read_inside, real_file
 from lemonx.checkpoints.pickles import has_pickles
-from lemonx.checkpoints.plain import parse_flat
+from lemonx.checkpoints.plain import JsonValue, parse_flat
 from lemonx.checkpoints.reader import index_problems, repeated_tensors
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
 from lemonx.checkpoints.values import all_finite, blocks
@@ -60,7 +59,7 @@ ERROR, WARNING, NOTE = "error", "warning", "note"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a file: an error (the checkpoint is not sound), a warning, or a note; and what to do."""
+    """An error (the checkpoint is broken), a warning or a note about a file, and what to do."""
 
     level: str
     file: str
@@ -70,10 +69,10 @@ class Finding:
 
 @dataclass
 class Report:
-    """Everything that was found in a folder, and what was looked at.
+    """Everything that was found in a folder, and what was checked.
 
     `spec`: the family whose rows the tensors were compared with, if there is one; `scanned`: bytes of numbers read;
-    `more`: how many findings came after the first thousand, which are not listed.
+    `more`: how many findings there were after the first thousand; these are not listed.
     """
 
     path: Path
@@ -85,7 +84,7 @@ class Report:
     more: int = 0
 
     def add(self, finding: Finding) -> None:
-        """List a finding, or count it where there are too many for anyone to read."""
+        """List a finding, or only count it if there are already too many to read."""
         if len(self.findings) < MOST_FINDINGS:
             self.findings.append(finding)
         else:
@@ -95,7 +94,7 @@ class Report:
     def clean(self) -> bool:
         return not self.more and not any(finding.level == ERROR for finding in self.findings)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JsonValue]:
         return {**asdict(self), "path": str(self.path), "clean": self.clean}
 
 
@@ -106,41 +105,35 @@ def fsck(
     allow_pickle: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """All that is wrong with the folder `path`. `quick`: without reading the tensors' numbers."""
+    """Everything that is wrong with the folder `path`. `quick`: do not read the tensors' numbers."""
     folder = Path(path)
     try:
         return _fsck(folder, quick, allow_pickle, progress or (lambda count: None))
     except OSError as error:
-        raise BadCheckpoint(f"{str(folder)!r} cannot be read ({error.strerror}): check its permissions") from None
+        raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=folder) from None
 
 
 def _fsck(folder: Path, quick: bool, allow_pickle: bool, tell: Callable[[int], None]) -> Report:
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise BadCheckpoint(f"{str(folder)!r} {what}: give the folder of a saved model")
+        raise BadCheckpoint(f"{what}", "give the folder of a saved model", file=folder)
     with ExitStack() as stack:
         origin = folder = folder.resolve()
         if allow_pickle and has_pickles(folder) and not has_weights(folder):
             try:
                 folder = stack.enter_context(Checkpoint.open(folder, allow_pickle=True)).path
             except LemonxError as error:
-                return Report(origin, findings=[_finding(error, origin)])
+                return Report(origin, findings=[Finding(ERROR, str(error.file or origin), error.found, error.remedy)])
         check = _Check(Report(origin), folder, tell)
         check.run(quick=quick)
         return check.report
-
-
-def _finding(error: LemonxError, file: Path, level: str = ERROR) -> Finding:
-    """An error in one line, which ends in `: ` and advice, in its parts."""
-    found, _, remedy = str(error).removeprefix(f"{str(file)!r} ").removeprefix(f"{file.name}: ").rpartition(": ")
-    return Finding(level, str(file), found, remedy)
 
 
 class _Check:
     def __init__(self, report: Report, folder: Path, tell: Callable[[int], None]) -> None:
         self.report, self.folder, self.tell = report, folder, tell
         self.spec: Spec | None = None
-        self.config: dict[str, Any] | None = None
+        self.config: dict[str, JsonValue] | None = None
         self.dropped = frozenset[str]()
 
     def run(self, *, quick: bool) -> None:
@@ -155,9 +148,12 @@ class _Check:
             self._scan(files)
             self._compare_tied(tensors)
 
-    def _add(self, error: LemonxError, name: str, level: str = ERROR) -> None:
-        said = _finding(error, self.folder / name, level)
-        self._say(level, name, said.found, said.remedy)
+    def _add(self, error: LemonxError, name: str = "", level: str = ERROR) -> None:
+        """List a complaint: under the file that it names, if it names one of this folder, else under `name`."""
+        file = self.folder / (error.file or name)
+        if file.is_relative_to(self.folder):
+            name = str(file.relative_to(self.folder))
+        self._say(level, name, error.found, error.remedy)
 
     def _say(self, level: str, name: str, found: str, remedy: str) -> None:
         if self.folder != self.report.path and name.endswith(".safetensors"):
@@ -165,7 +161,7 @@ class _Check:
         self.report.add(Finding(level, str(self.report.path / name), found, remedy))
 
     def _look_at_names(self) -> None:
-        """Links that lead out, text that is not JSON, pickles, code, and what a killed run left beside the folder."""
+        """Check for links that lead out, text that is not JSON, pickles, code, and leftovers of killed runs."""
         blamed = {finding.file for finding in self.report.findings}
         for name in all_files(self.folder):
             try:
@@ -181,7 +177,7 @@ class _Check:
                     WARNING, name, "is an adapter of PEFT, which is not expanded", "merge it into the model first"
                 )
             if name.endswith(".py"):
-                self._say(WARNING, name, "is code, which is never run", "nothing need be done")
+                self._say(WARNING, name, "is code, which lemonx never runs", "nothing to do")
         for name in pickles(self.folder) if has_weights(self.folder) else ():
             self._say(WARNING, name, "is a pickle, which can run code in tools that read it", "remove it if unused")
         for path in leftovers(self.report.path):
@@ -189,8 +185,8 @@ class _Check:
                 Finding(
                     WARNING,
                     str(path),
-                    "is what an interrupted run left, or what one is writing now",
-                    "the next run to the same output clears it away",
+                    "was left by an interrupted run, or another run is writing it now",
+                    "the next run to the same output removes it",
                 )
             )
 
@@ -208,8 +204,8 @@ class _Check:
             if self.config.get("quantization_config"):
                 self._say(WARNING, CONFIG, "says that the model is quantised", "dequantise it before it is expanded")
             if self.config.pop("auto_map", None):
-                found = "asks for code of its own (auto_map), which is never run"
-                self._say(WARNING, CONFIG, found, "take auto_map out if transformers' own class has the same weights")
+                found = "asks for its own code (auto_map), which lemonx never runs"
+                self._say(WARNING, CONFIG, found, "remove auto_map if transformers' own class has the same weights")
             family = architectures.find(self.config)
             self.spec, self.report.spec = family.spec(self.config), family.title
             for problem in list_problems(self.spec, self.config):
@@ -218,12 +214,12 @@ class _Check:
                 self._add(problem, CONFIG)
         except UnknownArchitecture as error:
             self._add(error, CONFIG, NOTE)
-            self._say(NOTE, CONFIG, "names a model without a spec", "files are checked, shapes and layers are not")
+            self._say(NOTE, CONFIG, "cannot be compared with the weights", "the files are checked, shapes are not")
         except LemonxError as error:
             self._add(error, CONFIG)
 
     def _read_weights(self) -> list[SafetensorsFile]:
-        """The files of weights that are sound in themselves; whatever is wrong with the others is noted."""
+        """The weight files that are intact; the problems of the others are listed."""
         mapping = None
         shards = [WEIGHTS] if has(self.folder, WEIGHTS) else []
         if has(self.folder, INDEX):
@@ -243,10 +239,8 @@ class _Check:
                     files.append(read_header_from(opened.fileno(), self.folder / shard))
             except BadCheckpoint as error:
                 self._add(error, shard)
-        for problem in stray_weights(self.folder, set(shards)):
-            self._add(problem, _blamed(problem, self.folder))
-        for problem in repeated_tensors(files):
-            self._add(problem, _blamed(problem, self.folder))
+        for problem in (*stray_weights(self.folder, set(shards)), *repeated_tensors(files)):
+            self._add(problem)
         whole = len(files) == len(shards)
         if whole and shards and not any(file.tensors for file in files):
             self._say(ERROR, "", "holds no tensors", "save the model again")
@@ -260,7 +254,7 @@ class _Check:
         self.dropped = frozenset(hit.name for hit in found if isinstance(spec.rows[hit.row], Dropped))
         base = is_base(found)
         for name in unknown:
-            what = f"holds the tensor {name!r}, which no row covers"
+            what = f"holds the tensor {name!r}, which lemonx does not know in this model"
             self._say(ERROR, tensors[name].file.name, what, without_row(spec, name, base))
         for problem in gaps(spec, found):
             self._add(problem, CONFIG)
@@ -291,10 +285,10 @@ class _Check:
             self.tell(block.nbytes)
         if not finite and tensor.name not in self.dropped:  # a mask may well hold -Inf
             name = tensor.file.name
-            self._say(ERROR, name, f"{tensor.name} holds NaN or Inf", "go back to a checkpoint that is whole")
+            self._say(ERROR, name, f"holds NaN or Inf in {tensor.name}", "go back to a checkpoint without them")
 
     def _compare_tied(self, tensors: dict[str, TensorInfo]) -> None:
-        """A weight that a file repeats although config.json ties it."""
+        """Compare the two copies of a weight that config.json ties and the file stores twice."""
         if self.spec is None or not self.report.clean:
             return  # a broken folder cannot be opened
         with Checkpoint.open(self.folder) as checkpoint:
@@ -305,18 +299,13 @@ class _Check:
                     self._say(
                         ERROR,
                         CONFIG,
-                        f"ties {hit.name} to {original}, but the file holds two different weights",
-                        "set tie_word_embeddings to false, as transformers reads it",
+                        f"ties {hit.name} to {original}, but the weights of the two differ",
+                        "set tie_word_embeddings to false there",
                     )
 
 
-def _blamed(problem: LemonxError, folder: Path) -> str:
-    """The file that a complaint begins with."""
-    return str(problem).partition("' ")[0].removeprefix(f"'{folder}/")
-
-
 def total_bytes(path: str | os.PathLike[str]) -> int:
-    """The bytes of all safetensors files in a folder, about what a scan reads; 0 if it cannot be looked into."""
+    """The bytes of all safetensors files in a folder, about what a scan reads; 0 if the folder cannot be read."""
     try:
         return sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".safetensors"))
     except OSError:

@@ -31,7 +31,7 @@ import torch
 
 from lemonx.execution import noise
 
-# Elements per step. Smaller pays for the calls, larger leaves the caches: measured, and flat around here.
+# Elements per step. With fewer, calls cost more; with more, the data leave the caches. Measured; flat around here.
 BLOCK = 1 << 18
 
 _MAGNITUDE, _SIGN = np.int16(0x7FFF), np.int16(-0x8000)
@@ -75,10 +75,10 @@ def split_columns(
 
 
 def within(phi: torch.Tensor, weight: torch.Tensor, copies: int) -> torch.Tensor:
-    """Noise as it can be added to a weight, and so many copies' noise taken from it, without rounding in bf16 and fp16.
+    """Round noise so that it can be added to a weight, and subtracted for that many copies, exactly in bf16 and fp16.
 
-    It is a multiple of the spacing of the weight's binade and the sum stays inside: such numbers are representable. In
-    float32 and float64 it is left as it is.
+    It becomes a multiple of the spacing in the weight's binade, and the sum stays inside that binade: such numbers are
+    representable. In float32 and float64 the noise is left unchanged.
     """
     if weight.dtype not in noise.HALF:
         return phi

@@ -1,8 +1,8 @@
 """Lossless expansion for matrix multiplication: W* E_in = E_out W.
 
-Rows are produced: gathered by E_out. Columns are consumed: the columns of a unit's copies sum to the unit's
-column, and what reads zeros is free. Both may be done at once (the paper's claim on rows and columns), so a
-weight is expanded block of rows by block of rows, and the whole never has to be in memory.
+Rows are produced: E_out gathers them. Columns are consumed: the columns of a unit's copies sum to the unit's
+column, and columns that read zeros are free. Both can be done at once (the paper's claim on rows and columns), so a
+weight is expanded one block of rows at a time, and is never in memory as a whole.
 
     name in the paper   rule                                  lossless for
     row-avg             remainder rows hold the mean row      (id, avg)
@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import AVG, DENSE, RAND, SPARE, WEIGHED, ZERO, Expansion, Run
+from lemonx.algebra.expansions import Expansion, Run
 from lemonx.algebra.free_parameters import Free
 from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix, Spare
 
@@ -41,9 +41,9 @@ def _no_size() -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Reader:
-    """Access to the rows of the source weight: a slice, their mean, and the noise of a slice's copy with a number.
+    """Access to the rows of the source weight: a slice, their mean, and the noise of a given copy of a slice.
 
-    The mean is weighted if a scale for every row follows. `mean_size`: the mean of what it adds up, without signs.
+    The mean is weighted if a scale per row follows. `mean_size`: the mean of the absolute values of its terms.
     """
 
     rows: Callable[[int, int], torch.Tensor]
@@ -55,7 +55,7 @@ class Reader:
 def blocks(rows: Expansion, limit: int, wanted: range | None = None) -> Iterator[tuple[int, Run]]:
     """The target's rows in order, as blocks of at most `limit` that come from consecutive source rows, numbered.
 
-    `wanted`: only those that hold any of these rows; the others are counted, not made.
+    `wanted`: only the blocks that hold any of these rows; the others are counted, but not returned.
     """
     wanted, number = range(rows.target_size) if wanted is None else wanted, 0
     for run in rows.runs:
@@ -70,16 +70,16 @@ def blocks(rows: Expansion, limit: int, wanted: range | None = None) -> Iterator
 def expand_block(
     run: Run, how: Matrix, read: Reader, free: Free, rng: np.random.Generator, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The target rows `run.target..` of an expanded weight: in `out`, or what `read` gave if that is them already.
+    """The target rows `run.target..` of an expanded weight: in `out`, or as `read` returned them if nothing changes.
 
-    Without `out` they are in fresh memory. Either way the source's rows are not written to.
+    Without `out` they are in new memory. The source's rows are never written to.
     """
 
     if out is None:
         out = read.rows(0, 0).new_empty(run.length, how.columns.target_size)
     if how.mode == SILENT:
         return _with_spare_columns(run, how, out.zero_())
-    if run.holds(SPARE) and how.spare:
+    if run.is_spare and how.spare:
         return _spare_rows(run, how, how.spare, out)
     base = _produced_rows(run, how, read, free, rng)
     if how.columns.is_identity and (how.mode == KEEP or not how.consumes):
@@ -93,8 +93,8 @@ def expand_block(
 
 
 def _with_spare_columns(run: Run, how: Matrix, out: torch.Tensor) -> torch.Tensor:
-    """The same rows, of which the last columns write what spare units pass on."""
-    if how.spare and how.columns.has(SPARE):
+    """The same rows; their last columns add what the spare units pass through."""
+    if how.spare and how.columns.is_spare.any():
         values = torch.from_numpy(how.spare.values(run.target, run.target + run.length)).to(out.dtype)
         out[:, -2 * how.spare.size : -how.spare.size] = values
         out[:, -how.spare.size :] = -values
@@ -102,7 +102,7 @@ def _with_spare_columns(run: Run, how: Matrix, out: torch.Tensor) -> torch.Tenso
 
 
 def _spare_rows(run: Run, how: Matrix, spare: Spare, out: torch.Tensor) -> torch.Tensor:
-    """Rows that read what they pass on, with both signs: the last rows of a weight."""
+    """The rows of the spare units, the last rows of a weight: they read what they pass through, with both signs."""
     begin = run.target - (how.rows.target_size - 2 * spare.size)
     for sign, low in ((1.0, 0), (-1.0, spare.size)):
         start, stop = max(begin, low), min(begin + run.length, low + spare.size)
@@ -121,13 +121,13 @@ def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.rand
             base = _told_apart(base, run, how, read, free, rng)
         elif 0 < how.jitter <= run.copy:
             base = noise.normal(base.new_empty(base.shape), free.phi, rng).add_(base)
-    elif run.holds(DENSE):
+    elif run.is_dense:
         assert how.rows.frame
         made = how.rows.frame.forth.along_rows(read.rows, read.mean, run.target, run.target + run.length)
         base = made.to(read.rows(0, 0).dtype)
-    elif run.holds(AVG, WEIGHED):
+    elif run.is_mean or run.is_weighed_mean:
         base = read.mean().expand(run.length, -1)
-    elif run.holds(RAND):
+    elif run.is_free:
         base = noise.normal(read.rows(0, 0).new_empty(run.length, how.columns.size), free.zeta, rng)
     else:
         base = read.rows(0, 0).new_zeros(1, 1).expand(run.length, how.columns.size)
@@ -140,7 +140,7 @@ def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.rand
 def _told_apart(
     base: torch.Tensor, run: Run, how: Matrix, read: Reader, free: Free, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Rows of a copy among copies that are used together: W + Phi_c, and W less all of these in the first."""
+    """Rows of one of several copies that are used together: W + Phi_c, or in the first copy W minus all these Phi."""
     from lemonx.execution import exact_split, noise
 
     assert how.copied
@@ -169,9 +169,9 @@ def _produce_columns(
         here = out[:, run.target : run.target + run.length]
         if run.is_copy:
             here.copy_(base[:, run.units])
-        elif run.holds(AVG):
+        elif run.is_mean:
             here.copy_(base.double().mean(1, keepdim=True))
-        elif run.holds(RAND):
+        elif run.is_free:
             noise.normal(here, free.zeta, rng)
         else:
             here.zero_()
@@ -186,7 +186,7 @@ def _consume_columns(
     columns = how.columns
     for run in columns.runs:
         here = out[:, run.target : run.target + run.length]
-        if run.holds(ZERO):
+        if run.is_zero:
             noise.normal(here, free.zeta, rng)
         elif run.is_copy and run.copy == 0 and how.mode == KEEP:
             here.copy_(base[:, run.units])
@@ -206,10 +206,10 @@ def _consume_columns(
     return out if columns.is_plain else _scaled(out, 1.0 / (columns.amp * columns.gain)[None, :], out)
 
 
-# The blocks of a tensor ask one after the other. Few are kept: an entry holds on to arrays of the width's size.
+# The blocks of a tensor ask one after the other. Few results are kept, since each holds arrays as long as the width.
 @lru_cache(maxsize=16)
 def _further_runs(columns: Expansion, first: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
-    """The copies after the one numbered `first`, as (target, base, length), by the number of copies in all."""
+    """The copies after the one numbered `first`, as (target, base, length), by the total number of copies."""
     further = columns.further_copies(base=first)
     return [
         (count, [(pair.target, pair.base, pair.length) for pair in further if pair.copies == count])

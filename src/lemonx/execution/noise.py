@@ -1,25 +1,23 @@
 """Seeded noise: N(0, std^2) and U(-bound, bound), written in the dtype of the tensor.
 
-A generator belongs to (seed, tensor name, chunk number), so threads, the order of work and the layout of
-shards do not change a result. What a generator writes depends on the shape and dtype of the tensor, not on
-its strides.
+There is one generator per (seed, tensor name, chunk number), so threads, the order of work and the layout of shards do
+not change a result. What a generator writes depends on the shape and dtype of the tensor, not on its strides.
 
-float64 takes numpy's ziggurat, 0.1 G numbers a second per core. The others take a table: bf16 and fp16 1 G, float32
-0.5 G. They use the raw bits of SFC64, one look-up for two numbers, and in float32 a product and a sum, each rounded as
-IEEE 754 says: no logarithm or cosine, whose last bit differs between processors.
+float64 uses numpy's ziggurat, 0.1 G numbers per second and core. The others use a table: 1 G in bf16 and fp16, 0.5 G in
+float32. They take the raw bits of SFC64, one look-up for two numbers, and in float32 a product and a sum, each rounded
+as IEEE 754 says. There is no logarithm or cosine, whose last bit differs between processors.
 
-The law of the table. Cut the line at the quantiles i / 65536 of N(0, 1) into 65536 cells, and end the two outer ones,
-beyond 4.1696, at 4.5793, which makes the variance exactly 1 for numbers that are anywhere in their cell. Drawn are the
-middles of cells, rounded: of two cells for each 16 bits. A byte chooses one of 256 groups of cells for the first number
-and, shuffled, the cell within the group for the second; the other byte does the reverse. So each number takes all 65536
-cells, every group meets every group, and the joint moments of a pair up to order 4 are those of independent numbers to
-1e-4. Before rounding the distribution function is off by at most 9.2e-6; the mean is 0, the variance 1 - 6e-7, the
-kurtosis 2.9998, the largest 4.3744.
+The distribution of the table. Cut the line at the quantiles i / 65536 of N(0, 1) into 65536 cells, and end the two
+outer ones, beyond 4.1696, at 4.5793, which makes the variance exactly 1 for numbers that lie anywhere in their cell.
+Each 16 bits draw two cells, and the numbers are the middles of these cells, rounded. One byte chooses one of 256 groups
+of cells for the first number and, shuffled, the cell within its group for the second; the other byte does the reverse.
+So each number takes all 65536 cells, every group meets every group, and the joint moments of a pair up to order 4 are
+those of independent numbers to 1e-4. Before rounding, the distribution function is off by at most 9.2e-6; the mean is
+0, the variance 1 - 6e-7, the kurtosis 2.9998, the largest number 4.3744.
     bf16, fp16 The cells are narrower than the spacing of the dtype for 2^-7 < |z| < 3.4 in bf16 (99.3 % of all), and
                for 2^-4 < |z| < 2.8 in fp16 (94.5 %).
     float32    16 more bits choose one of 65536 even places around the middle, on the width of the narrowest cell.
-Numbers of other pairs are independent of one another. A test of goodness of fit needs 10^10 of them to see the
-difference.
+Different pairs are independent of one another. A test of goodness of fit needs 10^10 numbers to see the difference.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ def generator(seed: int, name: str, part: int) -> np.random.Generator:
 
 
 class _Key(np.random.bit_generator.ISeedSequence):
-    """A digest as a generator's state: numpy's own seed sequence would mix what is mixed, at 50 us a block."""
+    """A digest as a generator's state: numpy's own seed sequence would mix the bits again, at 50 us per block."""
 
     def __init__(self, key: str) -> None:
         self._digest = hashlib.sha256(key.encode()).digest()
@@ -91,7 +89,7 @@ class _Key(np.random.bit_generator.ISeedSequence):
 
 
 def normal(out: torch.Tensor, std: float, rng: np.random.Generator) -> torch.Tensor:
-    """Fill `out` with N(0, std^2): the law in each dtype is stated at the top.
+    """Fill `out` with N(0, std^2): the module's docstring states the distribution in each dtype.
 
     `out` may be a view whose rows are contiguous, such as a block of columns.
     """
@@ -201,7 +199,7 @@ def narrowest() -> float:
 
 @lru_cache(maxsize=64)
 def middles(dtype: torch.dtype, std: float) -> np.ndarray:
-    """The middles of two cells for each 16 bits, times std, rounded; a pair as one integer."""
+    """For each 16 bits the middles of two cells, times std, rounded; a pair is stored as one integer."""
     middle = (cuts()[1:] + cuts()[:-1]) * (std / 2)
     middle = as_numpy(middle.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype))
     high, low = np.divmod(np.arange(65536), 256)

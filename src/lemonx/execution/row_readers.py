@@ -1,4 +1,4 @@
-"""Where the rows of a step come from: the blocks it is made in, and the rows of the file that each of them takes."""
+"""The blocks in which a tensor is computed, and the rows of the source file that each block needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import AVG, DENSE, WEIGHED, Run
+from lemonx.algebra.expansions import Run
 from lemonx.algebra.recipes import Matrix
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import torch_dtype
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # Bytes per block of the target: large enough that a call's cost does not show, small enough for the caches.
 # Measured with bf16 and float32: at 1 MB a fifth of the speed is lost, at 8 MB between a tenth and a half.
 BLOCK = 1 << 21
-# Bytes of a weight that a file keeps transposed: of its target and of its source so much is in memory at a time. Each
-# strip is a piece of every row of the file, so a small one costs many short reads and writes.
+# For a weight that a file keeps transposed: bytes of the target, and of the source, in memory at a time. Each strip is
+# a piece of every row of the file, so small strips cost many short reads and writes.
 STRIP = 1 << 24
 # Rows whose noise, where several tensors share it, is drawn from one generator.
 NOISE_ROWS = 64
@@ -38,13 +38,13 @@ def _rows_per_block(width: int, dtype: torch.dtype) -> int:
 
 
 def is_whole(step: Step) -> bool:
-    """The rows that a block is made of are not the first axis of the file: the tensor is made in tables and strips."""
+    """Whether a block's rows are not the first axis of the file, so that tables and strips are computed instead."""
     how = step.recipe
     return isinstance(how, Matrix) and (how.transposed or step.shape[0] != how.rows.target_size)
 
 
 def tables(shape: tuple[int, ...]) -> int:
-    """How many tables a tensor is made of that are made one at a time: of (experts, in, out) one for each expert."""
+    """How many tables, computed one at a time, make up a tensor: one per expert for (experts, in, out)."""
     return shape[0] if len(shape) == 3 else 1
 
 
@@ -56,10 +56,10 @@ def blocks_within(step: Step, rows: range) -> Iterator[tuple[int, Run]]:
 
 
 def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int]]:
-    """The rows of the file, `rows` in all, that the wanted rows of a whole tensor are made of, as (start, stop).
+    """Which of the file's `rows` rows the wanted rows of a whole tensor need, as (start, stop).
 
-    Where the file keeps (in, out), an input of the target needs the weights of its own input in the source only:
-    copies and means of outputs are taken input by input. An expert of several needs those that it is made of.
+    Where the file keeps (in, out), an input of the target needs only the weights of the same input in the source:
+    copies and means of outputs are taken input by input. An expert needs only the experts that it is made from.
     """
     how = step.recipe
     assert isinstance(how, Matrix)
@@ -68,10 +68,10 @@ def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int
         runs = [run for _, run in blocks_within(step, range(wanted.start * size, wanted.stop * size))]
         last = [np.arange(run.source, run.source + run.length) for run in runs if run.is_copy]
         units = np.unique(np.concatenate(last) // (how.rows.size // rows)) if last else np.array([], np.int64)
-        everywhere = any(run.holds(AVG, DENSE, WEIGHED) for run in runs)
+        everywhere = any(run.needs_every_unit for run in runs)
     else:
-        units = np.unique(how.columns.source[wanted.start : wanted.stop])
-        units = units[units >= 0]
+        here = slice(wanted.start, wanted.stop)
+        units = np.unique(how.columns.source[here][how.columns.is_copy[here]])
         everywhere = not how.transposed or how.columns.frame is not None
     if everywhere:
         yield 0, rows
@@ -103,9 +103,9 @@ class Source:
         return Reader(partial(self._rows, name, checked=further), self._mean_row, self._apart, self._mean_size)
 
     def _apart(self, copy: int, start: int, stop: int) -> torch.Tensor:
-        """The noise of the source's rows in the copy with this number: of these rows, whoever asks and in what blocks.
+        """The noise of these source rows in the copy with this number, whatever blocks they are read in.
 
-        The first copy takes what all others have, so what is drawn hangs on the source's name and rows alone.
+        The first copy subtracts what all the others add, so the noise may depend only on the source's name and rows.
         """
         from lemonx.execution import noise
 
@@ -119,7 +119,7 @@ class Source:
         return torch.cat(parts)
 
     def _rows(self, name: str, start: int, stop: int, *, checked: bool = False) -> torch.Tensor:
-        """Rows of a tensor, valid until this thread asks again. First copies read every row: these are checked."""
+        """Rows of a tensor, valid until this thread asks again. First copies read every row, so they are checked."""
         rows = self._read(name, start, stop)
         if rows.dtype != self.dtype:
             rows = self._scratch.tensor("cast", self.dtype, *rows.shape).copy_(rows)
@@ -133,14 +133,14 @@ class Source:
         return rows.view(stop - start, self.how.columns.size)
 
     def _mean_row(self) -> torch.Tensor:
-        """The mean row, summed in float64 over blocks, once for all the blocks that want it."""
+        """The mean row, summed in float64 over blocks; it is computed once for all blocks that need it."""
         with self._lock:
             if self._mean is None:
                 self._mean = self._mean_of(lambda terms: terms).to(self.dtype)
         return self._mean
 
     def _mean_size(self) -> torch.Tensor:
-        """The mean of the sizes of the entries of every column: what the rounding of their mean is measured by."""
+        """The mean absolute value per column: the yardstick for the rounding of the mean."""
         return self._mean_of(lambda terms: terms.abs())
 
     def _mean_of(self, terms: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -153,7 +153,7 @@ class Source:
         return total / count
 
     def _weights(self) -> torch.Tensor | None:
-        """The factors that a scale behind this weight has for its rows, relative to the factor of new ones."""
+        """The factors that a scale after this weight applies to its rows, relative to the factor of new rows."""
         if self._step.scaled_by is None:
             return None
         values = self._checkpoint.read(self._step.scaled_by).double()
@@ -174,7 +174,7 @@ class StripReader(Source):
         self._reading = threading.Lock()
 
     def pieces(self) -> Iterator[range]:
-        """The rows that are made at a time: a table, or a strip of one that is kept transposed."""
+        """The rows that are computed at a time: a table, or a strip of a transposed one."""
         count = tables(self._step.shape)
         size = self.how.rows.target_size // count
         limit = self._limit(size, self.how.columns.target_size, self.dtype)
@@ -216,7 +216,7 @@ class StripReader(Source):
             return self._held[name, first]
 
     def _needed(self, name: str, first: int, end: int) -> torch.Tensor:
-        """Rows as the file keeps them, with zeros in rows of the file that the wanted ones do not need."""
+        """Rows as the file keeps them, with zeros for rows of the file that the wanted rows do not need."""
         shape = self._checkpoint.tensors[name].shape
         table, place = divmod(first, self.how.rows.size // tables(shape))
         columns = range(place, place + end - first) if self.how.transposed else None
@@ -238,6 +238,6 @@ def check_finite(tensor: torch.Tensor, name: str, checkpoint: Checkpoint | None 
     if not all_finite(tensor):
         where = f"{str(checkpoint.origin / checkpoint.tensors[name].file.name)!r}: " if checkpoint else ""
         raise BadCheckpoint(
-            f"{where}{name} holds NaN or Inf, or numbers too large for {tensor.dtype}: go back to a checkpoint that is "
-            "whole"
+            f"{where}{name} holds NaN or Inf, or numbers too large for {tensor.dtype}",
+            "go back to a checkpoint without them",
         )

@@ -1,9 +1,9 @@
 """Runs a plan over a checkpoint: block of rows by block of rows, read, expanded, written in place.
 
-The blocks of a tensor depend on its shape alone and each has a generator of its own, so the bytes written
-depend on neither threads nor shards, and a process that holds some rows of a tensor makes only the blocks that these
-are in. Memory holds a few blocks per thread, whatever the size of the model and of its largest tensor; of weights
-that a file keeps transposed (GPT-2; experts, in, out) it holds a few strips.
+The blocks of a tensor depend only on its shape, and each has its own random generator. So the bytes written depend on
+neither threads nor shards, and a process that holds some rows of a tensor computes only the blocks that contain them.
+Memory holds a few blocks per thread, whatever the size of the model and of its largest tensor, or a few strips of a
+weight that a file keeps transposed (GPT-2; experts, in, out).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from lemonx.execution.row_readers import Source, StripReader, blocks_within, che
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
 
-Progress = Callable[[int], None]
+CountBytes = Callable[[int], None]
 Job = Callable[[], None]
 # Which rows of a tensor, along its first axis as the file keeps it, are wanted here.
-Wanted = Callable[[Step], range]
+WantedRows = Callable[[Step], range]
 
 
 class Sink(Protocol):
-    """Where rows of tensors go: a file, or what one process holds of a model."""
+    """Where rows of tensors are written: a file, or the part of a model that one process holds."""
 
     def write(self, name: str, start: int, values: torch.Tensor, column: int = 0, /) -> None:
-        """Take the rows from `start` on, or of their last axis what begins at `column`; valid during the call only."""
+        """Take rows from `start` on, and columns from `column` on; `values` is valid during the call only."""
 
 
 def everything(step: Step) -> range:
@@ -53,9 +53,9 @@ def run_plan(
     checkpoint: Checkpoint,
     writer: Sink,
     *,
-    wanted: Wanted = everything,
+    wanted: WantedRows = everything,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: CountBytes | None = None,
 ) -> None:
     """Write every tensor of the plan, at least the rows that are `wanted`; `progress` gets counts of bytes written."""
     if not plan.solved:
@@ -73,12 +73,14 @@ def run_plan(
     checkpoint.check_unchanged()
 
 
-def write_made(plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, progress: Progress | None = None) -> None:
+def write_made(
+    plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, progress: CountBytes | None = None
+) -> None:
     """Write the tensors that a method made, by name, in the dtypes of the plan."""
     if odd := sorted(tensors.keys() ^ {step.name for step in plan.steps}):
         raise BadCheckpoint(
-            f"{odd[0]} is named otherwise by transformers than by the source's file: load the source with "
-            "transformers, save it again, and use that"
+            f"the source's file names {odd[0]} differently from transformers",
+            "load the source with transformers, save it again, and expand that",
         )
     for step in plan.steps:
         tensor = tensors[step.name].to(torch_dtype(step.dtype))
@@ -90,16 +92,16 @@ def write_made(plan: Plan, tensors: Mapping[str, torch.Tensor], writer: Sink, pr
 
 
 def in_parts(steps: Sequence[Step], count: int) -> list[Sequence[Step]]:
-    """The steps in so many parts, one after the other, of about as many numbers each."""
+    """The steps in `count` consecutive parts, with about the same number of elements each."""
     ends = np.cumsum([math.prod(step.shape) for step in steps])
     cuts = np.searchsorted(ends, [ends[-1] * part / count for part in range(count + 1)])
     return [steps[start:stop] for start, stop in pairwise([0, *cuts[1:-1], len(steps)])]
 
 
 def run_jobs(parts: list[Iterator[Job]]) -> None:
-    """Do all the jobs, with a worker for each part: two that write to one file wait for one another.
+    """Run all jobs, with one worker per part, because two workers that write to one file wait for one another.
 
-    Who is done with a part helps with the next. A worker takes a job when it is free, so there is no list of them.
+    A worker that finishes its part helps with the next. Workers take jobs when they are free, so no list is built.
     """
     locks, stop = [threading.Lock() for _ in parts], threading.Event()
 
@@ -129,7 +131,7 @@ def run_jobs(parts: list[Iterator[Job]]) -> None:
 class _Task:
     """A plan, where it reads from and where it writes to."""
 
-    def __init__(self, plan: Plan, checkpoint: Checkpoint, writer: Sink, wanted: Wanted, tell: Progress) -> None:
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, writer: Sink, wanted: WantedRows, tell: CountBytes) -> None:
         from lemonx.execution import noise
 
         self.plan = plan
@@ -164,7 +166,7 @@ class _Task:
         self.tell(out.nbytes)
 
     def _write_piece(self, step: Step, how: Matrix, source: StripReader, rows: range) -> None:
-        """A strip of a weight kept as (in, out), one expert's of several, or a table such as (1, positions, width)."""
+        """Write a strip of a weight kept as (in, out), the matrix of one expert, or a table (1, positions, width)."""
         table, column = divmod(rows.start, how.rows.target_size // tables(step.shape))
         with self.whole_tensors:
             made = torch.empty(len(rows), how.columns.target_size, dtype=source.dtype)
@@ -213,12 +215,15 @@ class _Task:
 
 
 def _placed(values: np.ndarray, expansion: Expansion) -> np.ndarray:
-    """Each target entry's source; entries without one have any, and a factor of 0. Dense entries are sums."""
+    """The source entry of each target entry; those without one get an arbitrary entry, and later a factor of 0.
+
+    Dense entries are sums.
+    """
     return expansion.expand(values) if expansion.frame else values[expansion.unit]
 
 
-def _check_tied(plan: Plan, checkpoint: Checkpoint, wanted: Wanted) -> None:
-    """A file may repeat a tied weight; were it another weight, leaving it out would lose it."""
+def _check_tied(plan: Plan, checkpoint: Checkpoint, wanted: WantedRows) -> None:
+    """Check that a tied weight which the file stores twice is the same both times, since only one is written."""
     for name, row in plan.tied.items():
         step = next(step for step in plan.steps if step.row == row)
         # Each process checks the rows it holds; those that a larger vocabulary adds are nobody's.
@@ -226,6 +231,7 @@ def _check_tied(plan: Plan, checkpoint: Checkpoint, wanted: Wanted) -> None:
         rows = range(held.start, min(held.stop, plan.tensors[name].shape[0]))
         if not checkpoint.same(name, step.source, rows):
             raise BadCheckpoint(
-                f"{str(checkpoint.origin / 'config.json')!r} ties {name} to {step.source}, but the file holds two "
-                "different weights: set tie_word_embeddings to false there, as transformers reads it"
+                f"ties {name} to {step.source}, but the weights of the two differ",
+                "set tie_word_embeddings to false there",
+                file=checkpoint.origin / "config.json",
             )

@@ -1,4 +1,4 @@
-"""Files that come along with the weights, and the few of them that repeat a size or point at a block."""
+"""Files that are copied along with the weights, and the few of them that repeat a size or refer to a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TypeAlias
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.folder import GENERATION, module_weights, parse_object
 from lemonx.checkpoints.opening import file_inside, read_small
-from lemonx.checkpoints.plain import parse_json
+from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.planning.plan import Plan
 
@@ -24,7 +24,7 @@ Carried: TypeAlias = str | Callable[[], BinaryIO]
 
 
 def companions(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:
-    """What is written beside the weights, by name."""
+    """The files that are written beside the weights, by name."""
     return {**carried(checkpoint, plan), **_modules(checkpoint, plan)}
 
 
@@ -38,7 +38,7 @@ def carried(checkpoint: Checkpoint, plan: Plan | None) -> dict[str, Carried]:
 
 
 def _following(name: str, checkpoint: Checkpoint, plan: Plan) -> str | None:
-    """The text of a companion that follows the sizes; None if the file is carried as it is."""
+    """The new text of a companion that depends on the sizes; None if the file is copied unchanged."""
     if name.endswith("_Pooling/config.json"):
         return _pooling(_content(checkpoint, name), plan)
     if name == GENERATION and plan.source_spec.pointers:
@@ -52,7 +52,7 @@ def _content(checkpoint: Checkpoint, name: str) -> bytes:
 
 
 def _width(plan: Plan) -> tuple[Any, Any] | None:
-    """The width before and after, where it is one number."""
+    """The width before and after, if it is a single number."""
     fields = plan.family.sizes.get("width", ())
     if len(fields) != 1:
         return None
@@ -72,26 +72,26 @@ def _pooling(raw: bytes, plan: Plan) -> str | None:
     return json.dumps(changed, indent=2) + "\n"
 
 
-def _pointing(content: dict[str, Any], plan: Plan) -> str:
-    """generation_config.json whose lists of [block, unit] name the same units of the target."""
+def _pointing(content: dict[str, JsonValue], plan: Plan) -> str:
+    """generation_config.json with its lists of [block, unit] changed to the same units in the target."""
     for field, (stack, space) in plan.source_spec.pointers.items():
         if content.get(field) is not None:
             content[field] = [_pointer(pair, stack, space, plan, field) for pair in _listed(content[field])]
     return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else [value]
 
 
 def _pointer(pair: Any, stack: str, space: str, plan: Plan, field: str) -> list[int]:
-    """The first block of the target that is this one of the source, and the unit in it that is this one first."""
+    """The target's first copy of this source block, and in it the first copy of this unit."""
     blocks, units = plan.blocks[stack], plan.types.spaces[space]
     whole = isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)
     if not whole or not (0 <= pair[0] < plan.source_spec.stacks[stack].size and 0 <= pair[1] < units.size):
         raise BadCheckpoint(
-            f"{GENERATION}: {field} names {str(pair)[:60]}, which is no block and head of this model: correct it, or "
-            "take the field out"
+            f"{GENERATION}: {field} names {str(pair)[:60]}, which is not a layer and head of this model",
+            "correct it, or remove the field",
         )
     here = [index for index, block in enumerate(blocks) if block.source == pair[0]]
     block = next((index for index in here if not blocks[index].added), here[0])
@@ -99,16 +99,16 @@ def _pointer(pair: Any, stack: str, space: str, plan: Plan, field: str) -> list[
 
 
 def _modules(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:
-    """The weights of modules behind the model, which read as many numbers as it gives out."""
+    """The weights of modules after the model, whose input is as wide as the model's output."""
     folder = checkpoint.origin
     names = module_weights(folder) if MODULES in checkpoint.companions else []
     width = _width(plan)
     for name in names:
         if width is None or width[0] != width[1]:
             raise Refused(
-                f"{name} is a layer of sentence-transformers behind the model and reads its width, which would grow: "
-                f"keep the width, or move the layer and its entry in {MODULES} away and train another"
+                f"{name} is a sentence-transformers layer that reads the model's width, which would grow",
+                f"keep the width, or remove the layer and its entry in {MODULES} and train another",
             )
         if name.endswith(".bin"):
-            raise Refused(f"{name} is a pickle, which is not carried along: save it as safetensors, or move it away")
+            raise Refused(f"{name} is a pickle, which lemonx does not copy", "save it as safetensors, or move it away")
     return {name: partial(file_inside, folder, name) for name in names}

@@ -1,1 +1,1 @@
-"""The paper's experiments: train a source, make the target by each method, train each on, compare."""
+"""The paper's experiments: train a source, grow it with each method, train every result, and compare."""

@@ -1,8 +1,8 @@
-"""The paper's question: how many steps until the target is as good as training from scratch makes it?
+"""The paper's question: how many steps until the grown target is as good as a model trained from scratch?
 
-Every length is a run of its own, with a schedule that ends there: a crossing inside a longer schedule is not the
-same. Between two lengths the answer is interpolated (log steps against the metric). Runs of one seed share the
-source and the order of the data, so the mark of a seed is what the baseline's longest run reaches with it; the spread
+Every length is a separate run whose schedule ends there; where a longer schedule crosses the mark is another question.
+Between two lengths the answer is interpolated (log steps against the metric). Runs with the same seed share the source
+and the order of the data, so every seed has its own mark: what the baseline's longest run reaches with it. The spread
 of an answer is the standard deviation over seeds.
 """
 
@@ -10,42 +10,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import TypedDict
 
-EXACT, AT_MOST, NOT_REACHED = "interpolated", "at most", "not reached"
+from lemonx.experiments.result_file import Better, Figure, Reach, Savings
 
-
-@dataclass(frozen=True)
-class Figure:
-    """A mean with its spread over seeds (None for a single seed)."""
-
-    mean: float
-    spread: float | None
-    by_seed: tuple[float, ...]
+INTERPOLATED, AT_MOST, NOT_REACHED = "interpolated", "at most", "not reached"
 
 
 def figure(values: Sequence[float]) -> Figure:
-    return Figure(fmean(values), stdev(values) if len(values) > 1 else None, tuple(values))
+    spread = stdev(values) if len(values) > 1 else None
+    return {"mean": fmean(values), "spread": spread, "by_seed": list(values)}
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Steps until the mark; `bound` says whether the shortest run had already passed it, or none did.
-
-    `short_of`: how far the best runs stay from their marks in the mean, where not every seed reaches its own.
-    """
-
-    steps: Figure | None
-    bound: str
-    reached: int
-    seeds: int
-    short_of: float | None
-
-
-def steps_to(mark: float, points: Sequence[tuple[float, float]], better: str) -> tuple[float | None, str]:
-    """Steps at which (steps, metric) points, one a run, pass the mark.
+def steps_to(mark: float, points: Sequence[tuple[float, float]], better: Better) -> tuple[float | None, str]:
+    """Steps at which (steps, metric) points, one per run, pass the mark.
 
     >>> steps_to(1.5, [(100, 2.0), (400, 1.0)], "lower")
     (200.0, 'interpolated')
@@ -65,12 +45,20 @@ def steps_to(mark: float, points: Sequence[tuple[float, float]], better: str) ->
                 return steps, AT_MOST
             share = before[1] / (before[1] - gap)
             logs = math.log2(before[0]) + share * (math.log2(steps) - math.log2(before[0]))
-            return round(2**logs, 6), EXACT
+            return round(2**logs, 6), INTERPOLATED
         before = steps, gap
     return None, NOT_REACHED
 
 
-def reach(marks: Mapping[int, float], runs: Sequence[dict[str, Any]], better: str) -> Reach:
+class Ended(TypedDict):
+    """What counts of a run here."""
+
+    seed: int
+    steps: int
+    final: float
+
+
+def reach(marks: Mapping[int, float], runs: Sequence[Ended], better: Better) -> Reach:
     """The answer over the seeds of one arm; each run has seed, steps and final, each seed its mark."""
     points = by_seed(runs)
     answers = [steps_to(marks[seed], points[seed], better) for seed in points]
@@ -79,28 +67,27 @@ def reach(marks: Mapping[int, float], runs: Sequence[dict[str, Any]], better: st
         sign, best = (1.0, min) if better == "lower" else (-1.0, max)
         figures = {seed: [value for _, value in points[seed] if not math.isnan(value)] for seed in points}
         short = [sign * (best(figures[seed] or [math.nan]) - marks[seed]) for seed in points]
-        return Reach(None, NOT_REACHED, len(found), len(points), fmean(short))
-    bound = AT_MOST if any(word == AT_MOST for _, word in answers) else EXACT
-    return Reach(figure(found), bound, len(found), len(points), None)
+        return Reach(steps=None, bound=NOT_REACHED, reached=len(found), seeds=len(points), short_of=fmean(short))
+    bound = AT_MOST if any(word == AT_MOST for _, word in answers) else INTERPOLATED
+    return Reach(steps=figure(found), bound=bound, reached=len(found), seeds=len(points), short_of=None)
 
 
-def by_seed(runs: Sequence[dict[str, Any]]) -> dict[int, list[tuple[float, float]]]:
+def by_seed(runs: Sequence[Ended]) -> dict[int, list[tuple[float, float]]]:
     """The (steps, final) points of each seed, in the order of the seeds."""
     seeds = sorted({run["seed"] for run in runs})
     return {seed: [(run["steps"], run["final"]) for run in runs if run["seed"] == seed] for seed in seeds}
 
 
-def saved(answer: Reach, arm: Costs, baseline: Costs) -> dict[str, Any] | None:
-    """Parts of the baseline's cost that are saved: in steps, FLOPs, and FLOPs with the source's training counted."""
-    if answer.steps is None:
+def saved(answer: Reach, arm: Costs, baseline: Costs) -> Savings | None:
+    """Fractions of the baseline's cost that are saved: steps, FLOPs, and FLOPs with the source's training counted."""
+    if answer["steps"] is None:
         return None
-    steps = answer.steps.by_seed
-    parts = {
-        "steps": [1 - n / baseline.steps for n in steps],
-        "flops": [1 - n * arm.per_step / baseline.total for n in steps],
-        "flops_with_source": [1 - (n * arm.per_step + arm.source) / baseline.total for n in steps],
+    steps = answer["steps"]["by_seed"]
+    return {
+        "steps": figure([1 - n / baseline.steps for n in steps]),
+        "flops": figure([1 - n * arm.per_step / baseline.total for n in steps]),
+        "flops_with_source": figure([1 - (n * arm.per_step + arm.source) / baseline.total for n in steps]),
     }
-    return {name: asdict(figure(values)) for name, values in parts.items()}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What decides a result besides its settings: the code that computes it, and the libraries under it.
+"""What decides a result besides its settings: the code that computes it, and the libraries it uses.
 
-The code counts as it runs: without comments and docstrings, so that better prose does not train everything again, and
-a change that bears on growth alone leaves trained sources as they are.
+Only code that runs counts. Comments and docstrings do not, so that better prose does not train everything again. A
+change that affects growth alone leaves trained sources valid.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint
@@ -12,9 +12,13 @@ from lemonx.errors import Refused
 from lemonx.methods import Lessons, Method
 from lemonx.models.foreign import quiet
 from lemonx.planning.request import Target
-from lemonx.verification.outputs import EXACT, compare
+from lemonx.verification.rounding import EXACT_TOLERANCE
+from lemonx.verification.whole import compare
 from lemonx.workflows.expanding import expand_folder
-from lemonx.workflows.options import Growth, Writing
+from lemonx.workflows.options import GrowthOptions, Writing
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
 
 # Column -> the sizes asked for; the source has width 48 and 2 blocks.
 CASES = {
@@ -27,7 +31,7 @@ LOSSLESS, UNDEFINED = "lossless", "-"
 LESSONS = 3
 
 
-def overview() -> dict[str, dict[str, Any]]:
+def overview() -> dict[str, dict[str, str]]:
     """Method -> column -> `lossless`, the relative difference of outputs, or `-` where it is not defined."""
     with Temporary() as folder:
         for seed in (0, 1):
@@ -36,8 +40,8 @@ def overview() -> dict[str, dict[str, Any]]:
         return {name: _row(method, folder) for name, method in sorted(methods.methods().items())}
 
 
-def _row(method: Method, folder: Path) -> dict[str, Any]:
-    cells: dict[str, Any] = {case: _measure(method, folder, sizes) for case, sizes in CASES.items()}
+def _row(method: Method, folder: Path) -> dict[str, str]:
+    cells = {case: _measure(method, folder, sizes) for case, sizes in CASES.items()}
     # Free parameters choose among targets of one source: the seed matters, and so does the source.
     first, reseeded, other = (_digest(method, folder, number, seed) for number, seed in ((0, 0), (0, 1), (1, 0)))
     free = first != reseeded and first != other
@@ -52,7 +56,7 @@ def _grow(method: Method, folder: Path, sizes: Target, number: int = 0, seed: in
     """A target by this method, on the embedded data if it learns."""
     target = folder / "target"
     lessons = Lessons(steps=LESSONS) if method.learns else None
-    growth = Growth(sizes, method.name, seed=seed)
+    growth = GrowthOptions(sizes, method.name, seed=seed)
     expand_folder(folder / f"source{number}", target, growth, Writing(verify=False, force=True, lessons=lessons))
     return target
 
@@ -87,7 +91,7 @@ def _measure(method: Method, folder: Path, sizes: Target) -> str:
         target = _inherited(method.inherits, folder / "source0", target)
     with Checkpoint.open(folder / "source0") as small, Checkpoint.open(target) as large:
         difference = compare(small, large, rounding=None).difference
-    return LOSSLESS if difference <= EXACT else f"{difference:.0e}"
+    return LOSSLESS if difference <= EXACT_TOLERANCE else f"{difference:.0e}"
 
 
 def _digest(method: Method, folder: Path, number: int, seed: int) -> str:
@@ -102,7 +106,7 @@ def _digest(method: Method, folder: Path, number: int, seed: int) -> str:
     return ""
 
 
-def _small_model(seed: int) -> Any:
+def _small_model(seed: int) -> GPT2LMHeadModel:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 

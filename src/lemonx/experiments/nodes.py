@@ -1,8 +1,8 @@
-"""The pieces of an experiment, each named by a digest of all that decides it: rerun only what changed.
+"""The pieces of an experiment, each named by a digest of all that decides it, so that only what changed is rerun.
 
 source  a model trained from scratch
 grown   a target made from a source by a method
-trained a grown target, trained on
+trained a grown target after training
 tuned   a trained target, fine-tuned on a downstream task
 """
 
@@ -12,37 +12,42 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from lemonx.checkpoints.creating import remove, write_whole
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.experiments.fingerprint import GROWTH, TRAINING, fingerprint
 from lemonx.experiments.spec import Arm, Downstream, Experiment
+from lemonx.training.curve import CurveRow
 
 SOURCE, GROWN, TRAINED, TUNED = "source", "grown", "trained", "tuned"
 
 
 @dataclass(frozen=True)
 class Node:
-    """One piece of work: `after` holds what must be there first, `what` decides the rest.
+    """One piece of work: `after` are the nodes it needs, `what` are its settings.
 
-    `key` names the folder of its result; two experiments that ask for the same piece share it.
+    `key` names the folder of its result; experiments that need the same piece share it.
     """
 
     kind: str
-    what: Mapping[str, Any]
+    what: Mapping[str, JsonValue]
     after: tuple[Node, ...] = ()
     label: str = field(default="", compare=False)
 
-    @property
+    @cached_property
     def key(self) -> str:
+        # Once: a node takes its name along to the process that works on it, whatever the code on disk has become.
         content = {"kind": self.kind, "what": self.what, "after": [node.key for node in self.after]}
         content |= fingerprint(GROWTH if self.kind == GROWN else TRAINING)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def steps(self) -> int:
-        return int(self.what.get("steps") or 0)
+        steps = self.what.get("steps")
+        return steps if isinstance(steps, int) else 0
 
     def folder(self, cache: Path) -> Path:
         return cache / f"{self.kind}-{self.key}"
@@ -54,8 +59,20 @@ class Node:
 DONE = "done.json"
 
 
+class Trained(TypedDict):
+    """done.json of a training; that of a growth ends with the label."""
+
+    kind: str
+    what: Mapping[str, JsonValue]
+    label: str
+    final: CurveRow
+    flops: float
+    seconds: float
+    curve: list[CurveRow]
+
+
 @dataclass(frozen=True)
-class Cell:
+class Measurement:
     """One measurement of an experiment: an arm, a length, a seed, and the nodes behind it."""
 
     arm: str
@@ -66,7 +83,7 @@ class Cell:
     downstream: Mapping[str, Node]
 
 
-def cells(experiment: Experiment) -> Iterator[Cell]:
+def cells(experiment: Experiment) -> Iterator[Measurement]:
     """Every measurement that an experiment asks for; seeds outermost, so that a first answer comes early."""
     for seed in experiment.seeds:
         for arm in experiment.arms:
@@ -75,7 +92,7 @@ def cells(experiment: Experiment) -> Iterator[Cell]:
             for length in experiment.lengths_of(arm):
                 trained = _trained(experiment, arm, grown, length, seed)
                 tuned = {task.name: _tuned(task, trained, seed) for task in experiment.downstream}
-                yield Cell(arm.label, length, seed, source, trained, tuned)
+                yield Measurement(arm.label, length, seed, source, trained, tuned)
 
 
 def _source(experiment: Experiment, name: str, seed: int) -> Node:
@@ -111,10 +128,9 @@ def run_node(node: Node, cache: Path) -> None:
     folder = node.folder(cache)
     if node.kind == GROWN:
         _grow(node, cache, folder)
-        summary: dict[str, Any] = {}
+        done = {"kind": node.kind, "what": node.what, "label": node.label}
     else:
-        summary = _train(node, cache, folder)
-    done = {"kind": node.kind, "what": node.what, "label": node.label, **summary}
+        done = _train(node, cache, folder)
     write_whole(folder / DONE, json.dumps(done, indent=1))
 
 
@@ -122,7 +138,7 @@ def _grow(node: Node, cache: Path, folder: Path) -> None:
     from lemonx import api
     from lemonx.algebra.free_parameters import Free, preset
 
-    options = dict(node.what)
+    options: dict[str, Any] = dict(node.what)  # keywords of api.expand
     options["fields"] = options.pop("set", {})
     if isinstance(free := options.get("free"), Mapping):
         base = preset(free["like"])
@@ -132,15 +148,23 @@ def _grow(node: Node, cache: Path, folder: Path) -> None:
     api.expand(node.after[0].folder(cache), folder, verify=options["seed"] == 0, **options)
 
 
-def _train(node: Node, cache: Path, folder: Path) -> dict[str, Any]:
+def _train(node: Node, cache: Path, folder: Path) -> Trained:
     from lemonx.training.recipe import parse_recipe
     from lemonx.training.run import run
 
     recipe = dict(node.what)
     if node.after:
         recipe["source"] = str(node.after[0].folder(cache))
-    if "inheritance" in recipe:
+    if isinstance(inheritance := recipe.get("inheritance"), dict):
         teacher = node.after[0].after[0].folder(cache)
-        recipe["inheritance"] = {**recipe["inheritance"], "teacher": str(teacher)}
+        recipe["inheritance"] = {**inheritance, "teacher": str(teacher)}
     done = run(parse_recipe({"save_every": 0, **recipe}, node.label), folder, force=False)
-    return {"final": done.final, "flops": done.flops, "seconds": done.seconds, "curve": done.curve}
+    return {
+        "kind": node.kind,
+        "what": node.what,
+        "label": node.label,
+        "final": done.final,
+        "flops": done.flops,
+        "seconds": done.seconds,
+        "curve": done.curve,
+    }

@@ -1,4 +1,4 @@
-"""Runs the pieces of an experiment on several processes, what others need first, and tells how it goes."""
+"""Runs the pieces of an experiment in several processes, each after what it needs, and reports progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lemonx.guards.terminal import guard
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it is: pieces done and in all, and an estimate of the seconds left once there is one."""
+    """Pieces done and in total, and an estimate of the seconds left once there is one."""
 
     done: int
     total: int
@@ -27,7 +27,7 @@ Tell = Callable[[Progress], None]
 
 
 def run_all(wanted: Iterable[Node], cache: Path, *, jobs: int = 2, tell: Tell | None = None) -> None:
-    """Do all pieces that the cache does not hold; an interrupted run goes on where it was."""
+    """Run all pieces that the cache does not hold; an interrupted run continues where it stopped."""
     nodes = _with_needs(wanted)
     todo = {key: node for key, node in nodes.items() if not node.done(cache)}
     if not todo:

@@ -1,60 +1,80 @@
-"""result.json: what an experiment measured, and its answer."""
+"""What an experiment measured, and its answer, from what its runs left in the cache."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from lemonx.checkpoints.opening import read_inside
-from lemonx.checkpoints.plain import parse_json
+from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.experiments.answer import Costs, figure, reach, saved
-from lemonx.experiments.nodes import DONE, Cell, Node, cells
-from lemonx.experiments.spec import Experiment
+from lemonx.experiments.nodes import DONE, Measurement, Node, Trained, cells
+from lemonx.experiments.result_file import (
+    ArmResult,
+    Curve,
+    FigureAt,
+    NoSource,
+    PlanLine,
+    Question,
+    Result,
+    RunResult,
+    ShownCertificate,
+    SourceResult,
+)
+from lemonx.experiments.spec import Arm, Experiment
 from lemonx.verification.certificate import FILE as CERTIFICATE
 from lemonx.verification.certificate import versions
 
-FILE = "result.json"
 
-
-def result(experiment: Experiment, cache: Path, *, quick: bool) -> dict[str, Any]:
+def result(experiment: Experiment, cache: Path, *, quick: bool) -> Result:
     """Everything a reader or a page needs, from what the cache holds."""
-    measured = [_run(cell, experiment, cache) for cell in cells(experiment)]
-    baseline = [run for run in measured if run["arm"] == experiment.baseline]
+    measured: dict[str, list[RunResult]] = {arm.label: [] for arm in experiment.arms}
+    for cell in cells(experiment):
+        measured[cell.arm].append(_run(cell, experiment, cache))
+    baseline = measured[experiment.baseline]
     longest = max(run["steps"] for run in baseline)
     marks = {run["seed"]: run["final"] for run in baseline if run["steps"] == longest}
     costs = Costs(fmean(run["flops"] / run["steps"] for run in baseline), 0.0, longest)
-    arms = [_arm(arm.label, arm.method, arm.source, experiment, measured, marks, costs) for arm in experiment.arms]
-    shown = _shown(experiment, cache)
+    certificate, plan = _shown(experiment, cache)
     return {
-        "experiment": experiment.model_dump(exclude={"train", "sources", "target", "arms", "downstream", "quick"}),
-        "recipe": experiment.model_dump(
-            include={"train", "sources", "target", "arms", "downstream"}, exclude_defaults=True
-        ),
+        "experiment": _question(experiment),
+        "recipe": _recipe(experiment),
         "quick": quick,
         "versions": versions(),
         "steps": longest,
-        "mark": asdict(figure([marks[seed] for seed in sorted(marks)])),
+        "mark": figure([marks[seed] for seed in sorted(marks)]),
         "sources": {name: _source(name, experiment, cache) for name in experiment.sources},
-        "arms": arms,
+        "arms": [_arm(arm, experiment, measured[arm.label], marks, costs) for arm in experiment.arms],
         "curves": [_curve(cell, cache) for cell in cells(experiment) if cell.seed == experiment.seeds[0]],
-        **shown,
+        "certificate": certificate,
+        "plan": plan,
     }
 
 
-def _read(node: Node, cache: Path) -> dict[str, Any]:
+_ANSWERED = {"train", "sources", "target", "arms", "downstream"}
+
+
+def _question(experiment: Experiment) -> Question:
+    content: Any = experiment.model_dump(mode="json", exclude={*_ANSWERED, "quick"})
+    return content
+
+
+def _recipe(experiment: Experiment) -> dict[str, JsonValue]:
+    return experiment.model_dump(mode="json", include=_ANSWERED, exclude_defaults=True)
+
+
+def _read(node: Node, cache: Path) -> Trained:
     return parse_json(read_inside(node.folder(cache).resolve(), DONE))
 
 
-def _run(cell: Cell, experiment: Experiment, cache: Path) -> dict[str, Any]:
+def _run(cell: Measurement, experiment: Experiment, cache: Path) -> RunResult:
     done, source = _read(cell.trained, cache), _read(cell.source, cache)
     start = next((row for row in done["curve"] if row.get("validation_loss") is not None), {})
     return {
-        "arm": cell.arm,
         "length": cell.length,
         "steps": cell.trained.steps,
         "seed": cell.seed,
@@ -72,78 +92,80 @@ def _run(cell: Cell, experiment: Experiment, cache: Path) -> dict[str, Any]:
 
 
 def _arm(
-    label: str,
-    method: str,
-    source: str,
-    experiment: Experiment,
-    measured: list[dict[str, Any]],
-    marks: Mapping[int, float],
-    baseline: Costs,
-) -> dict[str, Any]:
-    runs = [run for run in measured if run["arm"] == label]
+    arm: Arm, experiment: Experiment, runs: Sequence[RunResult], marks: Mapping[int, float], baseline: Costs
+) -> ArmResult:
     answer = reach(marks, runs, experiment.better)
-    scratch = label == experiment.baseline
+    scratch = arm.label == experiment.baseline
     costs = Costs(
         fmean(run["flops"] / run["steps"] for run in runs),
         # Training from scratch needs no source.
-        0.0 if scratch or method == "scratch" else fmean(run["source_flops"] for run in runs),
+        0.0 if scratch or arm.method == "scratch" else fmean(run["source_flops"] for run in runs),
         baseline.steps,
     )
     lengths = sorted({run["steps"] for run in runs})
-    tasks = {task.name: task for task in experiment.downstream}
+    at: list[FigureAt] = [{"steps": n, **figure([run["final"] for run in runs if run["steps"] == n])} for n in lengths]
     return {
-        "label": label,
-        "method": method,
-        "source": source,
-        "runs": [{name: value for name, value in run.items() if name != "arm"} for run in runs],
-        "at": [{"steps": n, **asdict(figure([run["final"] for run in runs if run["steps"] == n]))} for n in lengths],
-        "reach": asdict(answer),
+        "label": arm.label,
+        "method": arm.method,
+        "source": arm.source,
+        "runs": [*runs],
+        "at": at,
+        "reach": answer,
         "saved": None if scratch else saved(answer, costs, baseline),
         "downstream": {
             # Of the longest runs alone: the spread is one over seeds, not over lengths.
-            name: {
+            task.name: {
                 "metric": task.metric,
-                **asdict(figure([r["downstream"][name] for r in runs if r["steps"] == lengths[-1]])),
+                **figure([run["downstream"][task.name] for run in runs if run["steps"] == lengths[-1]]),
             }
-            for name, task in tasks.items()
+            for task in experiment.downstream
         },
     }
 
 
-def _source(name: str, experiment: Experiment, cache: Path) -> dict[str, Any]:
-    arm_cells = {cell.source.key: cell.source for cell in cells(experiment)}
+def _source(name: str, experiment: Experiment, cache: Path) -> SourceResult | NoSource:
     arms = {arm.label for arm in experiment.arms if arm.source == name}
-    used = {cell.source.key for cell in cells(experiment) if cell.arm in arms}
-    done = [_read(arm_cells[key], cache) for key in sorted(used)]
-    return {} if not done else {
-        "final": asdict(figure([run["final"][experiment.metric] for run in done])),
+    used = {cell.source.key: cell.source for cell in cells(experiment) if cell.arm in arms}
+    nodes = [used[key] for key in sorted(used)]
+    if not nodes:
+        return {}
+    done = [_read(node, cache) for node in nodes]
+    return {
+        "final": figure([run["final"][experiment.metric] for run in done]),
         "flops": fmean(run["flops"] for run in done),
-        "steps": done[0]["what"]["steps"],
-    }  # fmt: skip
+        "steps": nodes[0].steps,
+    }
 
 
-COLUMNS = ("step", "validation_loss", "train_loss", "learning_rate", "flops", "seconds")
-
-
-def _curve(cell: Cell, cache: Path) -> dict[str, Any]:
+def _curve(cell: Measurement, cache: Path) -> Curve:
     rows = [row for row in _read(cell.trained, cache)["curve"] if row.get("validation_loss") is not None]
-    series = {name: [row.get(name) for row in rows] for name in COLUMNS}
-    return {"arm": cell.arm, "steps": cell.trained.steps, "seed": cell.seed, **series}
+    return {
+        "arm": cell.arm,
+        "steps": cell.trained.steps,
+        "seed": cell.seed,
+        "step": [row["step"] for row in rows],
+        "validation_loss": [row["validation_loss"] for row in rows],
+        "train_loss": [row.get("train_loss") for row in rows],
+        "learning_rate": [row.get("learning_rate") for row in rows],
+        "flops": [row.get("flops") for row in rows],
+        "seconds": [row.get("seconds") for row in rows],
+    }
 
 
-def _shown(experiment: Experiment, cache: Path) -> dict[str, Any]:
+def _shown(experiment: Experiment, cache: Path) -> tuple[ShownCertificate | None, list[PlanLine]]:
     """The certificate of the first LEMON target, and its plan: the tensors of all blocks in one line."""
     arm = next((arm.label for arm in experiment.arms if arm.method == "lemon"), None)
     cell = next((cell for cell in cells(experiment) if cell.arm == arm), None)
     if cell is None:
-        return {"certificate": None, "plan": []}
+        return None, []
     grown = cell.trained.after[0].folder(cache)
-    content: Mapping[str, Any] = parse_json(read_inside(grown.resolve(), CERTIFICATE))
-    certificate = {name: value for name, value in content.items() if name not in ("tensors", "files")}
-    return {"certificate": {**certificate, "arm": arm}, "plan": plan_lines(content["tensors"])}
+    content = parse_json(read_inside(grown.resolve(), CERTIFICATE))
+    certificate: Any = {name: value for name, value in content.items() if name not in ("tensors", "files")}
+    certificate["arm"] = arm
+    return certificate, plan_lines(content["tensors"])
 
 
-def plan_lines(tensors: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+def plan_lines(tensors: Mapping[str, Mapping[str, str]]) -> list[PlanLine]:
     """The tensors of a certificate, those that differ by the number of their block alone counted together.
 
     >>> step = {"rule": "copied", "exactness": "bit-exact"}
@@ -153,5 +175,7 @@ def plan_lines(tensors: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]
     lines = Counter(
         (re.sub(r"(?<=\.)\d+(?=\.)", "*", name), step["rule"], step["exactness"]) for name, step in tensors.items()
     )
-    names = ("tensor", "rule", "exactness", "count")
-    return [dict(zip(names, (*line, count), strict=True)) for line, count in lines.items()]
+    return [
+        {"tensor": tensor, "rule": rule, "exactness": exactness, "count": count}
+        for (tensor, rule, exactness), count in lines.items()
+    ]

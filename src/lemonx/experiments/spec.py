@@ -1,16 +1,16 @@
-"""experiment.toml: a source, a target, and the ways to get from one to the other."""
+"""experiment.toml: a source, a target, and the methods that lead from one to the other."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lemonx.checkpoints.opening import MAX_TEXT, read_given
-from lemonx.checkpoints.plain import one_line, require_plain
+from lemonx.checkpoints.plain import JsonValue, one_line, require_plain
 from lemonx.errors import BadCheckpoint, BadRecipe
 
 FILE = "experiment.toml"
@@ -31,22 +31,22 @@ class Arm(_Strict):
     """One way to the target: a method from a source, trained for several lengths.
 
     `expand` and `train` go beyond the experiment's own (the options of `lemonx expand`, the keys of a recipe);
-    `lengths` are fractions of the target's steps, each a run of its own with a schedule of its own.
+    `lengths` are fractions of the target's steps, each a separate run with its own schedule.
     """
 
     label: str
     method: str = "lemon"
     source: str = "source"
-    expand: dict[str, Any] = Field(default_factory=dict)
-    train: dict[str, Any] = Field(default_factory=dict)
+    expand: dict[str, JsonValue] = Field(default_factory=dict)
+    train: dict[str, JsonValue] = Field(default_factory=dict)
     lengths: tuple[float, ...] | None = None
 
 
 class Goal(_Strict):
     """The target: its sizes, and what its recipe says beyond the experiment's."""
 
-    expand: dict[str, Any]
-    train: dict[str, Any]
+    expand: dict[str, JsonValue]
+    train: dict[str, JsonValue]
 
 
 class Downstream(_Strict):
@@ -54,7 +54,7 @@ class Downstream(_Strict):
 
     name: str
     metric: str
-    train: dict[str, Any]
+    train: dict[str, JsonValue]
 
 
 class Quick(_Strict):
@@ -83,8 +83,8 @@ class Experiment(_Strict):
     reference: str | None = None
     seeds: tuple[int, ...] = (0, 1, 2)
     lengths: tuple[float, ...]
-    train: dict[str, Any]
-    sources: dict[str, dict[str, Any]]
+    train: dict[str, JsonValue]
+    sources: dict[str, dict[str, JsonValue]]
     target: Goal
     arms: tuple[Arm, ...]
     downstream: tuple[Downstream, ...] = ()
@@ -111,7 +111,9 @@ class Experiment(_Strict):
     @property
     def steps(self) -> int:
         """The length of training from scratch."""
-        return self.target.train["steps"]
+        steps = self.target.train["steps"]
+        assert isinstance(steps, int)
+        return steps
 
     def lengths_of(self, arm: Arm) -> tuple[float, ...]:
         return arm.lengths or self.lengths
@@ -149,38 +151,37 @@ def read(folder: Path) -> Experiment:
     content = _content(folder)
     others = content.pop("like", [])
     if not isinstance(others, list):
-        raise BadRecipe(f'{path}: like: want a list of experiments, such as ["bert"]')
+        raise BadRecipe("has a `like` that is not a list", 'want a list of experiments, such as ["bert"]', file=path)
     for name in others:
         other = _content(path.resolve().parent.parent / Path(str(name)).name)
         content = {**{key: other[key] for key in SHARED if key in other}, **content}
     return parse(content, path)
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> dict[str, JsonValue]:
     try:
         return _toml(read_given(path, FILE, MAX_TEXT)[0].decode())
     except BadCheckpoint as error:
-        raise BadRecipe(str(error)) from None
+        raise BadRecipe.of(error) from None
     except RuntimeError as error:  # a loop of links
-        raise BadRecipe(f"{path}: cannot be read ({error}): give the folder of an experiment") from None
+        raise BadRecipe(f"cannot be read ({error})", "give the folder of an experiment", file=path) from None
     except OSError as error:
-        raise BadRecipe(f"{path}: {error.strerror}: give the folder of an experiment") from None
+        raise BadRecipe(f"cannot be read ({error.strerror})", "give the folder of an experiment", file=path) from None
     except (ValueError, RecursionError) as error:
-        raise BadRecipe(f"{path}: not TOML that is read here ({one_line(error)}): correct it") from None
+        raise BadRecipe(f"is not TOML that is read here ({one_line(error)})", "correct it", file=path) from None
 
 
-def parse(content: Mapping[str, Any], path: Path) -> Experiment:
+def parse(content: Mapping[str, JsonValue], path: Path) -> Experiment:
     try:
         return Experiment.model_validate(dict(content))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BadRecipe(
-            f"{path}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
-        ) from None
+        found = f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+        raise BadRecipe(f"is not an experiment ({found})", "correct it", file=path) from None
 
 
-def _toml(text: str) -> dict[str, Any]:
+def _toml(text: str) -> dict[str, JsonValue]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:

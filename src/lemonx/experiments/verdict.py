@@ -1,4 +1,4 @@
-"""Does the paper's claim hold here? One judgement a comparison, from the numbers alone.
+"""Does the paper's claim hold here? One verdict per comparison, from the numbers alone.
 
 Runs of one seed share the source and the order of the data, so arms are compared seed by seed: LEMON is ahead of
 another arm if the mean of these differences in steps to the mark exceeds their standard deviation. Where bounds leave
@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lemonx.experiments.answer import AT_MOST, by_seed, figure, steps_to
+from lemonx.experiments.result_file import ArmResult, Result
 from lemonx.experiments.wording import AT_LEAST, is_baseline
 
 AHEAD, BEHIND, NOISE, OPEN = "ahead", "behind", "noise", "open"
@@ -21,11 +21,11 @@ STEPS, FINAL = "steps", "final"
 LEMON = "lemon"
 
 # What each outcome says of the claim that LEMON is ahead, and of a variant of LEMON against the first.
-CLAIM = {AHEAD: "reproduces", BEHIND: "does not reproduce", NOISE: "within seed noise", OPEN: "not decided"}
+CLAIM = {AHEAD: "reproduces", BEHIND: "does not reproduce", NOISE: "within seed noise", OPEN: "undecided"}
 OVERALL = {**CLAIM, NOISE: "partly within seed noise"}
-VARIANT = {AHEAD: "better", BEHIND: "worse", NOISE: "within seed noise", OPEN: "not decided"}
-# Of what is measured after fine-tuning the claim is that nothing is lost.
-TUNED = {AHEAD: "better", BEHIND: "worse: does not reproduce", NOISE: "equal within seed noise", OPEN: "not decided"}
+VARIANT = {AHEAD: "better", BEHIND: "worse", NOISE: "within seed noise", OPEN: "undecided"}
+# After fine-tuning, the claim is only that nothing is lost.
+TUNED = {AHEAD: "better", BEHIND: "worse: does not reproduce", NOISE: "equal within seed noise", OPEN: "undecided"}
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """An arm against another: the outcome, the advantage and the noise it is measured against.
+class ArmComparison:
+    """One arm compared with another: the outcome, the advantage and the noise to judge it by.
 
     `basis`: steps to the mark, or final quality at equal `length`. `noise` is None where a single seed leaves none.
     `bound`: what a bound on either side makes of the advantage, `at least` or `at most`; `known`: its sign is known.
@@ -56,7 +56,7 @@ class Comparison:
     known: bool = True
 
 
-def need(content: dict[str, Any], arm: dict[str, Any]) -> Need:
+def need(content: Result, arm: ArmResult) -> Need:
     """An arm's steps to the mark over its seeds; a seed that does not reach it counts with its longest run."""
     points = by_seed(arm["runs"])
     if is_baseline(content, arm):
@@ -71,7 +71,7 @@ def need(content: dict[str, Any], arm: dict[str, Any]) -> Need:
     return Need(tuple(counted), less, more)
 
 
-def judge(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any]) -> Comparison:
+def judge(content: Result, arm: ArmResult, other: ArmResult) -> ArmComparison:
     """Is `arm` ahead of `other`?"""
     first, second = need(content, arm), need(content, other)
     advantage, noise = paired(second.steps, first.steps)
@@ -84,17 +84,17 @@ def judge(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any]) -
         return _at_equal_length(content, arm, other, length)
     outcome = OPEN if unsure or noise is None else leans
     bound = {(True, False): AT_LEAST, (False, True): AT_MOST}.get((larger, smaller), "")
-    return Comparison(arm["label"], other["label"], outcome, STEPS, advantage, noise, None, bound, not unsure)
+    return ArmComparison(arm["label"], other["label"], outcome, STEPS, advantage, noise, None, bound, not unsure)
 
 
-def _at_equal_length(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any], length: int) -> Comparison:
+def _at_equal_length(content: Result, arm: ArmResult, other: ArmResult, length: int) -> ArmComparison:
     first, second = (next(at for at in a["at"] if at["steps"] == length)["by_seed"] for a in (arm, other))
     better, worse = (first, second) if content["experiment"]["better"] == "higher" else (second, first)
     advantage, noise = paired(better, worse)
-    return Comparison(arm["label"], other["label"], outcome_of(advantage, noise), FINAL, advantage, noise, length)
+    return ArmComparison(arm["label"], other["label"], outcome_of(advantage, noise), FINAL, advantage, noise, length)
 
 
-def _common_length(arm: dict[str, Any], other: dict[str, Any]) -> int | None:
+def _common_length(arm: ArmResult, other: ArmResult) -> int | None:
     return max({at["steps"] for at in arm["at"]} & {at["steps"] for at in other["at"]}, default=None)
 
 
@@ -105,7 +105,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, floa
     (2.0, 0.0)
     """
     differences = figure([a - b for a, b in zip(first, second, strict=True)])
-    return differences.mean, differences.spread
+    return differences["mean"], differences["spread"]
 
 
 def outcome_of(advantage: float, noise: float | None) -> str:
@@ -120,11 +120,11 @@ def outcome_of(advantage: float, noise: float | None) -> str:
     return AHEAD if advantage > 0 else BEHIND
 
 
-def lemons(content: dict[str, Any]) -> list[dict[str, Any]]:
+def lemons(content: Result) -> list[ArmResult]:
     return [arm for arm in content["arms"] if arm["method"] == LEMON]
 
 
-def claims(content: dict[str, Any]) -> list[Comparison]:
+def claims(content: Result) -> list[ArmComparison]:
     """Every LEMON arm against what starts from the same source, and against what needs none.
 
     Where an experiment compares variants with a reference, that arm alone.
@@ -139,23 +139,23 @@ def claims(content: dict[str, Any]) -> list[Comparison]:
     ]
 
 
-def _rivals(content: dict[str, Any], arm: dict[str, Any], other: dict[str, Any]) -> bool:
+def _rivals(content: Result, arm: ArmResult, other: ArmResult) -> bool:
     if is_baseline(content, other) or is_baseline(content, arm):
         return not is_baseline(content, arm)
     return other["method"] != LEMON and (other["method"] == "scratch" or other["source"] == arm["source"])
 
 
-def variants(content: dict[str, Any]) -> list[Comparison]:
+def variants(content: Result) -> list[ArmComparison]:
     """The further LEMON arms of a source against the reference, which is its first if the experiment names none."""
     arms = [arm for arm in lemons(content) if not is_baseline(content, arm)]
     named = [arm for arm in arms if arm["label"] == content["experiment"].get("reference")]
-    first: dict[str, dict[str, Any]] = {}
+    first: dict[str, ArmResult] = {}
     for arm in [*named, *arms]:
         first.setdefault(arm["source"], arm)
     return [judge(content, arm, first[arm["source"]]) for arm in arms if arm is not first[arm["source"]]]
 
 
-def tuned(content: dict[str, Any]) -> list[tuple[str, Comparison]]:
+def tuned(content: Result) -> list[tuple[str, ArmComparison]]:
     """LEMON against the others after fine-tuning, by task; every such metric but a loss is better when higher."""
     found = []
     for arm in lemons(content):
@@ -166,23 +166,23 @@ def tuned(content: dict[str, Any]) -> list[tuple[str, Comparison]]:
                     better, worse = (second, first) if "loss" in first["metric"] else (first, second)
                     advantage, noise = paired(better["by_seed"], worse["by_seed"])
                     outcome = outcome_of(advantage, noise)
-                    found.append((task, Comparison(arm["label"], other["label"], outcome, FINAL, advantage, noise)))
+                    found.append((task, ArmComparison(arm["label"], other["label"], outcome, FINAL, advantage, noise)))
     return found
 
 
-def headline(comparisons: Sequence[Comparison]) -> tuple[str, str]:
+def headline(comparisons: Sequence[ArmComparison]) -> tuple[str, str]:
     """The worst outcome of all, and one sentence on them."""
     by = {outcome: [c for c in comparisons if c.outcome == outcome] for outcome in (BEHIND, NOISE, OPEN, AHEAD)}
     if not comparisons:
-        return OPEN, "No arm of this experiment tests whether LEMON needs fewer steps."
+        return OPEN, "No run of this experiment tests whether LEMON needs fewer steps."
     total = len(comparisons)
     if len(by[AHEAD]) == total:
         return AHEAD, f"The claim reproduces here: LEMON is ahead in {_count(total)}."
     parts = []
     for outcome, words in (
         (BEHIND, "The claim does not reproduce here against {}."),
-        (NOISE, "Within seed noise of {}."),
-        (OPEN, "Not decided against {}."),
+        (NOISE, "The difference from {} is within seed noise."),
+        (OPEN, "The comparison with {} is undecided."),
     ):
         if by[outcome]:
             parts.append(words.format(_listed(by[outcome], several=len({c.arm for c in comparisons}) > 1)))
@@ -190,15 +190,15 @@ def headline(comparisons: Sequence[Comparison]) -> tuple[str, str]:
         ahead = sum(c.known and c.advantage > 0 for c in single)
         parts.append(f"One seed leaves no spread to judge by; on it LEMON is ahead of {ahead} of {len(single)}.")
     if by[AHEAD]:
-        parts.append(f"It reproduces in {len(by[AHEAD])} of {total} comparisons.")
+        parts.append(f"The claim reproduces in {len(by[AHEAD])} of {total} comparisons.")
     return next(outcome for outcome in (BEHIND, NOISE, OPEN) if by[outcome]), " ".join(parts)
 
 
 def _count(total: int) -> str:
-    return "the one comparison made" if total == 1 else f"all {total} comparisons"
+    return {1: "the one comparison made", 2: "both comparisons"}.get(total, f"all {total} comparisons")
 
 
-def _listed(comparisons: Sequence[Comparison], *, several: bool) -> str:
+def _listed(comparisons: Sequence[ArmComparison], *, several: bool) -> str:
     """`FPI, AKI`; with the arm where several LEMON arms are compared: `scratch (LEMON, indivisible)`."""
     names = [f"{c.other} ({c.arm})" if several else c.other for c in comparisons]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

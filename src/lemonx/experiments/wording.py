@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Literal
 
 from lemonx.experiments.answer import AT_MOST, NOT_REACHED
+from lemonx.experiments.result_file import ArmResult, Figure, Result
 
 AT_LEAST = "at least"
+Saving = Literal["steps", "flops", "flops_with_source"]
 
 
 def steps(value: float) -> str:
@@ -27,7 +29,7 @@ def metric(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A part of one, in percent; the sign of percent stands once, after the spread.
+    """A fraction in percent; the percent sign stands once, after the spread.
 
     >>> percent(0.5671), percent(-0.02)
     ('56.7', '−2.0')
@@ -49,34 +51,36 @@ def plus_minus(spread: float | None, text: Callable[[float], str]) -> str:
     return "" if spread is None else f" ± {text(spread)}"
 
 
-def figure(found: dict[str, Any]) -> str:
+def figure(found: Figure) -> str:
     """A metric's mean with its spread over seeds."""
     return f"{metric(found['mean'])}{plus_minus(found['spread'], metric)}"
 
 
-def is_baseline(content: dict[str, Any], arm: dict[str, Any]) -> bool:
+def is_baseline(content: Result, arm: ArmResult) -> bool:
     return arm["label"] == content["experiment"]["baseline"]
 
 
-def bound(arm: dict[str, Any]) -> str:
+def bound(arm: ArmResult) -> str:
     """What stands before the steps to the mark: `at most ` where the shortest run had passed it already."""
     return f"{AT_MOST} " if arm["reach"]["bound"] == AT_MOST else ""
 
 
-def saved_bound(arm: dict[str, Any]) -> str:
-    """What stands before a saving: at most so many steps are at least so much saved."""
+def saved_bound(arm: ArmResult) -> str:
+    """What stands before a saving: if the steps are an upper bound, the saving is a lower bound."""
     return f"{AT_LEAST} " if bound(arm) else ""
 
 
-def not_reached(arm: dict[str, Any]) -> str:
+def not_reached(arm: ArmResult) -> str:
     """How far the best run of an arm stays from a mark that not every seed reaches."""
     reach = arm["reach"]
-    if reach["reached"]:  # the mean of the best runs may lie on either side of the mark then
+    if (
+        reach["reached"] or reach["short_of"] is None
+    ):  # the mean of the best runs may lie on either side of the mark then
         return f"{NOT_REACHED} by {reach['seeds'] - reach['reached']} of {reach['seeds']} seeds"
     return f"{NOT_REACHED} ({metric(reach['short_of'])} short)"
 
 
-def reach_text(content: dict[str, Any], arm: dict[str, Any]) -> str:
+def reach_text(content: Result, arm: ArmResult) -> str:
     """Steps to the mark, or how far the best run stays from it; the baseline sets the mark with its longest run."""
     if is_baseline(content, arm):
         return f"{steps(content['steps'])} (sets the mark)"
@@ -86,7 +90,7 @@ def reach_text(content: dict[str, Any], arm: dict[str, Any]) -> str:
     return f"{bound(arm)}{steps(found['mean'])}{plus_minus(found['spread'], steps)}"
 
 
-def saved_text(arm: dict[str, Any], what: str) -> str:
+def saved_text(arm: ArmResult, what: Saving) -> str:
     """The part of the baseline's cost that is saved, in percent."""
     if arm["saved"] is None:
         return ""
@@ -94,21 +98,21 @@ def saved_text(arm: dict[str, Any], what: str) -> str:
     return f"{saved_bound(arm)}{percent(value['mean'])}{plus_minus(value['spread'], percent)} %"
 
 
-def mark_text(content: dict[str, Any]) -> str:
-    """What every arm is to reach."""
+def mark_text(content: Result) -> str:
+    """The mark that every arm is to reach."""
     experiment, mark = content["experiment"], content["mark"]
     return (
-        f"{name(experiment['metric'])} {metric(mark['mean'])}{plus_minus(mark['spread'], metric)}, what "
+        f"{name(experiment['metric'])} {metric(mark['mean'])}{plus_minus(mark['spread'], metric)}, which "
         f"{experiment['baseline']} reaches in {steps(content['steps'])} steps"
     )
 
 
-def seeds_text(content: dict[str, Any]) -> str:
+def seeds_text(content: Result) -> str:
     count = len(content["experiment"]["seeds"])
     return "1 seed" if count == 1 else f"{count} seeds"
 
 
-def table(content: dict[str, Any], saved: Mapping[str, str]) -> list[list[str]]:
+def table(content: Result, saved: Mapping[Saving, str]) -> list[list[str]]:
     """The answer as rows of text, the names of the columns first; `saved`: which savings, and their names."""
     lengths = sorted({at["steps"] for arm in content["arms"] for at in arm["at"]})
     tasks = list(content["arms"][0]["downstream"])

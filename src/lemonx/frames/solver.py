@@ -19,18 +19,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from lemonx.algebra.dense import Array
 
 # A group's equations are solved if no residual is larger: all numbers are of order one.
 SOLVED = 1e-12
 STARTS = 8
-# A group tries again while its norm would have a gain so many times the usual one, and the largest of its own.
+# A group is solved again while a gain of its norm is more than this many times the usual one and its own largest.
 EVEN = 2.0
-# So many steps are pulled towards small gains by so much.
+# The first PULLED steps are pulled towards small gains, with weight PULL.
 PULL, PULLED = 0.3, 15
-# A gain that is so many times smaller than the largest has a row of its own.
+# A gain smaller than this fraction of the largest gets a row of its own.
 SMALL = 1e-2
-# What stands for a gain that is smaller still, beside the usual one.
+# Gains below this fraction of the usual one are replaced by it.
 FLOOR = 2.0**-60
 
 
@@ -158,7 +158,7 @@ class _Equations:
         return _Equations(self.mu[groups], self.aims[groups], self.on[groups], self.pull)
 
     def left(self, a: Array, w: Array) -> Array:
-        """What is left of each."""
+        """The residual of each equation."""
         upper = np.triu_indices(a.shape[2])
         u = w[:, :, None] * a * self.mu[:, None]
         tight = (a.transpose(0, 2, 1) @ a)[:, upper[0], upper[1]]
@@ -171,7 +171,7 @@ class _Equations:
         return 1.0 / np.sqrt((self.mu**2).mean(1, keepdims=True))
 
     def most(self, a: Array, w: Array) -> Array:
-        """The largest that is left in every group."""
+        """The largest residual of every group."""
         return np.abs(self.left(a, w)).max(1)
 
     def jacobian(self, a: Array, w: Array) -> Array:
@@ -226,7 +226,7 @@ def _levenberg_marquardt(equations: _Equations, a: Array, w: Array, steps: int =
             break
         here = equations.at(active)
         jacobian = here.jacobian(a[active], w[active])
-        # Unknowns in units of their own: rows of small gains have large and small ones.
+        # Scale every unknown: in rows of small gains they differ by orders of magnitude.
         unit = 1.0 / np.sqrt((jacobian**2).sum(1) + 1e-200)
         jacobian *= unit[:, None]
         transposed = jacobian.transpose(0, 2, 1)
@@ -239,7 +239,7 @@ def _levenberg_marquardt(equations: _Equations, a: Array, w: Array, steps: int =
         better = (new_left**2).sum(1) < (left[active] ** 2).sum(1)
         at = active[better]
         a[at], w[at], left[at] = new_a[better], new_w[better], new_left[better]
-        # Where the equations hold and a step only adds rounding, this is the end.
+        # Stop where the equations hold and a further step only adds rounding.
         ended = ~better & (np.abs(left[active]).max(1) < SOLVED / 10)
         grown = np.where(ended, np.inf, damping[active] * 4)
         damping[active] = np.where(better, np.maximum(damping[active] / 5, 1e-15), grown)

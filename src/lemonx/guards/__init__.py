@@ -1,1 +1,1 @@
-"""What strangers hand in: how large it may be, and how it is shown."""
+"""Input from others: how large it may be, and how it is printed safely."""

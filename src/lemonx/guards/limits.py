@@ -1,6 +1,6 @@
-"""How large anything may be that is read from a file or an option: above every real model, below what fills a memory.
+"""Limits for numbers that are read from a file or an option: above every real model, below what fills the memory.
 
-Whatever is counted, built or repeated by such a number is refused above its limit, in one line and within seconds.
+Above its limit, a number is refused in one line and within seconds, before anything is counted or built by it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Text of others, made fit to be shown: names of files and tensors, values of a config, messages of other libraries.
+"""Makes text from others safe to print: names of files and tensors, config values, messages of other libraries.
 
-Whoever names a file can put escape sequences in it, which a terminal obeys; characters that turn the direction of
-what follows; line ends, which make one line two. All of these are shown as Python writes them in a string.
+A file name can contain escape sequences, which a terminal obeys, characters that reverse the direction of the text
+after them, and line ends, which turn one line into two. All of these are printed as Python escapes them in a string.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def shown(text: object, limit: int | None = LONGEST) -> str:
-    r"""The text in one line, without a character that is not seen; what is longer than `limit` is cut in its middle.
+    r"""The text in one line, with invisible characters escaped; if longer than `limit`, it is cut in the middle.
 
     >>> print(shown("a\x1b[31m red\nb\u202e"))
     a\x1b[31m red\nb\u202e
@@ -30,7 +30,7 @@ def shown(text: object, limit: int | None = LONGEST) -> str:
 
 
 def shown_lines(text: str) -> str:
-    r"""The same for a text of several lines, which stay; nothing is cut.
+    r"""The same for a text of several lines: line ends stay, and nothing is cut.
 
     >>> shown_lines("a\n\tb\x07")
     'a\n\\tb\\x07'
@@ -55,7 +55,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def as_code(text: object) -> str:
-    """The text as Markdown's code, in which nothing has a meaning: no link, no HTML, no mention.
+    """The text as code in Markdown, so that nothing in it acts as a link, as HTML or as a mention.
 
     >>> print(as_code("a`b``c"), as_code("`"))
     ```a`b``c``` `` ` ``

@@ -1,4 +1,4 @@
-"""The one door to the terminal for plain text; tables and bars go through `show.console`, which stands on it.
+"""Prints plain text to the terminal; tables and progress bars go through the console of `cli/render`, built on this.
 
 Nothing else in the package prints. What other libraries write to the standard streams passes through here too.
 """
@@ -24,12 +24,12 @@ def complain(message: object) -> None:
 
 
 def print_json(content: Any) -> None:
-    """For programs: whole, and in ASCII, so that no character of it can do anything."""
+    """Print JSON for programs: uncut, and in ASCII, so that no character can affect a terminal."""
     _write(sys.stdout, json.dumps(content, indent=2) + "\n")
 
 
 def print_lines(text: str) -> None:
-    """A text of several lines, each of them whole: to be read, or to be put into a file."""
+    """Print a text of several lines, uncut: for reading, or for redirection to a file."""
     _write(sys.stdout, shown_lines(text))
 
 
@@ -43,7 +43,7 @@ def _write(stream: Any, text: str) -> None:
 
 
 class _Guard:
-    """A stream that shows what control characters there are instead of passing them on."""
+    """A stream that escapes control characters instead of passing them on."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -61,12 +61,12 @@ class _Guard:
 
 
 def bare(stream: Any) -> Any:
-    """The stream behind a guard: for text that is fit to be shown, with colours of our own."""
+    """The stream behind a guard: for text that is already safe, with our own colours."""
     return stream.stream if isinstance(stream, _Guard) else stream
 
 
 def guard() -> None:
-    """From now on whatever is written to the standard streams, by whomever, is fit to be shown."""
+    """From now on, escape everything that anyone writes to the standard streams."""
     for name in ("stdout", "stderr"):
         stream = bare(getattr(sys, name))
         if hasattr(stream, "reconfigure"):
@@ -77,7 +77,7 @@ def guard() -> None:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """A context with guards; where nobody reads any more, the process ends without a word."""
+    """A context with guarded streams; if the reader of a pipe has gone, the process ends silently."""
     before = sys.stdout, sys.stderr
     guard()
     try:
@@ -96,5 +96,15 @@ def guarded() -> Iterator[None]:
 def leave() -> NoReturn:
     """End the process, as nobody reads what it writes."""
     # The interpreter would write what is left once more, and complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _to_nowhere(sys.stdout.fileno())
     raise SystemExit(NO_READER)
+
+
+def silence() -> None:
+    """From now on nothing of what this process writes to the standard streams is seen."""
+    for stream in (1, 2):
+        _to_nowhere(stream)
+
+
+def _to_nowhere(stream: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)

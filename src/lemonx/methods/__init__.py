@@ -1,7 +1,7 @@
 """LEMON and the methods it is compared with: one file each, registered where it is defined.
 
-A method is a policy for the same rows (planning/policy.py), so none of them knows an architecture. Some make their
-model instead of taking it from the source: `make` gives them the plan, and they give the tensors.
+A method is a growth policy for the same rows (planning/policy.py), so no method needs to know an architecture. Some
+methods compute their tensors themselves: `make` takes the plan and returns the tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lessons:
-    """What a method learns from: data as a recipe names it (None: the embedded default) and a number of steps.
+    """What a method learns from: data as in a recipe (None: the built-in default) and a number of steps.
 
     `tell` gets the number of each step and its loss.
     """
@@ -44,7 +44,7 @@ Make = Callable[[Plan, Checkpoint, Lessons], "Mapping[str, torch.Tensor]"]
 class Method:
     """A way to grow a model: its paper, what it can grow, and how it reads the rows of a spec.
 
-    `make`: it makes the tensors by itself. `learns`: from data, while it grows (LiGO). `inherits`: its target is
+    `make`: it computes the tensors itself. `learns`: it learns from data how to grow (LiGO). `inherits`: its target is
     trained with a loss towards the source, "soft" or "hard" (training/inheritance.py).
     """
 
@@ -66,11 +66,12 @@ class Method:
         return (self.policy.__doc__ or "").strip().split("\n")[0].rstrip(".")
 
     def read(self, change: Change, free: Free) -> GrowthPolicy:
-        """How this method reads the rows; Refused where it is not defined."""
+        """This method's growth policy for a change of sizes; Refused where the method is not defined."""
         for asked, what, other in ((change.widens, "width", "depth"), (change.deepens, "depth", "width")):
             if asked and what not in self.grows:
                 raise Refused(
-                    f"{self.name} grows {other} only, and this target grows {what}: keep it, or use --method lemon"
+                    f"{self.name} only grows {other}, but these sizes grow {what}",
+                    "keep that size, or use --method lemon",
                 )
         return replace(self.policy(change, free), method=self.name)
 
@@ -107,7 +108,6 @@ def find(name: str) -> Method:
     known = methods()
     if name not in known:
         near = difflib.get_close_matches(name[:80], known, 1)
-        raise BadTarget(
-            f"no method is called {name!r}: {f'did you mean {near[0]!r}?' if near else ', '.join(sorted(known))}"
-        )
+        remedy = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(sorted(known))}"
+        raise BadTarget(f"there is no method {name!r}", remedy)
     return known[name]

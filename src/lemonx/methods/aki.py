@@ -3,8 +3,8 @@
 from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.methods import method
 from lemonx.methods.net2net import CIRCULAR
-from lemonx.planning.depth import Block
 from lemonx.planning.policy import COPY, NEXT, Change, GrowthPolicy, kept, stacked
+from lemonx.specs.spec import Block
 
 
 @method("aki", paper="Chen et al., bert2BERT: Towards Reusable Pretrained Language Models, ACL 2022")

@@ -12,5 +12,5 @@ def gstack(change: Change, free: Free) -> GrowthPolicy:
     for name, stack in change.source.stacks.items():
         if change.target.stacks[name].size % stack.size:
             sizes = f"{2 * stack.size} or {3 * stack.size}"
-            raise Refused(f"gstack repeats the {stack.size} blocks of {name} a whole number of times: try {sizes}")
+            raise Refused(f"gstack repeats the {stack.size} layers of {name} a whole number of times", f"try {sizes}")
     return placed(stacked)

@@ -12,7 +12,7 @@ PAPER = "Samragh et al., Scaling Smart: Accelerating Pre-training with Small Mod
 
 @method("hypercloning", paper=PAPER, grows=("width",))
 def hypercloning(change: Change, free: Free) -> GrowthPolicy:
-    """Whole multiples of the width, copies with an even split: lossless, symmetric for ever."""
+    """Whole multiples of the width, copies with an even split: lossless, forever symmetric."""
     return _policy(change, 0.0)
 
 
@@ -27,6 +27,8 @@ def _policy(change: Change, phi: float) -> GrowthPolicy:
         size = change.target.spaces[name].size
         if size % space.size:
             raise Refused(
-                f"hypercloning takes whole multiples, and {name} goes from {space.size} to {size}: try {space.size * 2}"
+                f"hypercloning only multiplies sizes by whole numbers, but {name} would grow from {space.size} to "
+                f"{size}",
+                f"try {space.size * 2}",
             )
     return GrowthPolicy(replace(EVEN, phi=phi), lossless=True, mode=kept, further=copies)

@@ -10,13 +10,13 @@ PAPER = "Qin et al., Knowledge Inheritance for Pre-trained Language Models, NAAC
 
 @method("ki-soft", paper=PAPER, make=fresh, inherits="soft")
 def soft(change: Change, free: Free) -> GrowthPolicy:
-    """A fresh target that learns the source's distribution by a KL loss while it trains."""
+    """A newly initialised target that also learns the source's output distribution (KL loss) while it trains."""
     return unread(_note("soft", "KL divergence from the source's distribution"))
 
 
 @method("ki-hard", paper=PAPER, make=fresh, inherits="hard")
 def hard(change: Change, free: Free) -> GrowthPolicy:
-    """A fresh target that learns the source's most likely answer while it trains."""
+    """A newly initialised target that also learns the source's most likely answer while it trains."""
     return unread(_note("hard", "cross-entropy to the source's argmax"))
 
 

@@ -1,4 +1,4 @@
-"""LEMON: lossless at any width and depth, with copies told apart."""
+"""LEMON: lossless at any width and depth, with copies that can learn different things."""
 
 from lemonx.algebra.free_parameters import Free
 from lemonx.methods import method
@@ -8,5 +8,5 @@ from lemonx.planning.policy import lemon as read
 
 @method("lemon", paper="Wang et al., LEMON: Lossless Model Expansion, ICLR 2024")
 def lemon(change: Change, free: Free) -> GrowthPolicy:
-    """Lossless in width and depth at any size; copies are told apart, so all of them learn."""
+    """Lossless in width and depth at any size; copies of a unit differ, so each of them can learn."""
     return read(change, free)

@@ -3,8 +3,8 @@
     W*_l = sum_j w[l, j]  B_out W_j (S B_in)^T
 
 B (target x source) is the operator of a space, w (target blocks x source blocks) that of a row. S is constant: the
-share of each copy at the start, where B copies units in turn and w stacks blocks, so learning begins at bert2BERT's
-FPI plus a little noise, without which the copies would learn the same.
+share of each copy at the start. There B copies units in turn and w stacks blocks, so learning begins at bert2BERT's
+FPI, plus a little noise without which all copies would learn the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEARNING_RATE = 2e-3
 
 
 def learn(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, torch.Tensor]:
-    """The target's tensors after the operators were trained on the task's own loss."""
+    """The target's tensors, after training the operators on the task's own loss."""
     import torch
 
     from lemonx.models.building import disk_names, new_model
@@ -44,7 +44,10 @@ def learn(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, 
     model = new_model(plan.target_config, plan.seed).train()
     named = {on_disk: name for name, on_disk in disk_names(model, buffers=True).items()}
     if odd := sorted({step.name for step in plan.steps} ^ named.keys()):
-        raise Refused(f"ligo trains the model as transformers names it, and {odd[0]} has another name on disk")
+        raise Refused(
+            f"ligo trains the model under transformers' names, and {odd[0]} has another name in its file",
+            "use another --method",
+        )
     operators = _Operators(plan, checkpoint)
     optimizer = torch.optim.Adam(operators.learned, lr=LEARNING_RATE)
     state = torch.random.get_rng_state()
@@ -55,7 +58,7 @@ def learn(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, 
             with foreign("run the target on this data", "give other --data", BadData):
                 loss = torch.func.functional_call(model, weights, kwargs=batch).loss
             if not bool(loss.isfinite()):
-                raise Refused(f"ligo's loss is not finite after {step} steps: give other --data, or fewer --lessons")
+                raise Refused(f"ligo's loss is not finite after {step} steps", "use other --data, or fewer --lessons")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -88,11 +91,11 @@ def _batches(plan: Plan, lessons: Lessons) -> Iterator[dict[str, torch.Tensor]]:
             yield batch
             done += 1
         if done == before:
-            raise Refused("ligo has no data to learn from: give more, or a smaller batch")
+            raise Refused("ligo has no data to learn from", "give more data, or a smaller batch")
 
 
 class _Operators:
-    """The operators of a plan, and the tensors that they make of the source's."""
+    """The operators of a plan, and the tensors that they compute from the source's."""
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint) -> None:
         import torch
@@ -130,7 +133,7 @@ class _Operators:
     @property
     def learned(self) -> list[torch.Tensor]:
         if not self.width and not self.depth:
-            raise Refused("ligo learns how to grow, and nothing grows here")
+            raise Refused("ligo learns how to grow, and nothing grows here", "give a size that grows")
         return [*self.width.values(), *self.depth.values()]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -172,7 +175,7 @@ class _Operators:
         return wide.reshape(step.shape)
 
     def _along(self, tensor: torch.Tensor, axis: Axis, operators: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The operators of one axis, the first: of every space in it, part by part where parts are joined."""
+        """The operators of the first axis: of every space in it, part by part where parts are joined."""
         import torch
 
         spec, others = self.plan.source_spec, tensor.shape[1:]

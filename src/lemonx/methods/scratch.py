@@ -1,4 +1,4 @@
-"""Training from scratch: the target as transformers initialises it. What every method is measured against."""
+"""Training from scratch: the target as transformers initialises it. Every method is measured against this."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def unread(*notes: str) -> GrowthPolicy:
 
 @method("scratch", paper="no paper: the initialisation of transformers' own class", make=fresh)
 def scratch(change: Change, free: Free) -> GrowthPolicy:
-    """The target, freshly initialised: nothing of the source is kept."""
+    """The target, newly initialised: nothing of the source is kept."""
     return unread()

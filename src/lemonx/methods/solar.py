@@ -3,9 +3,8 @@
 from lemonx.algebra.free_parameters import Free
 from lemonx.errors import Refused
 from lemonx.methods import method
-from lemonx.planning.depth import Block
 from lemonx.planning.policy import Change, GrowthPolicy, in_order, placed
-from lemonx.specs.spec import Stack
+from lemonx.specs.spec import Block, Stack
 
 
 @method("solar", paper="Kim et al., SOLAR 10.7B: Effective yet Simple Depth Up-Scaling, NAACL 2024", grows=("depth",))
@@ -21,6 +20,7 @@ def _overlapping(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     if odd or half > stack.size or stack.pinned:
         most = 2 * stack.size
         raise Refused(
-            f"solar joins two equal parts of the {stack.size} blocks of {name}: try an even number up to {most}"
+            f"solar joins two equal parts of the {stack.size} layers of {name}",
+            f"try an even number of layers up to {most}",
         )
     return in_order([*range(half), *range(stack.size - half, stack.size)])

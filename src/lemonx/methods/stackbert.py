@@ -10,9 +10,11 @@ PAPER = "Gong et al., Efficient Training of BERT by Progressively Stacking, ICML
 
 @method("stackbert", paper=PAPER, grows=("depth",))
 def stackbert(change: Change, free: Free) -> GrowthPolicy:
-    """The whole stack once more on top of itself, doubling the depth: not lossless."""
+    """The whole stack again on top of itself, which doubles the depth: not lossless."""
     for name, stack in change.source.stacks.items():
         size = change.target.stacks[name].size
         if size not in (stack.size, 2 * stack.size):
-            raise Refused(f"stackbert doubles the {stack.size} blocks of {name}, stage by stage: try {2 * stack.size}")
+            raise Refused(
+                f"stackbert doubles the {stack.size} layers of {name} in each stage", f"try {2 * stack.size} layers"
+            )
     return placed(stacked)

@@ -5,15 +5,15 @@ from lemonx.algebra.recipes import KEEP, SILENT
 from lemonx.errors import Refused
 from lemonx.methods import method
 from lemonx.planning import depth
-from lemonx.planning.depth import Block
 from lemonx.planning.policy import Change, GrowthPolicy, copies
 from lemonx.specs.norms import BatchNorm, Norm
 from lemonx.specs.rows import UNBIASED, Row
+from lemonx.specs.spec import Block
 
 
 @method("staged", paper="Shen et al., Staged Training for Transformer Language Models, ICML 2022")
 def staged(change: Change, free: Free) -> GrowthPolicy:
-    """Doubles width by copies with halves and depth by identity blocks: lossless, symmetric for ever.
+    """Doubles width by copies with half the weight and depth by identity blocks: lossless, forever symmetric.
 
     In an added block the norms of its branches are zero and so are all biases, so that the branches write nothing.
     """
@@ -22,7 +22,7 @@ def staged(change: Change, free: Free) -> GrowthPolicy:
     for name, old in sizes.items():
         if targets[name].size not in (old.size, 2 * old.size):
             wrong = f"{name} goes from {old.size} to {targets[name].size}"
-            raise Refused(f"staged doubles a size or keeps it, and {wrong}: try {2 * old.size}")
+            raise Refused(f"staged doubles a size or keeps it, but {wrong}", f"try {2 * old.size}")
     return GrowthPolicy(EVEN, lossless=True, mode=_silent_norms, further=copies)
 
 
@@ -31,6 +31,7 @@ def _silent_norms(row: Row, last_norm: bool, stream: str, block: Block) -> str:
         return KEEP
     if depth.in_stream(row, stream):
         raise Refused(
-            "staged silences the norm in front of a branch, and a Post-LN block has none there: use --method lemon"
+            "staged zeroes the norm in front of attention and MLP, and a Post-LN layer has none there",
+            "use --method lemon",
         )
     return SILENT if isinstance(row, Norm | BatchNorm) and stream in row.touches else UNBIASED

@@ -1,4 +1,4 @@
-"""Model classes for checkpoints that transformers has no class for, imported only when asked for."""
+"""Models by way of transformers: building, loading, names on disk; and classes that transformers does not have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _classes() -> tuple[tuple[Any, type[PreTrainedModel]], ...]:
 
 
 def register() -> None:
-    """Makes transformers' Auto classes know the classes of this package; calling it again changes nothing."""
+    """Register the classes of this package with transformers' Auto classes; calling it again changes nothing."""
     from transformers import AutoConfig
 
     for auto, model in _classes():

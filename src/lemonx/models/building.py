@@ -1,4 +1,4 @@
-"""Models of a config that no file holds: with weights, or with names and shapes alone; and their names on disk."""
+"""Builds models from a config, with or without weights, and finds the names of their tensors on disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.models import door
@@ -27,11 +28,11 @@ def new_model(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
 
 
 def skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
-    """The model of a config.json without weights: its parameters have names, shapes and an order, and no memory."""
+    """The model of a config.json without weights: its parameters have names, shapes and an order, but no memory."""
     return _built(config, "meta")
 
 
-def config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def config_fields(config: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Every field of a config.json as transformers reads it, defaults and all."""
     with foreign("read config.json", "save the model again"):
         return flat_fields(door.config_object(config).to_dict())
@@ -44,9 +45,9 @@ def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
 
 
 def check_builds(plan: Plan, source: Checkpoint, *, verified: bool) -> None:
-    """BadTarget if transformers builds the source's config.json and not the target's: hours before it is tried.
+    """BadTarget if transformers can build the source's config.json but not the target's; checked hours before it must.
 
-    `verified`: the source is to be loaded and run too, so all that takes is looked at.
+    `verified`: the source will be loaded and run too, so everything that this needs is checked.
     """
     with quiet():
         try:
@@ -56,10 +57,11 @@ def check_builds(plan: Plan, source: Checkpoint, *, verified: bool) -> None:
                 skeleton(plan.source_config)
             except BadCheckpoint as first:
                 if verified:
-                    raise BadCheckpoint(f"{first}, or expand with --no-verify") from None
+                    remedy = f"{first.remedy}, or expand with --no-verify"
+                    raise BadCheckpoint(first.found, remedy, file=first.file) from None
                 return
             why = reason(error.__cause__ or error)
-            raise BadTarget(f"transformers cannot build a model of these sizes ({why}): choose others") from None
+            raise BadTarget(f"transformers cannot build a model of these sizes ({why})", "choose other sizes") from None
         if verified:
             door.generation_config(source)  # settings that transformers rejects would have it reject the model
 
@@ -76,8 +78,8 @@ def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def disk_names(model: PreTrainedModel, *, buffers: bool = False) -> dict[str, str]:
     """Module name -> name on disk of every parameter, in the model's order; tied parameters stand once.
 
-    transformers renames as it saves; it is asked with a marker in each parameter's place. `buffers`: those that are
-    saved, too.
+    transformers renames tensors when it saves; a marker in place of each parameter shows how. `buffers`: include the
+    buffers that are saved.
     """
     names = [name for name, _ in model.named_parameters()]
     if buffers:
@@ -89,8 +91,9 @@ def disk_names(model: PreTrainedModel, *, buffers: bool = False) -> dict[str, st
         found = {}
     if sorted(found) != sorted(names):
         raise Refused(
-            f"{type(model).__name__} keeps parameters on disk in other shapes than in memory, and neither optimizer "
-            "state nor a method that learns can follow: expand without --with-optimizer, by another --method"
+            f"{type(model).__name__} stores parameters in other shapes than it computes with, which neither "
+            "optimizer state nor a method that learns can follow",
+            "expand without --with-optimizer and with another --method",
         )
     return {name: found[name] for name in names}
 
@@ -98,7 +101,7 @@ def disk_names(model: PreTrainedModel, *, buffers: bool = False) -> dict[str, st
 def held_in(model: PreTrainedModel) -> dict[str, list[str]]:
     """Module name of every parameter -> the names of the tensors on disk that hold it: several, for fused experts.
 
-    Each parameter's stand-in has its shape, repeats its number and takes no memory.
+    A stand-in for each parameter has its shape, repeats its number and takes no memory.
     """
     names = [name for name, _ in model.named_parameters()]
     shapes = [parameter.shape for _, parameter in model.named_parameters()]
@@ -113,7 +116,7 @@ def held_in(model: PreTrainedModel) -> dict[str, list[str]]:
 
 
 def _reverted(model: PreTrainedModel, names: list[str], tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors under module names as transformers would rename, split and join them on the way to disk."""
+    """Tensors by module name, renamed, split and joined as transformers does when it saves them."""
     from transformers.core_model_loading import revert_weight_conversion
 
     # A head that stands before the embedding gives a tied parameter its name in the model, but not on disk.

@@ -1,8 +1,8 @@
-"""The one door through which models, configs, tokenizers and data sets of others come in; a test sees to it.
+"""The only place where models, configs, tokenizers and data sets of others are loaded; a test enforces this.
 
 transformers reads more of a folder than its weights: code that auto_map names, adapters, other files that config.json
-points to. So it is never shown the folder. It is shown one of ours, with links to the weights that `Checkpoint` has
-checked, and with config.json as it was read here. How a model is computed is not for its files to say.
+points to. So it never sees the user's folder. It sees one of ours, with links to the weights that `Checkpoint` has
+checked, and with config.json as it was read here. The files of a model do not decide how it is computed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from lemonx import architectures, models
 from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.folder import CONFIG, GENERATION, has, parse_object, tokenizer_files
 from lemonx.checkpoints.opening import read_inside, read_small
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, BadData
 from lemonx.models.foreign import foreign
@@ -40,7 +41,7 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 # ----------------------------------------------------------------- configs
 
 
-def config_object(values: Mapping[str, Any], **changes: Any) -> Any:
+def config_object(values: Mapping[str, JsonValue], **changes: Any) -> Any:
     """A config.json as transformers' own object, with the defaults of its class, and with `changes` of its fields."""
     with Temporary() as folder:
         return _config_in(folder, values, changes)
@@ -52,8 +53,8 @@ def read_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     return _config_in(checkpoint.bare, checkpoint.config, changes)
 
 
-def _config_in(folder: Path, values: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
-    """Write config.json, as far as it is read, and have transformers read it."""
+def _config_in(folder: Path, values: Mapping[str, JsonValue], changes: Mapping[str, Any]) -> Any:
+    """Write the fields of config.json that are used, and let transformers read them."""
     from transformers import AutoConfig
 
     models.register()
@@ -69,7 +70,7 @@ def _config_in(folder: Path, values: Mapping[str, Any], changes: Mapping[str, An
     return config
 
 
-def _without(values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+def _without(values: Mapping[str, JsonValue], names: frozenset[str]) -> dict[str, JsonValue]:
     """config.json without these fields, in its parts too."""
     return {
         name: _without(value, names) if isinstance(value, Mapping) else value
@@ -78,10 +79,10 @@ def _without(values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]
     }
 
 
-def _check_fields(values: Mapping[str, Any]) -> None:
+def _check_fields(values: Mapping[str, JsonValue]) -> None:
     """BadCheckpoint if a field is no setting of a model, but says what else to load, or stands for code.
 
-    transformers makes attributes of all fields, and gives up its own methods for them without a word.
+    transformers turns all fields into attributes, and silently lets them replace its own methods.
     """
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -91,7 +92,9 @@ def _check_fields(values: Mapping[str, Any]) -> None:
     settings = {field.name for field in fields(known)} | {"model_type"} | _NOT_READ
     for name, value in values.items():
         if name not in settings and _is_code(known, name):
-            raise BadCheckpoint(f"config.json sets {name[:80]!r}, which is code of transformers': take it out")
+            raise BadCheckpoint(
+                f"sets {name[:80]!r}, which is a method of transformers' config", "remove that field", file=CONFIG
+            )
         if isinstance(value, Mapping) and (name.endswith("_config") or name in known.sub_configs):
             _check_fields(value)
 
@@ -103,7 +106,7 @@ def _is_code(known: type, name: str) -> bool:
 
 
 def generation_config(checkpoint: Checkpoint, *, strict: bool = False) -> GenerationConfig:
-    """How a checkpoint's own files have it generate. `strict`: as they must be to be saved again."""
+    """The generation settings in a checkpoint's files. `strict`: they must be valid enough to be saved again."""
     from transformers import GenerationConfig
 
     own = GENERATION in checkpoint.companions
@@ -113,7 +116,9 @@ def generation_config(checkpoint: Checkpoint, *, strict: bool = False) -> Genera
         with checkpoint.open_companion(GENERATION) as opened:
             content = parse_object(read_small(opened, file), file)
     if odd := [name for name in content if own and _is_code(GenerationConfig, name)]:
-        raise BadCheckpoint(f"{str(file)!r} sets {odd[0][:80]!r}, which is code of transformers': take it out")
+        raise BadCheckpoint(
+            f"sets {odd[0][:80]!r}, which is a method of transformers' config", "remove that field", file=file
+        )
     with foreign(f"read {str(file)!r}", "mend it, or take it away"):
         make = GenerationConfig.from_dict if own else GenerationConfig.from_model_config
         settings = make(_without(content, frozenset({"trust_remote_code", "custom_generate"})))
@@ -135,15 +140,16 @@ def class_named(name: Any) -> type[PreTrainedModel] | None:
 
 
 def model_class(config: Any) -> Any:
-    """The class that config.json names; where it names none, the bare model."""
+    """The class that config.json names; the bare model if it names none."""
     import transformers
 
     if named := config.architectures:
         known = class_named(named[0]) if isinstance(named, list) else None
         if known is None:
             raise BadCheckpoint(
-                f"config.json calls the model's class {str(named)[:80]}, and transformers has no such model: correct "
-                "architectures"
+                f"names the class {str(named)[:80]}, which is not a model of transformers",
+                "correct its architectures",
+                file=CONFIG,
             )
         return known
     config.architectures = []  # Auto classes look through it
@@ -151,8 +157,9 @@ def model_class(config: Any) -> Any:
         return transformers.AutoModelForImageClassification
     if type(config) not in transformers.MODEL_MAPPING:
         raise BadCheckpoint(
-            "config.json does not name the class of the model, and transformers has none that goes without saying: add "
-            'the class that was saved, as "architectures": ["..."]'
+            "does not name the class of the model, and transformers has no default for it",
+            'add the class that was saved, as "architectures": ["..."]',
+            file=CONFIG,
         )
     return transformers.AutoModel
 
@@ -163,12 +170,20 @@ def build(kind: Any, config: Any, **options: Any) -> PreTrainedModel:
     return kind.from_config(config, trust_remote_code=False, **options) if auto else kind(config)
 
 
+class LoadingInfo(TypedDict):
+    """What transformers says of the weights it loaded: names, and for a mismatch the two shapes behind each."""
+
+    missing_keys: set[str]
+    unexpected_keys: set[str]
+    mismatched_keys: set[tuple[str, tuple[int, ...], tuple[int, ...]]]
+
+
 def load(
     checkpoint: Checkpoint, kind: Any, config: Any, *, generation: GenerationConfig | None = None, **options: Any
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+) -> tuple[PreTrainedModel, LoadingInfo]:
     """A model with a checkpoint's weights, and what transformers says of these; `options` go to from_pretrained.
 
-    `generation`: how it is to generate; of what its folder says nothing is taken over.
+    `generation`: its generation settings; those in the folder are not used.
     """
     from transformers import GenerationConfig
 
@@ -189,7 +204,7 @@ def load(
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder, from the files that tokenizers are made of and from no others."""
+    """The tokenizer of a folder, loaded only from the files that belong to a tokenizer."""
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     remedy = "save it again"
@@ -201,7 +216,7 @@ def load_tokenizer(folder: Path) -> Any:
         with foreign(f"read the tokenizer in {str(folder)!r}", remedy, BadData):
             found = AutoTokenizer.from_pretrained(shown, **_LOCAL)
     if not isinstance(found, PreTrainedTokenizerBase):
-        raise BadData(f"{str(folder / _TOKENIZER_CONFIG)!r} names a class that is no tokenizer: {remedy}")
+        raise BadData("names a class that is not a tokenizer", remedy, file=folder / _TOKENIZER_CONFIG)
     return found
 
 
@@ -214,8 +229,9 @@ def _write_tokenizer_config(folder: Path, into: Path) -> None:
     settings = {k: v for k, v in named[_TOKENIZER_CONFIG].items() if not k.endswith(("_file", "_files", "_inputs"))}
     if settings.get("auto_map") or settings.get("trust_remote_code"):
         raise BadData(
-            f"{str(folder / _TOKENIZER_CONFIG)!r} asks for code of its own (auto_map), which is never run: take it out "
-            "if transformers has the tokenizer's class"
+            "asks for code of its own (auto_map), which is never run",
+            "remove auto_map if transformers has the tokenizer's class",
+            file=folder / _TOKENIZER_CONFIG,
         )
     config = {name: named[CONFIG].get(name) for name in ("model_type", "tokenizer_class")}
     kept = {name: value for name, value in config.items() if isinstance(value, str)}
@@ -229,8 +245,8 @@ def load_dataset(folder: Path) -> Any:
     try:
         from datasets import load_from_disk
     except ImportError:
-        raise BadData("kind hf needs datasets: pip install lemonx[train]") from None
+        raise BadData("data of kind hf needs the package datasets", "pip install lemonx[train]") from None
     if "::" in str(folder) or "://" in str(folder):  # datasets would take it for an address
-        raise BadData(f"{str(folder)!r} has '::' or '://' in its name: rename it")
+        raise BadData("has '::' or '://' in its name", "rename it", file=folder)
     with foreign(f"read {str(folder)!r}", "write it by save_to_disk", BadData, who="datasets"):
         return load_from_disk(str(folder))

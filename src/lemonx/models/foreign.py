@@ -1,6 +1,6 @@
-"""transformers and torch at arm's length: silent, offline, asking nobody, and every error of theirs one line of ours.
+"""Calls transformers and torch silently, offline and without prompts, and turns their errors into one line of ours.
 
-A config.json decides what their code does, so whatever that code raises is the checkpoint's fault and is said as such.
+A config.json decides what their code does, so whatever that code raises is reported as a fault of the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PASS = (LemonxError, MemoryError, KeyboardInterrupt, GeneratorExit)
 def foreign(
     doing: str, remedy: str, error: type[LemonxError] = BadCheckpoint, *, who: str = "transformers"
 ) -> Iterator[None]:
-    """A context in which transformers is silent and offline, and whatever it raises is an `error` in one line."""
+    """A context in which transformers is silent and offline, and whatever it raises becomes a one-line `error`."""
     with in_one_line(doing, remedy, error, who=who), quiet(), _alone():
         yield
 
@@ -42,9 +42,9 @@ def in_one_line(
     who: str = "transformers",
     but: tuple[type[BaseException], ...] = (),
 ) -> Iterator[None]:
-    """A context in which whatever is raised while `doing` ("load './small'") is an `error` in one line.
+    """A context in which whatever is raised while `doing` ("load './small'") becomes a one-line `error`.
 
-    Not only an Exception: tokenizers panic with a BaseException, and code may ask to exit. `but`: these are not.
+    This includes BaseExceptions: tokenizers panic with one, and code may try to exit. `but`: exceptions to let pass.
     """
     try:
         yield
@@ -55,12 +55,12 @@ def in_one_line(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from raised
         if is_out_of_memory(raised):
             raise MemoryError from raised
-        raise error(f"{who} cannot {doing} ({reason(raised)}): {remedy}") from raised
+        raise error(f"{who} cannot {doing} ({reason(raised)})", remedy) from raised
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without its warnings and progress bars; Python's are kept too, even where they are errors."""
+    """Silence transformers' warnings and progress bars, and Python's warnings, even where they are set to be errors."""
     from transformers.utils import logging
 
     shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -78,9 +78,9 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Nothing is fetched from the hub, and nobody is asked whether code of a checkpoint's own may run: it may not.
+    """Fetch nothing from the hub, and never ask whether a checkpoint's own code may run: it may not.
 
-    Models load parts of themselves in ways of their own (a backbone by its name), which no argument of ours reaches.
+    Some models load parts of themselves (a backbone by its name) in ways that none of our arguments reaches.
     """
     from huggingface_hub import constants
     from transformers import dynamic_module_utils
@@ -100,7 +100,7 @@ def _set(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def is_out_of_room(raised: OSError) -> bool:
-    """Whether the disk is full; numpy says so in words alone."""
+    """Whether the disk is full; numpy says so only in its message."""
     return raised.errno in _NO_ROOM or (raised.errno is None and "requested and" in str(raised))
 
 

@@ -1,7 +1,7 @@
-"""Models in memory: which can be expanded, and the larger model made like the one that was given.
+"""Models in memory: which of them can be expanded, and how the larger model gets the properties of the given one.
 
-A model goes through a folder, as checkpoints do, so the plan, the check and the verification are the same. What a
-folder does not hold is put back: the dtype and requires_grad of every parameter, attention, modes, the device.
+A model is expanded through a folder, as checkpoints are, so plan, check and verification are the same. Properties that
+a folder does not hold are restored: the dtype and requires_grad of every parameter, attention, modes, the device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def unwrapped(model: Any) -> PreTrainedModel:
     while (compiled := type(model).__name__ == "OptimizedModule") or isinstance(model, replicas):
         model = model._orig_mod if compiled else model.module
     if type(model).__module__.partition(".")[0] == "peft" or getattr(model, "_hf_peft_config_loaded", False):
-        raise Refused("the model has adapters of PEFT: merge them first, with merge_and_unload()")
+        raise Refused("the model has adapters of PEFT", "merge them first, with merge_and_unload()")
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in _modules(model)):
         raise _sharded()
     if not isinstance(model, PreTrainedModel):
@@ -57,39 +57,39 @@ def _modules(model: Any) -> Iterable[Any]:
 
 def _sharded() -> Refused:
     return Refused(
-        "the model is sharded over processes, and each holds a part of it: expand the folder it came from, or fill a "
-        "sharded model of the target's sizes with lemonx.fsdp.load_expanded"
+        "the model is sharded over processes, each of which holds only a part",
+        "expand the folder it came from, or fill a sharded model of the target's sizes with lemonx.fsdp.load_expanded",
     )
 
 
 def _check_plain(model: PreTrainedModel) -> None:
     if getattr(model, "hf_quantizer", None) or getattr(model.config, "quantization_config", None):
-        raise Refused(f"the model is quantised: call model.dequantize() first, {_FOLDER}")
+        raise Refused("the model is quantised", f"call model.dequantize() first, {_FOLDER}")
     if any("_hf_hook" in vars(module) for module in model.modules()):
-        raise Refused(f"the model is spread over devices by accelerate: load it without device_map, {_FOLDER}")
+        raise Refused("the model is spread over devices by accelerate", f"load it without device_map, {_FOLDER}")
     names: dict[int, str] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
         if type(tensor.data).__name__ == "DTensor":
             raise _sharded()
         if type(tensor.data) is not torch.Tensor:
-            raise Refused(f"{name} is a {type(tensor.data).__name__}, not a plain tensor: dequantise the model first")
+            raise Refused(f"{name} is a {type(tensor.data).__name__}, not a plain tensor", "dequantise the model first")
         if tensor.is_meta:
-            raise Refused(f"{name} is on the meta device and has no numbers: load the model's weights first")
+            raise Refused(f"{name} is on the meta device and has no numbers", "load the model's weights first")
         first = names.setdefault(id(tensor), name)
         if first != name and not {first, name} & (model.all_tied_weights_keys or {}).keys():
             raise Refused(
-                f"{first} and {name} are one tensor, but the config does not tie them: set tie_word_embeddings to "
-                "True, or clone one of them"
+                f"{first} and {name} are one tensor, but the config does not tie them",
+                "set tie_word_embeddings to True, or clone one of them",
             )
 
 
 def save(model: PreTrainedModel, folder: Path, *, verify: bool) -> None:
-    """Write the model as a checkpoint under the name of a class that transformers has; the model stays as it is."""
+    """Write the model as a checkpoint of a class that transformers has; the model itself is not changed."""
     known = _known_class(model)
     if verify and type(model).forward is not known.forward:
         raise Refused(
-            f"{type(model).__name__} has a forward of its own, which verification does not run: expand with "
-            f"verify=False what computes as {known.__name__} does"
+            f"{type(model).__name__} has its own forward, which verification does not run",
+            f"expand it with verify=False if it computes what {known.__name__} does",
         )
     config = model.config
     try:
@@ -113,13 +113,14 @@ def _known_class(model: PreTrainedModel) -> Any:
         if door.class_named(known.__name__) is known:
             return known
     raise Refused(
-        f"{type(model).__name__} is not a class of transformers, nor derived from one, so nothing is known of what it "
-        "computes: expand a model of transformers' own class"
+        f"{type(model).__name__} is neither a class of transformers nor derived from one, so lemonx does not "
+        "know what it computes",
+        "expand a model of a transformers class",
     )
 
 
 def load_like(model: PreTrainedModel, folder: Path, plan: Plan) -> PreTrainedModel:
-    """The expanded model of a folder, and all about it that is not a number as it is in `model`."""
+    """The expanded model of a folder, with all properties other than its weights as in `model`."""
     dtypes = {torch_dtype(step.dtype) for step in plan.steps}
     name = type(model).__name__
     options = {"dtype": _widest(dtypes), **_implementations(model)}
@@ -140,7 +141,7 @@ def load_like(model: PreTrainedModel, folder: Path, plan: Plan) -> PreTrainedMod
 
 
 def _generation(model: PreTrainedModel, folder: Path, plan: Plan) -> Any:
-    """The model's own settings; a file may lose some of them. What points at blocks is the target's."""
+    """The model's own generation settings, which a file may lose in part; references to blocks are the target's."""
     settings = copy.deepcopy(model.generation_config)
     if plan.source_spec.pointers:
         written = parse_json(read_inside(folder, GENERATION))
@@ -154,9 +155,9 @@ def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
     return reduce(torch.promote_types, (dtype for dtype in dtypes if dtype.is_floating_point))
 
 
-def _implementations(model: PreTrainedModel) -> dict[str, Any]:
+def _implementations(model: PreTrainedModel) -> dict[str, str | dict[str, str]]:
     """How attention and experts are computed, as from_pretrained takes it; each part of a config may have its own."""
-    found = {}
+    found: dict[str, str | dict[str, str]] = {}
     for option in ("attn_implementation", "experts_implementation"):
         parts = {"": model.config, **{name: getattr(model.config, name, None) for name in model.config.sub_configs}}
         values = {name: getattr(part, f"_{option}", None) for name, part in parts.items()}
@@ -167,7 +168,7 @@ def _implementations(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _restore_parameters(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> None:
-    """Every parameter in the dtype that the plan gives it; trained if that which it comes from is."""
+    """Give every parameter the dtype in the plan, and train it if its source parameter is trained."""
     trained = _by_disk_name(model)
     steps = {step.name: step for step in plan.steps}
     held = held_in(result)
@@ -191,7 +192,7 @@ def _by_disk_name(model: PreTrainedModel) -> dict[str, bool]:
 
 
 def _restore_modules(model: PreTrainedModel, result: PreTrainedModel) -> None:
-    """Training or not, module by module, and gradient checkpointing."""
+    """Restore training mode, module by module, and gradient checkpointing."""
     modes: dict[str, set[bool]] = {}
     for name, module in model.named_modules():
         modes.setdefault(_starred(name), set()).add(module.training)
@@ -205,5 +206,5 @@ def _restore_modules(model: PreTrainedModel, result: PreTrainedModel) -> None:
 
 
 def _starred(name: str) -> str:
-    """A name with `*` for every index: blocks may be more than they were."""
+    """A name with `*` for every index, since there may be more blocks than before."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

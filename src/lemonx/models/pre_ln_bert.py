@@ -50,7 +50,7 @@ class PreLnBertConfig(PreTrainedConfig):
 
 
 class PreLnBertEmbeddings(nn.Module):
-    """Word, position and type embeddings, summed: a norm here would stop indivisible widths."""
+    """Word, position and type embeddings, summed. A norm here would rule out widths that are not multiples."""
 
     def __init__(self, config: PreLnBertConfig) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class PreLnBertEmbeddings(nn.Module):
 
 
 class PreLnBertAttention(nn.Module):
-    """Multi-head attention over what the mask lets be seen."""
+    """Multi-head attention over the positions that the mask allows."""
 
     def __init__(self, config: PreLnBertConfig) -> None:
         super().__init__()

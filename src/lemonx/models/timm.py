@@ -93,14 +93,13 @@ class _Scale(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, args: dict[str, Any]) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, scale: float | None) -> None:
         super().__init__()
-        width, scale = args["embed_dim"], args["init_values"]
         self.norm1 = nn.LayerNorm(width, eps=_EPS)
-        self.attn = _Attention(width, args["num_heads"])
+        self.attn = _Attention(width, heads)
         self.ls1 = nn.Identity() if scale is None else _Scale(width, scale)
         self.norm2 = nn.LayerNorm(width, eps=_EPS)
-        self.mlp = _Mlp(width, int(width * args["mlp_ratio"]))
+        self.mlp = _Mlp(width, hidden)
         self.ls2 = nn.Identity() if scale is None else _Scale(width, scale)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,12 +124,13 @@ class TimmViTForImageClassification(PreTrainedModel):
 
     def __init__(self, config: TimmViTConfig) -> None:
         super().__init__(config)
-        args: dict[str, Any] = config.model_args or {}
+        args = config.model_args or {}
         width, tokens = args["embed_dim"], (args["img_size"] // args["patch_size"]) ** 2 + 1
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
         self.patch_embed = _PatchEmbed(config.num_channels, width, args["patch_size"])
-        self.blocks = nn.ModuleList(_Block(args) for _ in range(args["depth"]))
+        sizes = width, args["num_heads"], int(width * args["mlp_ratio"]), args["init_values"]
+        self.blocks = nn.ModuleList(_Block(*sizes) for _ in range(args["depth"]))
         self.norm, self.fc_norm = nn.Identity(), nn.Identity()
         last = "fc_norm" if config.global_pool == "avg" else "norm"
         self.add_module(last, nn.LayerNorm(width, eps=_EPS))

@@ -1,4 +1,4 @@
-"""Optimizer state grown along with the weights, so that a run goes on: docs/optimizer-state.md."""
+"""Grows the optimizer state with the weights, so that a run can continue: see docs/optimizer-state.md."""
 
 from __future__ import annotations
 

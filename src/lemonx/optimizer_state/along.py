@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lemonx.algebra.expansions import AVG, RAND, ZERO, Expansion
+from lemonx.algebra.expansions import Expansion, Fill
 
 
 @dataclass(frozen=True, eq=False)
 class Along:
-    """y[t] = scale[t] x[source[t]]; at AVG scale[t] times the mean of x; at ZERO nothing.
+    """y[t] = scale[t] x[source[t]]; at Fill.AVG scale[t] times the mean of x; at Fill.ZERO nothing.
 
     >>> import torch
-    >>> half = Along(2, np.array([0, 1, 0, AVG]), np.array([0.5, 1.0, 0.5, 1.0]))
+    >>> half = Along(2, np.array([0, 1, 0, Fill.AVG]), np.array([0.5, 1.0, 0.5, 1.0]))
     >>> half.apply(torch.tensor([2.0, 4.0]), 0)
     tensor([1., 4., 1., 3.])
     """
@@ -37,21 +37,29 @@ class Along:
         shape = [1] * x.ndim
         shape[axis] = -1
         index = torch.from_numpy(np.maximum(self.source, 0))
-        scale = torch.from_numpy(np.where(self.source == ZERO, 0.0, self.scale)).to(x.dtype)
+        scale = torch.from_numpy(np.where(self.source == Fill.ZERO, 0.0, self.scale)).to(x.dtype)
         y = x.index_select(axis, index) * scale.view(shape)
-        if len(at := np.flatnonzero(self.source == AVG)):
+        if len(at := np.flatnonzero(self.source == Fill.AVG)):
             where = torch.from_numpy(at)
             mean = x.mean(axis, keepdim=True, dtype=torch.float64).to(x.dtype)
             y.index_copy_(axis, where, (mean * scale[where].view(shape)).contiguous())
         return y
 
     def squared(self) -> Along:
-        """The map with squared coefficients: a mean of n has n coefficients 1/n, so it is a mean again, over n."""
-        return Along(self.size, self.source, np.where(self.source == AVG, self.scale**2 / self.size, self.scale**2))
+        """The map with squared coefficients: a mean of n has n coefficients 1/n, so its squares are a mean over n."""
+        return Along(
+            self.size, self.source, np.where(self.source == Fill.AVG, self.scale**2 / self.size, self.scale**2)
+        )
 
 
 def reads(space: Expansion) -> Along:
-    """E: what an activation becomes, and so the part of a gradient that comes from the input."""
-    flagged = space.holds(ZERO) | space.holds(RAND)
-    amp = np.where(space.holds(AVG), 1.0, space.amp) * space.gain
-    return Along(space.size, np.where(flagged, ZERO, space.source), np.where(flagged, 0.0, amp))
+    """E, the expansion of an activation, and so of the axis of a gradient that comes from the input."""
+    nothing = space.is_zero | space.is_free
+    amp = np.where(space.is_mean, 1.0, space.amp) * space.gain
+    return Along(space.size, np.where(nothing, Fill.ZERO, space.source), np.where(nothing, 0.0, amp))
+
+
+def of_copies(space: Expansion, scale: NDArray[np.float64], counts: NDArray[np.bool_] | bool = True) -> Along:
+    """The copies that count, each times its factor; nothing elsewhere."""
+    copied = space.is_copy & counts
+    return Along(space.size, np.where(copied, space.source, Fill.ZERO), np.where(copied, scale, 0.0))

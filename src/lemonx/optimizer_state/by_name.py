@@ -1,4 +1,4 @@
-"""The optimizer state by name: a folder of safetensors that torch.distributed.checkpoint reads and writes.
+"""Optimizer state by parameter name: a folder of safetensors that torch.distributed.checkpoint reads and writes.
 
 Keys are those of `get_optimizer_state_dict` with flattened state: `state.<parameter>.exp_avg` and so on. Shards may
 be whole tensors or each process's slices (HuggingFaceStorageWriter with save_distributed). The usual form of
@@ -35,7 +35,7 @@ _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def grow_named_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) -> int | None:
-    """Write the grown state of `source/optimizer` to `into/optimizer`, parameter by parameter; returns its step."""
+    """Grow the state in `source/optimizer` into `into/optimizer`, parameter by parameter; returns its step."""
     with _Stored(source) as stored:
         return _grow(plan, stored, into, max_shard_size)
 
@@ -54,13 +54,14 @@ def _grow(plan: Plan, stored: _Stored, into: Path, max_shard_size: int) -> int |
         for field, dtype in stored.fields[own].items()
     ]
     if not entries:
-        raise BadCheckpoint(f"{str(stored.path)!r} holds no state of any parameter: save the run again")
+        raise BadCheckpoint("holds no state of any parameter", "save the run again", file=stored.path)
     step = None
     with CheckpointWriter(into / FOLDER, entries, max_shard_size=max_shard_size) as writer:
         for name, reading in targets.items():
             needed = {disk for disk in (reading.source, reading.appended) if disk and modules[disk] in stored.fields}
             grown = grow_entry(reading, {disk: stored.read(modules[disk]) for disk in needed})
             for field, value in (grown or {}).items():
+                assert isinstance(value, torch.Tensor)  # as all of `stored` are
                 writer.write(f"{STATE}{name}.{field}", 0, value)
             step = max(step or 0, int(grown["step"])) if grown else step
     return step
@@ -110,8 +111,9 @@ class _Stored:
         for info in header.tensors:
             if not info.name.startswith(STATE) or not info.name.removeprefix(STATE).rpartition(".")[0]:
                 raise BadCheckpoint(
-                    f"{str(self.path)!r} holds {info.name[:200]!r}: want keys such as {STATE}<parameter>.exp_avg and "
-                    "nothing else"
+                    f"holds {info.name[:200]!r}, which is not a key such as {STATE}<parameter>.exp_avg",
+                    "save the optimizer's state alone",
+                    file=self.path,
                 )
             begin = _begin(info, offsets, path)
             self._parts.setdefault(info.name, []).append(_Part(file.fileno(), info, begin))
@@ -121,7 +123,7 @@ class _Stored:
         alike = len({(part.info.dtype, len(part.begin)) for part in parts}) == 1
         whole = alike and sum(part.info.numel for part in parts) == math.prod(_shape(parts))
         if not whole or any(a.meets(b) for a, b in combinations(parts, 2)):
-            raise BadCheckpoint(f"{str(self.path)!r} lacks a part of {key!r}: copy the shards of all processes")
+            raise BadCheckpoint(f"lacks a part of {key!r}", "copy the shards of all processes", file=self.path)
 
     def shape(self, parameter: str, field: str) -> tuple[int, ...]:
         return _shape(self._parts[f"{STATE}{parameter}.{field}"])
@@ -129,12 +131,13 @@ class _Stored:
     def check_known(self, names: set[str]) -> None:
         if unknown := sorted(self.fields.keys() - names):
             raise BadCheckpoint(
-                f"{str(self.path)!r} has state for {unknown[0]!r}, which is no parameter of this model: "
-                "give the state of the same training run"
+                f"has state for {unknown[0]!r}, which is not a parameter of this model",
+                "give the state of the same training run",
+                file=self.path,
             )
 
     def read(self, parameter: str) -> dict[str, torch.Tensor]:
-        """All that is kept for a parameter."""
+        """The whole state of a parameter."""
         return {field: _joined(self._parts[f"{STATE}{parameter}.{field}"]) for field in self.fields[parameter]}
 
     def __enter__(self) -> _Stored:
@@ -151,7 +154,7 @@ class _Stored:
 
 
 def _begin(info: TensorInfo, offsets: Mapping[str, Any] | None, path: Path) -> tuple[int, ...]:
-    """Where a slice begins in its tensor, as torch.distributed.checkpoint writes it down."""
+    """Where a slice begins in its tensor, as torch.distributed.checkpoint records it."""
     if offsets is None:
         return (0,) * len(info.shape)
     entry = offsets.get(info.name)
@@ -161,7 +164,7 @@ def _begin(info: TensorInfo, offsets: Mapping[str, Any] | None, path: Path) -> t
         or len(begin) != len(info.shape)
         or not all(type(number) is int and 0 <= number < 2**63 for number in begin)
     ):
-        raise BadCheckpoint(f"{str(path)!r} does not say where its slice of {info.name!r} begins: save it again")
+        raise BadCheckpoint(f"does not say where its slice of {info.name!r} begins", "save it again", file=path)
     return tuple(begin)
 
 
@@ -171,7 +174,7 @@ def _shape(parts: list[_Part]) -> tuple[int, ...]:
 
 
 def _joined(parts: list[_Part]) -> torch.Tensor:
-    """The tensor, put together from its slices."""
+    """The tensor, joined from its slices."""
     whole = torch.empty(_shape(parts), dtype=torch_dtype(parts[0].info.dtype))
     for part in parts:
         piece = torch.empty(part.info.shape, dtype=whole.dtype)

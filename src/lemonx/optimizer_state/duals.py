@@ -2,7 +2,7 @@
 
 An activation x becomes x* = E x. If the expansion is lossless for every x, the chain rule says of the backward
 signals d = dL/dx and d* = dL/dx* that E^T d* = d, whatever the free parameters are. How d* is shared among the
-copies of a unit is up to what reads them:
+copies of a unit depends on the modules that read them:
 
     linear     W* = E_out W R + noise, so d* = R^T d + noise: a copy gets its share of the fan-out
     tied       logits = (E_e e) . x*, so d* = E_e d: the embedding's own expansion, an even split
@@ -22,12 +22,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lemonx.algebra.expansions import AVG, ZERO, Expansion
+from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.free_parameters import Free
-from lemonx.optimizer_state.along import Along, reads
+from lemonx.optimizer_state.along import Along, of_copies, reads
 from lemonx.planning.plan import Plan
 from lemonx.specs.norms import LayerNorm, Norm
 from lemonx.specs.rows import Row
+from lemonx.specs.spaces import Grouped
 from lemonx.specs.weights import Linear
 
 NOISE = "the copies of a unit are told apart by noise, which the source's gradients do not know"
@@ -43,7 +44,7 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class Dual:
-    """The map of a space's backward signals; `units` and `rest` say why it is not exact on copies and elsewhere."""
+    """The map of a space's backward signals; `units` and `rest`: why it is not exact on copies and elsewhere."""
 
     share: NDArray[np.float64]
     along: Along
@@ -68,7 +69,7 @@ def _readers(plan: Plan, space: str) -> list[Row]:
 
 
 def _share(plan: Plan, space: str, asked: frozenset[str]) -> tuple[NDArray[np.float64], Expansion | None]:
-    """Each copy's share of its unit's backward signal; and the embedding that reads the space, if one does."""
+    """Each copy's share of its unit's backward signal, and the embedding that reads the space, if any."""
     units, readers = plan.types.spaces[space], _readers(plan, space)
     linear = [row for row in readers if isinstance(row, Linear)]
     if any(row.tied is None for row in linear):
@@ -88,12 +89,13 @@ def _share(plan: Plan, space: str, asked: frozenset[str]) -> tuple[NDArray[np.fl
 
 
 def _queries(plan: Plan, space: str) -> str | None:
-    """The space of query heads that stand under these key-value heads."""
-    return next((name for name, other in plan.source_spec.spaces.items() if other.under == space), None)
+    """The space of query heads that belong to these key-value heads."""
+    spaces = plan.source_spec.spaces.items()
+    return next((name for name, other in spaces if isinstance(other, Grouped) and other.under == space), None)
 
 
 def _served(plan: Plan, space: str, queries: str) -> NDArray[np.float64]:
-    """For each target head and each query head of its source group: the share of that query that it serves."""
+    """For each target head and each query head of its source group, the share of that query head that it serves."""
     heads, keys = plan.types.spaces[queries], plan.types.spaces[space]
     group, target_group = heads.size // keys.size, heads.target_size // keys.target_size
     served = np.zeros((keys.target_size, group))
@@ -103,13 +105,13 @@ def _served(plan: Plan, space: str, queries: str) -> NDArray[np.float64]:
 
 
 def _with_reasons(plan: Plan, space: str, found: dict[str, Dual]) -> Dual:
-    """The dual with the reasons why it is not exact: on copies, and on coordinates that are none."""
+    """The dual with the reasons why it is not exact, on copies and on other coordinates."""
     units, readers = plan.types.spaces[space], _readers(plan, space)
     on_units, on_rest = set[str](), set[str]()
     for row in readers:
         if isinstance(row, Linear) and row.tied is None:
             on_units |= {NOISE} if plan.free.phi and units.copies.max() > 1 else set()
-            on_rest |= {ZETA} if plan.free.zeta and units.has(ZERO) else set()
+            on_rest |= {ZETA} if plan.free.zeta and units.is_zero.any() else set()
         elif row.in_place and (written := found.get(_counterpart(row, space))):
             on_units |= written.units | _mixed(row, units, written)
             on_rest |= written.rest | ({MEAN} if isinstance(row, LayerNorm) else set())
@@ -129,7 +131,7 @@ def _mixed(row: Row, units: Expansion, written: Dual) -> set[str]:
     if not isinstance(row, Norm):
         return set()
     uneven = not np.allclose(written.share, _energy(units), rtol=0, atol=TINY)
-    means = isinstance(row, LayerNorm) and units.has(AVG)
+    means = isinstance(row, LayerNorm) and units.is_mean.any()
     return ({UNEVEN} if uneven else set()) | ({MEAN} if means else set())
 
 
@@ -153,9 +155,7 @@ def _energy(units: Expansion) -> NDArray[np.float64]:
 def _along(units: Expansion, share: NDArray[np.float64], embedding: Expansion | None) -> Along:
     if embedding is not None:
         return reads(embedding)
-    copied = units.is_copy
-    scale = np.where(copied, share / (units.amp * units.gain), 0.0)
-    return Along(units.size, np.where(copied, units.source, ZERO), scale)
+    return of_copies(units, share / (units.amp * units.gain))
 
 
 def _counterpart(row: Row, space: str) -> str:

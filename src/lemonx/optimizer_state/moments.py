@@ -1,7 +1,7 @@
-"""Adam's moments of every tensor of a plan, as linear readings of the source's.
+"""Adam's moments of every tensor of a plan, as linear maps of the source's.
 
-A gradient is a backward signal times an activation: dL/dW[o, i] = d[o] x[i], summed over positions. So its axes
-that a module writes take the dual of their space, those it reads the expansion itself:
+A gradient is a backward signal times an activation: dL/dW[o, i] = d[o] x[i], summed over positions. So the axes that a
+module writes take the dual of their space, and the axes that it reads take the expansion itself:
 
     m* = D_out m E_in^T        v* the same with squared coefficients
 
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import ZERO, Expansion, concat, identity, product
+from lemonx.algebra.expansions import Expansion, concat, identity, product
 from lemonx.algebra.recipes import KEEP, Vector
 from lemonx.errors import Refused
-from lemonx.optimizer_state.along import Along, reads
+from lemonx.optimizer_state.along import Along, of_copies, reads
 from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals
 from lemonx.planning import depth
 from lemonx.planning.plan import Plan
@@ -28,9 +28,10 @@ from lemonx.planning.tensor_steps import Step
 from lemonx.specs.norms import Norm, Scale
 from lemonx.specs.rows import Row
 from lemonx.specs.signature import Side
+from lemonx.specs.spaces import Experts
 
-# How a moment of the target follows from the source's: as the next gradient does, as it does but for what the source
-# does not know, or not at all, so that it starts at zero.
+# How a moment of the target follows from the source's: exactly as the next gradient does; except for a part that the
+# source does not know; or not at all, so that it starts at zero.
 EXACT, EXPECTED, FRESH = "exact", "expected", "fresh"
 ADDED = "an added block: what it reads and writes the source never saw"
 ANOTHER = "a model that becomes one of another family has weights that its optimizer knows nothing of"
@@ -43,7 +44,7 @@ REPLACED = "the parameters are replaced, not expanded"
 
 @dataclass(frozen=True)
 class Moments:
-    """How one tensor's moments grow: maps along the fused parts of each axis, and how sure they are.
+    """How one tensor's moments grow: maps along the fused parts of each axis, and how exact they are.
 
     `axes` is None for fresh moments. `appended`: the tensor that further copies come from, where not from `source`,
     and which indices of the first axis these are.
@@ -93,15 +94,15 @@ class Moments:
 
 
 def moments(plan: Plan) -> dict[str, Moments]:
-    """How the moments of every tensor of the target follow, by its name on disk."""
+    """How the moments of every tensor of the target follow from the source's, by name on disk."""
     if (why := _unable(plan)) is not None:
-        raise Refused(f"{why}: expand without --with-optimizer")
+        raise Refused(why, "expand without --with-optimizer")
     found = duals(plan)
     return {step.name: _moments(plan, found, step) for step in plan.steps}
 
 
 def _unable(plan: Plan) -> str | None:
-    """Why the moments of this plan do not follow from the source's at all, if they do not."""
+    """Why no moments of this plan follow from the source's, or None."""
     spaces = plan.source_spec.spaces
     untied = [s for s in plan.steps if s.suffix == "weight" and getattr(plan.source_spec.rows[s.row], "tied", None)]
     if plan.source_config["model_type"] not in plan.family.model_types:
@@ -112,7 +113,7 @@ def _unable(plan: Plan) -> str | None:
         return UNTIED
     if any(plan.target_spec.spaces[name].size < space.size for name, space in spaces.items()):
         return PARTS
-    if any(space.chosen and not plan.types.spaces[name].is_copy.all() for name, space in spaces.items()):
+    if any(isinstance(space, Experts) and not plan.types.spaces[name].is_copy.all() for name, space in spaces.items()):
         return UNUSED
     return None
 
@@ -139,7 +140,7 @@ def _moments(plan: Plan, found: Mapping[str, Dual], step: Step) -> Moments:
 
 
 def joined(side: Side, maps: Iterable[Along], plan: Plan) -> tuple[Along]:
-    """The maps of axes that lie one after the other in one tensor, as one map: such axes hold units, and no means."""
+    """The maps of axes that are concatenated in one tensor, as one map; such axes hold units, and no means."""
     left = iter(maps)
     parts = [product(*(_as_expansion(next(left)) for _ in part)) for part in side.parts]
     whole = concat(*parts, by=plan.types.spaces[side.by] if side.by else None)
@@ -151,7 +152,7 @@ def _as_expansion(along: Along) -> Expansion:
 
 
 def _fresh(plan: Plan, step: Step, row: Row) -> str | None:
-    """Why nothing of the source's moments belongs to this tensor, if so."""
+    """Why this tensor's moments start at zero, or None if they follow from the source's."""
     recipe = step.recipe
     replaced = recipe.constant is not None if isinstance(recipe, Vector) else recipe.mode != KEEP
     stack = plan.source_spec.stack_of(step.row)
@@ -188,10 +189,8 @@ def _gain(plan: Plan, found: Mapping[str, Dual], side: Side, recipe: Vector) -> 
     for name in side.axes:
         part = found[name].share if name in found else np.ones(plan.source_spec.axis_size(name) or 1)
         share = np.multiply.outer(share, part).reshape(-1)
-    units = recipe.expansion
-    copied = units.is_copy & (recipe.factor != 0)
-    scale = np.where(copied, share / np.where(copied, recipe.factor, 1.0), 0.0)
-    return Along(units.size, np.where(copied, units.source, ZERO), scale)
+    counts = recipe.factor != 0
+    return of_copies(recipe.expansion, share / np.where(counts, recipe.factor, 1.0), counts)
 
 
 def _tied_to(plan: Plan, name: str) -> Row | None:
@@ -201,10 +200,11 @@ def _tied_to(plan: Plan, name: str) -> Row | None:
 
 
 def _tied(plan: Plan, embedded: Dual, decoder: Row) -> tuple[tuple[Along, ...], frozenset[str]]:
-    """The gradient of a tied weight is a sum: as an embedding by the stream's dual, as a decoder by what it reads.
+    """The map for a tied weight, whose gradient is the sum of an embedding's and a decoder's.
 
-    With an even split both are the same map. With another the two parts, which only their sum is known of, would
-    have to be told apart: the decoder's is taken.
+    The first maps by the dual of the stream, the second by the expansion that the decoder reads.
+    With an even split both are the same map. With another split the two parts would need different maps, but only
+    their sum is known; the decoder's map is used.
     """
     along = reads(plan.types.spaces[decoder.reads.axes[0]])
     same = np.allclose(along.scale, embedded.along.scale, rtol=0, atol=TINY)

@@ -1,7 +1,7 @@
 """The optimizer state in a checkpoint folder of transformers' Trainer: optimizer.pt and what a resumed run needs.
 
-optimizer.pt has positions where parameters have names. They stand as Trainer lists them: those that weight decay
-applies to, then the others, each in the model's order; or all of them in one group, if the user made the optimizer.
+optimizer.pt identifies parameters by position, in the order in which Trainer lists them: those that weight decay
+applies to, then the others, each in the model's order; or all in one group, if the user made the optimizer.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MORE = ("rng_state*.pth", "scaler.pt")
 
 
 def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
-    """Write the grown state of a Trainer checkpoint into a folder; returns the step that it stands at."""
-    progress = _progress(source)
+    """Grow the state of a Trainer checkpoint and write it into a folder; returns the run's current step."""
+    progress, step = _progress(source)
     with file_inside(source, OPTIMIZER) as file:
         saved = _load(file, source / OPTIMIZER)
     if (odd := _odd(saved)) is not None:
         raise BadCheckpoint(
-            f"{str(source / OPTIMIZER)!r} is not the state of a torch optimizer ({odd}): save the run again"
+            f"is not the state of a torch optimizer ({odd})", "save the run again", file=source / OPTIMIZER
         )
     names = _positions(skeleton(plan.source_config), saved)
     state = {names[position]: entry for position, entry in saved["state"].items()}
@@ -51,19 +51,19 @@ def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
             file.seek(0)
             _copy(file, into / name)
     _copy(progress, into / PROGRESS)
-    return parse_object(progress, source / PROGRESS)["global_step"]
+    return step
 
 
 def _odd(saved: Any) -> str | None:
-    """What is not as in the state of a torch optimizer: settings by group, and what is kept by position."""
+    """What is invalid in the state of a torch optimizer, which has settings by group and state by position."""
     if not isinstance(saved, dict) or not {"state", "param_groups"} <= saved.keys():
         return "it has no state and no param_groups"
     state, groups = saved["state"], saved["param_groups"]
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        return "param_groups is no list of settings"
+        return "param_groups is not a list of settings"
     listed = [group.get("params") for group in groups]
     if not all(isinstance(positions, list) and all(type(p) is int for p in positions) for positions in listed):
-        return "params is no list of positions"
+        return "params is not a list of positions"
     if not all(_is_setting(value) for group in groups for name, value in group.items() if name != "params"):
         return "a setting is neither a number nor a text"
     if not isinstance(state, dict) or not all(isinstance(entry, dict) for entry in state.values()):
@@ -79,18 +79,20 @@ def _is_setting(value: Any) -> bool:
     return isinstance(value, plain) or (isinstance(value, list | tuple) and all(isinstance(v, plain) for v in value))
 
 
-def _progress(source: Path) -> bytes:
-    """trainer_state.json, which says at which step the run stands, if all is there that a run needs to go on."""
+def _progress(source: Path) -> tuple[bytes, int]:
+    """trainer_state.json and the step at which it says that the run stands, if all is there that a run needs."""
     for name in (OPTIMIZER, SCHEDULER, PROGRESS):
         if not (source / name).exists():
             raise BadCheckpoint(
-                f"{str(source)!r} has no {name}, which a resumed run needs: give a checkpoint-N folder that Trainer "
-                "saved with its state (save_only_model=False)"
+                f"has no {name}, which a resumed run needs",
+                "give a checkpoint-N folder that Trainer saved with its state (save_only_model=False)",
+                file=source,
             )
     raw = read_inside(source, PROGRESS)
-    if not isinstance(parse_object(raw, source / PROGRESS).get("global_step"), int):
-        raise BadCheckpoint(f"{str(source / PROGRESS)!r} has no global_step: save the run again")
-    return raw
+    step = parse_object(raw, source / PROGRESS).get("global_step")
+    if not isinstance(step, int):
+        raise BadCheckpoint("has no global_step", "save the run again", file=source / PROGRESS)
+    return raw, step
 
 
 def _load(file: BinaryIO, path: Path) -> Any:
@@ -103,11 +105,12 @@ def _load(file: BinaryIO, path: Path) -> Any:
     except Exception as error:  # an unpickler of broken bytes raises anything
         if what := asked_to_run(error):
             raise BadCheckpoint(
-                f"{str(path)!r} asks to run {what}, which no state of a run needs, and nothing of it was run: take the "
-                "run from someone you trust"
+                f"asks to run {what}, which no training state needs, so nothing was loaded",
+                "take the run from someone you trust",
+                file=path,
             ) from None
         raise BadCheckpoint(
-            f"{str(path)!r} is broken or holds more than data ({why_unreadable(error)}): save the run again"
+            f"is broken or holds more than data ({why_unreadable(error)})", "save the run again", file=path
         ) from None
 
 
@@ -121,8 +124,9 @@ def _positions(model: PreTrainedModel, saved: Mapping[str, Any]) -> dict[int, st
         if places is None:
             frozen = "" if len(wanted) == len(names) else f" ({len(names) - len(wanted)} seem to have been frozen)"
             raise Refused(
-                f"{OPTIMIZER} lists {len(wanted)} parameters by position where the model has {len(names)}{frozen}, and "
-                "their shapes do not tell which they are: save the state by name (docs/optimizer-state.md)"
+                f"{OPTIMIZER} lists {len(wanted)} parameters by position, but the model has {len(names)}{frozen}, and "
+                "their shapes do not tell which is which",
+                "save the state by name (docs/optimizer-state.md)",
             )
         found |= {position: names[place] for position, place in zip(group["params"], places, strict=True)}
     return found
@@ -136,7 +140,10 @@ def _listed(model: PreTrainedModel, groups: int) -> list[list[str]]:
     if groups == 1:
         return [names]
     if groups != 2:
-        raise Refused(f"{OPTIMIZER} has {groups} groups of parameters, Trainer's has 2: save the state by name")
+        raise Refused(
+            f"{OPTIMIZER} has {groups} groups of parameters, but Trainer's has 2",
+            "save the state by name (docs/optimizer-state.md)",
+        )
     rule: Any = Trainer.get_decay_parameter_names
     decay = set(rule(None, model))
     return [[name for name in names if (name in decay) == decays] for decays in (True, False)]
@@ -148,9 +155,9 @@ def _shape(entry: Mapping[str, Any] | None) -> tuple[int, ...] | None:
 
 
 def align(wanted: Sequence[tuple[int, ...] | None], shapes: Sequence[tuple[int, ...]]) -> list[int] | None:
-    """The places of `wanted` among `shapes`, in order; None where there is no way, or more than one.
+    """The positions of `wanted` among `shapes`, in order; None if there is no such assignment, or more than one.
 
-    What is wanted may leave out shapes (frozen parameters); a wanted None is a parameter of any shape.
+    Shapes may be left out (frozen parameters); None in `wanted` is a parameter of any shape.
 
     >>> align([(2,), (3,)], [(2,), (5,), (3,)])
     [0, 2]
@@ -201,11 +208,15 @@ def _save(content: Any, path: Path) -> None:
         with new_file(path) as file:
             torch.save(content, file)
     except (OSError, RuntimeError) as error:
-        raise BadOutput(f"{path.name} cannot be written ({' '.join(str(error).split())[:160]}): make room") from None
+        raise BadOutput(
+            f"{path.name} cannot be written ({' '.join(str(error).split())[:160]})", "free some space"
+        ) from None
 
 
 def _copy(content: bytes | BinaryIO, to: Path) -> None:
     try:
         write_new(to, content)
     except OSError as error:
-        raise BadOutput(f"{to.name} cannot be written ({error.strerror}): make room, or check permissions") from None
+        raise BadOutput(
+            f"{to.name} cannot be written ({error.strerror})", "free some space, or check permissions"
+        ) from None

@@ -1,4 +1,4 @@
-"""Config fields that speak of blocks follow them: lists with one entry a block, and numbers that count or name blocks.
+"""Config fields about blocks follow them: lists with one entry per block, and numbers that count or name blocks.
 
 Some lists are not in config.json: transformers derives them from each block's index (every sixth layer sees the whole
 text). Another block stands at that index in a deeper model, so the lists of the source are asked of transformers' own
@@ -11,19 +11,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import Refused, raise_first
-from lemonx.planning.depth import Block
 from lemonx.specs.coverage import list_problems
-from lemonx.specs.spec import Spec
+from lemonx.specs.spec import Block, Spec
 
 # Every field of a config.json as transformers' class for it reads them, defaults and all.
-AsRead = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-Blocks = Mapping[str, tuple[Block, ...]]
+AsRead = Callable[[Mapping[str, JsonValue]], Mapping[str, JsonValue]]
+BlocksByStack = Mapping[str, tuple[Block, ...]]
 
 
 def implied_lists(
-    config: Mapping[str, Any], source: Spec, blocks: Blocks, as_read: AsRead | None
-) -> dict[str, list[Any]]:
+    config: Mapping[str, JsonValue], source: Spec, blocks: BlocksByStack, as_read: AsRead | None
+) -> dict[str, list[JsonValue]]:
     """The lists that the source's config.json leaves out and a deeper target's must say, as the source has them."""
     missing = [
         field
@@ -35,16 +36,20 @@ def implied_lists(
     if not missing:
         return {}
     read = as_read(config) if as_read is not None else {}
+    found: dict[str, list[JsonValue]] = {}
     for field in missing:
-        if not isinstance(read.get(field), list):
+        if not isinstance(entries := read.get(field), list):
             raise Refused(
-                f"config.json leaves out {field}, which depends on a layer's index, so a deeper model cannot be told "
-                f"which layers are of which type: add {field} to config.json, with one entry a layer"
+                f"leaves out {field}, which depends on a layer's index, so lemonx cannot tell the types of a deeper "
+                "model's layers",
+                f"add {field}, with one entry per layer",
+                file=CONFIG,
             )
-    return {field: list(read[field]) for field in missing}
+        found[field] = [*entries]
+    return found
 
 
-def with_block_fields(config: Mapping[str, Any], source: Spec, blocks: Blocks) -> dict[str, Any]:
+def with_block_fields(config: Mapping[str, JsonValue], source: Spec, blocks: BlocksByStack) -> dict[str, JsonValue]:
     """config.json with the fields that speak of the source's blocks speaking of the target's."""
     raise_first(list_problems(source, config))
     new = dict(config)

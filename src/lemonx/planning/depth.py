@@ -14,7 +14,7 @@ Paper: section 4.3 and appendix D.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lemonx.algebra.norm_chains import Chain
@@ -22,16 +22,7 @@ from lemonx.algebra.recipes import CANCEL, KEEP, SILENT
 from lemonx.errors import Refused
 from lemonx.specs.norms import Norm
 from lemonx.specs.rows import IDENTITY, Row
-from lemonx.specs.spec import Spec, Stack
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of the target: the source block it comes from, and its place among that one's copies."""
-
-    source: int
-    added: bool
-    closes: bool
+from lemonx.specs.spec import Block, Spec, Stack
 
 
 def arrange(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
@@ -43,8 +34,8 @@ def arrange(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     extra = target - stack.size
     if extra and stack.size <= stack.pinned:
         raise Refused(
-            f"{name} has only blocks that change the shape of their input, and none of them can be copied: "
-            f"its depth must stay {stack.size}"
+            f"every layer of {name} changes the shape of its input, so none can be copied",
+            f"keep its depth at {stack.size}",
         )
     # Whole periods are added after a period, so that what follows keeps its phase; the rest goes last.
     period = min(stack.period, stack.size - stack.pinned) or 1
@@ -83,7 +74,7 @@ def check_added(source: Spec, target: Spec) -> None:
     """Refused if a stack is to have more blocks and a silent one would not be the identity."""
     for name, stack in source.stacks.items():
         if stack.still and target.stacks[name].size != stack.size:
-            raise Refused(f"{name} cannot have more blocks, since {stack.still}: keep its depth at {stack.size}")
+            raise Refused(f"{name} cannot grow deeper, since {stack.still}", f"keep its depth at {stack.size}")
 
 
 def placed(
@@ -104,7 +95,7 @@ def in_stream(row: Row, stream: str) -> bool:
 def stream_norms(spec: Spec, stack: str) -> list[str]:
     """The norms in the stream of a stack's blocks, in order; Pre-LN blocks have none."""
     stream = spec.stacks[stack].stream
-    return [name for name, row in spec.rows.items() if name.startswith(f"{stack}.*.") and in_stream(row, stream)]
+    return [name for name in spec.order if name.startswith(f"{stack}.*.") and in_stream(spec.rows[name], stream)]
 
 
 def eps_of(spec: Spec, norm: str, config: Mapping[str, Any]) -> float:

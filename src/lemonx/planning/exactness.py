@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from lemonx.algebra.expansions import AVG, DENSE, WEIGHED
 from lemonx.algebra.free_parameters import Free
-from lemonx.algebra.recipes import CANCEL, SILENT, Matrix, Recipe, Vector
+from lemonx.algebra.recipes import CANCEL, SILENT, Matrix, TensorRecipe, Vector
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
 # A norm that an added Post-LN block applies again: exact but for eps, in any dtype.
 UP_TO_EPS = "up to eps"
-# A tensor that a method makes anew: nothing of the source is kept entry by entry.
+# A tensor that a method computes itself: no entry of the source is kept as it is.
 MADE = "made anew"
 # From exact to not.
 WEAKER = (BIT_EXACT, EXACT_SUM, ROUNDED, UP_TO_EPS, MADE)
@@ -21,16 +20,18 @@ BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8}
 SMALLEST = {"F64": -1074, "F32": -149, "F16": -24, "BF16": -133}
 
 
-def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
+def exactness(recipe: TensorRecipe, source: str, target: str, free: Free) -> str:
     """How exact a tensor is as it is stored: every entry, the sum over copies, or to one rounding."""
     if isinstance(recipe, Matrix) and recipe.mode == SILENT and not recipe.spare:
         return BIT_EXACT
     if BITS.get(target, 64) < BITS.get(source, 64) or SMALLEST.get(target, 0) > SMALLEST.get(source, 0):
         return ROUNDED
     axes = (recipe.expansion,) if isinstance(recipe, Vector) else (recipe.rows, recipe.columns)
-    if any(axis.has(DENSE) for axis in axes):
+    if any(axis.is_dense for axis in axes):
         return ROUNDED
     if isinstance(recipe, Vector):
+        if recipe.levelled and target != "F64" and not recipe.expansion.is_copy.all():
+            return ROUNDED  # the level of new entries is a root, which the mean of the rows in front of it goes by
         factor = recipe.factor[recipe.factor != 0]
         return BIT_EXACT if (factor == 1).all() or (not recipe.offset and _powers_of_two(factor)) else ROUNDED
     rows, columns = recipe.rows, recipe.columns
@@ -42,7 +43,8 @@ def exactness(recipe: Recipe, source: str, target: str, free: Free) -> str:
     if apart and target not in ("BF16", "F16"):
         return ROUNDED
     scales = np.concatenate([rows.amp * rows.gain, columns.amp * columns.gain])
-    if rows.has(AVG) or rows.has(WEIGHED) or (columns.has(AVG) and not recipe.consumes) or not _powers_of_two(scales):
+    means = (rows.is_mean | rows.is_weighed_mean).any() or (columns.is_mean.any() and not recipe.consumes)
+    if means or not _powers_of_two(scales):
         return ROUNDED
     if most == 1 or not recipe.consumes:
         return EXACT_SUM if apart else BIT_EXACT

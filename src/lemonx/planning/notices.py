@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from lemonx.algebra.expansions import RAND, ZERO
+from lemonx.frames.placement import PostNormFrame
 from lemonx.frames.solution import Solved
 from lemonx.planning.plan import Plan
 from lemonx.planning.typecheck import Types, is_tied
 from lemonx.specs.coverage import lost_head
+from lemonx.specs.spaces import Experts
 from lemonx.specs.spec import Spec
 from lemonx.specs.weights import Router
 
@@ -31,29 +32,29 @@ def conditions(source: Spec, target: Spec, types: Types) -> Iterator[str]:
     names = [name for name in source.spaces if name.startswith("query")]
     if any(_dead(types, name) and _dead(types, name.replace("query", "key")) for name in names):
         yield (
-            "new entries of queries and keys are 0 in both because a norm reads them: they have no gradient and stay 0 "
-            "until something disturbs them"
+            "new entries of queries and keys start at 0 in both, because a norm reads them, so they get no gradient "
+            "and stay 0 until something disturbs them"
         )
     for name, space in source.spaces.items():
-        unused = int((~types.spaces[name].is_copy).sum()) if space.chosen else 0
+        unused = int((~types.spaces[name].is_copy).sum()) if isinstance(space, Experts) else 0
         if unused:
-            why = "their bias keeps them out" if types.spaces[name].has(RAND) else "they score the mean of all"
-            yield f"{unused} of {target.spaces[name].size} {name} are never picked at first: {why}"
+            why = "their bias keeps them out" if types.spaces[name].is_free.any() else "they score the mean of all"
+            yield f"{unused} of {target.spaces[name].size} {name} are never picked at first, as {why}"
     worst = max((chain for uses in types.chains.values() for chain in uses), key=lambda chain: chain.loss, default=None)
     if worst:
         yield (
-            f"up to eps = {worst.eps:g}, which changes the stream by at most {worst.loss:.0e} of itself wherever "
-            "blocks are added"
+            f"up to eps = {worst.eps:g} of the norms, which changes activations by at most {worst.loss:.0e} of "
+            "themselves wherever layers are added"
         )
         if worst.small:
             yield (
-                f"among added blocks the stream has the size {worst.gains.first:.1e}: what they learn to write is "
-                "divided by that"
+                f"between added layers activations have the size {worst.gains.first:.1e}, and whatever these layers "
+                "learn to add is divided by that"
             )
 
 
 def _dead(types: Types, name: str) -> bool:
-    return name in types.spaces and types.spaces[name].has(ZERO)
+    return name in types.spaces and bool(types.spaces[name].is_zero.any())
 
 
 def _frames(plan: Plan) -> Iterator[str]:
@@ -62,30 +63,30 @@ def _frames(plan: Plan) -> Iterator[str]:
 
 
 def _frame(plan: Plan, solved: Solved) -> Iterator[str]:
-    framed = solved.framed
-    grouped = framed.last and any(block.added for block in plan.blocks[framed.stack or ""])
-    (p, wide), number = framed.groups[0], solved.number + bool(grouped)
-    fed = framed.entry or framed.last
-    spread = (
-        f"the gains of norms that feed it spread over a factor of {solved.spread:.1f}" if fed else "no norm feeds it"
-    )
+    framed = solved.placement
+    (p, wide), number = framed.groups[0], len(solved.feeders)
+    if isinstance(framed, PostNormFrame) and any(block.added for block in plan.blocks[framed.stack]):
+        number += 1  # that of added blocks
+    spread = "no norm feeds it"
+    if framed.is_fed:
+        spread = f"the weights of norms that feed it spread over a factor of {solved.spread:.1f}"
     how = f"solved in {solved.seconds:.1f} s, to {solved.residual:.0e}; {spread}"
     if not plan.solved:
-        how = "not solved yet, which depends on the weights of norms: --solve does it, and expand"
+        how = "not solved yet: it depends on the weights of norms, and --solve or expand does it"
     yield (
-        f"{framed.stream} {framed.size} -> {framed.target} is carried by {number} frame{'s' if number > 1 else ''} of "
-        f"{len(framed.groups)} dense blocks, {wide} x {p}: {p} products for an entry of a weight beside it instead of "
-        f"a copy; {how}"
+        f"{framed.stream} {framed.size} -> {framed.target} takes {number} change{'s' if number > 1 else ''} of basis "
+        f"of {len(framed.groups)} dense blocks, {wide} x {p}: every entry of a weight beside it takes {p} products "
+        f"instead of a copy; {how}"
     )
-    if framed.hidden:
+    if isinstance(framed, PostNormFrame):
         yield (
-            f"{2 * framed.size} of the {plan.target_spec.spaces[framed.hidden].size} units of {framed.hidden} in every "
-            "block pass the stream through, act(a) - act(-a) = a, and begin with no other use"
+            f"{2 * framed.size} of the {plan.target_spec.spaces[framed.hidden].size} MLP neurons in every layer only "
+            "pass activations on at first, act(a) - act(-a) = a"
         )
     if framed.is_given_out and plan.family.config(plan.source_config).headless:
         yield (
-            f"what the model gives out of {framed.stream} is the source's in another basis of {framed.target} "
-            "coordinates, not a copy of it"
+            f"the model's output {framed.stream} is the source's in another basis of {framed.target} coordinates, "
+            "not a copy of it"
         )
 
 
@@ -95,14 +96,14 @@ def _new_routers(plan: Plan) -> Iterator[str]:
         row = plan.source_spec.rows[name]
         if isinstance(row, Router) and plan.source_config["model_type"] not in plan.family.model_types:
             yield (
-                f"{name} is new and random: all experts are one, so any choice among them is right; they come to "
-                "differ by the tokens they are sent"
+                f"{name} is new and random: all experts are alike, so any choice among them is right, and they come "
+                "to differ by the tokens they get"
             )
 
 
 def _lost_head(plan: Plan) -> Iterator[str]:
     if lost := lost_head(plan.source_spec, plan.rows, plan.source_config):
-        yield f"config.json {lost} anew whenever it loads the model"
+        yield f"config.json {lost} whenever it loads the model"
 
 
 def _untied(plan: Plan) -> Iterator[str]:
@@ -110,4 +111,4 @@ def _untied(plan: Plan) -> Iterator[str]:
         row = plan.source_spec.rows[name]
         if getattr(row, "tied", None) and not is_tied(plan.target_spec, name):
             step = next(step for step in plan.steps if step.row == name)
-            yield f"{name} is no longer the embedding: {math.prod(step.shape)} parameters more"
+            yield f"{name} is no longer tied to the embedding, which adds {math.prod(step.shape)} parameters"

@@ -7,10 +7,9 @@ for frames, which is asked for, the gains of some norms are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,13 +17,14 @@ from lemonx import architectures
 from lemonx.algebra.free_parameters import DEFAULT, Free, preset
 from lemonx.algebra.norm_chains import Chain, expected_loss
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
+from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, raise_first
 from lemonx.frames import solution
 from lemonx.frames.solution import SolvedFrames
 from lemonx.guards.limits import LARGEST_SEED
 from lemonx.planning import depth, upcycling
 from lemonx.planning.block_fields import AsRead, implied_lists, with_block_fields
-from lemonx.planning.depth import Block
 from lemonx.planning.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
 from lemonx.planning.policy import Change, GrowthPolicy, lemon
 from lemonx.planning.request import NotWhole, Target, target_config
@@ -33,7 +33,7 @@ from lemonx.planning.typecheck import Rewired, Types, check, is_tied, require_sa
 from lemonx.specs.config import with_fields
 from lemonx.specs.coverage import Matched, eps_problems, match, settled, tied_copies
 from lemonx.specs.family import Architecture
-from lemonx.specs.spec import Spec
+from lemonx.specs.spec import Block, Spec
 from lemonx.specs.weights import Dropped
 
 # Why a buffer is not written.
@@ -53,11 +53,11 @@ class Plan:
     family: Architecture
     source_spec: Spec
     target_spec: Spec
-    source_config: Mapping[str, Any]
+    source_config: Mapping[str, JsonValue]
     # The same as the target's family reads it: another one where a dense model becomes one with experts.
-    read_as: Mapping[str, Any]
+    read_as: Mapping[str, JsonValue]
     read_names: tuple[str, ...]
-    target_config: Mapping[str, Any]
+    target_config: Mapping[str, JsonValue]
     tensors: Mapping[str, TensorInfo]
     rows: tuple[str, ...]
     types: Types
@@ -113,86 +113,189 @@ def make_plan(
     read: Callable[[Change, Free], GrowthPolicy] = lemon,
     as_read: AsRead | None = None,
     solve: bool = True,
+    family: Architecture | None = None,
 ) -> Plan:
-    """The plan that turns a checkpoint into the wanted sizes, as a method reads them; LEMON refuses what is lossy.
+    """The plan that turns a checkpoint into the wanted sizes, by the policy of a method; LEMON refuses what is lossy.
 
     `as_read` gives a config.json as transformers' class reads it, and is called where that decides what a deeper model
     is; without it, such a depth is refused. `solve`: read the gains of norms that feed frames, and solve for them; a
-    plan that is only looked at needs neither.
+    plan that is only looked at needs neither. `family`: what to read the checkpoint by, if none is registered for it.
     """
-    origin, wanted = upcycling.origin(checkpoint, wanted)
-    family, config = origin.family, origin.config
     if abs(seed) > LARGEST_SEED:
-        raise BadTarget(f"--seed {str(seed)[:40]}: want a whole number of at most 18 digits")
+        raise BadTarget(f"--seed {str(seed)[:40]} is not valid", "use a whole number of at most 18 digits")
     chosen = _chosen(free, depth_type, small_gains)
-    source = _source_spec(family, config)
+    held, wanted = _resolve(checkpoint, wanted, family)
+    typed = _typecheck(held, wanted, lambda change: read(change, chosen))
+    if chosen.small_gains and not typed.policy.free.small_gains:
+        raise BadTarget(
+            f"{typed.policy.method} does not use small gains", "leave --small-gains out, or use --method lemon"
+        )
+    frames = _solve(checkpoint, held, typed, solve)
+    return _build(checkpoint, held, typed, frames, seed=seed, dtype=dtype, as_read=as_read, solved=solve)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a checkpoint holds, as its target's family reads it.
+
+    `found`: its tensors, matched to rows; `routers`: rows that it lacks because they are new; `rows`: those it has.
+    """
+
+    origin: upcycling.Origin
+    spec: Spec
+    found: list[Matched]
+    routers: Mapping[str, list[Matched]]
+    rows: list[str]
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """The target that was asked for: its config.json and spec, how every space grows, and by which policy."""
+
+    config: dict[str, JsonValue]
+    spec: Spec
+    types: Types
+    policy: GrowthPolicy
+
+
+def _resolve(checkpoint: Checkpoint, wanted: Target, family: Architecture | None) -> tuple[_Held, Target]:
+    """Phase 1: match the tensors to the rows of the spec; and what is wanted besides another family."""
+    if family is None:
+        origin, wanted = upcycling.origin(checkpoint, wanted)
+    else:
+        origin = upcycling.as_it_is(checkpoint, family)
+    source = _source_spec(origin.family, origin.config)
     found = match(source, origin.tensors)
     source = settled(source, found)
-    anew = upcycling.routers(source, found)
-    present = with_tied(source, {hit.row for hit in found} | anew.keys())
-    new, types, policy = _typed_target(family, config, wanted, source, present, lambda change: read(change, chosen))
-    if chosen.small_gains and not policy.free.small_gains:
-        raise BadTarget(f"{policy.method} has no small gains: leave --small-gains out, or use --method lemon")
-    target = family.spec(new)
-    tied = {hit.name: row for hit, row in tied_copies(source, found)}
-    dropped = {hit.name: RECOMPUTED for hit in found if isinstance(source.rows[hit.row], Dropped)}
+    routers = upcycling.routers(source, found)
+    rows = with_tied(source, {hit.row for hit in found} | routers.keys())
+    return _Held(origin, source, found, routers, rows), wanted
+
+
+def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolicy]) -> _Typed:
+    """Phase 2: prove that every row can follow; widths that an error advises have passed the same check."""
+    family, config = held.origin.family, held.origin.config
+
+    def typed(asked: Target) -> _Typed:
+        new = target_config(family, config, asked)
+        target = family.spec(new)
+        require_same_rows(held.spec, target)  # before a method compares their sizes by name
+        policy = read(Change(held.spec, target))
+        if policy.lossless:
+            values, small_gains = family.config(config), policy.free.small_gains
+            types = check(held.spec, target, held.rows, values, small_gains=small_gains)
+        else:
+            types = unchecked(held.spec, target, held.rows, dict(policy.kinds))
+        return _Typed(new, target, types, policy)
+
+    def works(width: int) -> bool:
+        try:
+            typed(replace(wanted, width=width, width_factor=None))
+        except LemonxError:
+            return False
+        return True
+
+    try:
+        return typed(wanted)
+    except NotWhole as error:
+        raise BadTarget(error.found, error.widths.remedy(works)) from None
+    except Rewired as error:
+        changed = _changed(family, config, target_config(family, config, wanted))
+        raise Refused(error.found, f"{error.remedy}, with {changed}") from None
+
+
+def _solve(checkpoint: Checkpoint, held: _Held, typed: _Typed, solve: bool) -> SolvedFrames | None:
+    """Phase 3: the frames, from the gains of the norms that feed them; only their outline if nothing may be read."""
+    if not typed.types.framed:
+        return None
+    if not solve:
+        return solution.outline(typed.types.framed)
+    return solution.solve(typed.types.framed, _affine(checkpoint, held.origin.files, held.found))
+
+
+def _build(
+    checkpoint: Checkpoint,
+    held: _Held,
+    typed: _Typed,
+    frames: SolvedFrames | None,
+    *,
+    seed: int,
+    dtype: str | None,
+    as_read: AsRead | None,
+    solved: bool,
+) -> Plan:
+    """Phase 4: a step for every tensor of the target, and its config.json."""
+    origin, source, types = held.origin, held.spec, typed.types
+    tied = {hit.name: row for hit, row in tied_copies(source, held.found)}
+    dropped = {hit.name: RECOMPUTED for hit in held.found if isinstance(source.rows[hit.row], Dropped)}
     dropped |= {name: f"tied to {row}" for name, row in tied.items()}
-    frames = None
-    if types.framed:
-        affine = _affine(checkpoint, origin.files, found)
-        frames = solution.solve(types.framed, affine) if solve else solution.outline(types.framed)
     blocks = {
-        name: depth.placed(name, stack, target.stacks[name], policy.arrange) for name, stack in source.stacks.items()
+        name: depth.placed(name, stack, typed.spec.stacks[name], typed.policy.arrange)
+        for name, stack in source.stacks.items()
     }
-    scored = frozenset(source.rows[name].writes.axes[0] for name in anew)
-    builder = StepBuilder(source, target, types, blocks, policy, origin.tensors, _dtype(dtype), scored, frames)
-    builder.check_count(found)
-    steps = [step for hit in found if hit.name not in dropped for step in builder.steps(hit)]
-    steps += [step for name, beside in anew.items() for hit in beside for step in builder.routers(name, hit)]
-    steps += [builder.untied(name, found) for name in present if _is_untied(source, target, name)]
-    steps = [
-        replace(step, source=origin.files[step.source], appended=origin.files.get(step.appended or ""))
-        for step in steps
-    ]
+    lists = implied_lists(origin.config, source, blocks, as_read)
     return Plan(
         source=checkpoint.origin,
-        family=family,
+        family=origin.family,
         source_spec=source,
-        target_spec=target,
+        target_spec=typed.spec,
         source_config=checkpoint.config,
-        read_as=config,
+        read_as=origin.config,
         read_names=tuple(origin.tensors),
-        target_config=_finished(new | implied_lists(config, source, blocks, as_read), source, types, blocks, dtype),
+        target_config=_finished({**typed.config, **lists}, source, types, blocks, dtype),
         tensors=checkpoint.tensors,
-        rows=tuple(present),
+        rows=tuple(held.rows),
         types=types,
         blocks=blocks,
-        steps=tuple(sorted(steps, key=lambda step: _natural(step.name))),
+        steps=_steps(held, typed, frames, blocks, dropped, _dtype(dtype)),
         dropped={origin.files[name]: why for name, why in dropped.items()},
         tied={origin.files[name]: row for name, row in tied.items()},
-        policy=policy,
+        policy=typed.policy,
         seed=seed,
         dtype=dtype,
         frames=frames,
-        solved=solve or frames is None,
+        solved=solved or frames is None,
     )
 
 
-def _source_spec(family: Architecture, config: Mapping[str, Any]) -> Spec:
+def _steps(
+    held: _Held,
+    typed: _Typed,
+    frames: SolvedFrames | None,
+    blocks: Mapping[str, tuple[Block, ...]],
+    dropped: Collection[str],
+    dtype: str | None,
+) -> tuple[Step, ...]:
+    """One step for every tensor of the target, in the order of their names."""
+    source, target, files = held.spec, typed.spec, held.origin.files
+    scored = frozenset(source.rows[name].writes.axes[0] for name in held.routers)
+    builder = StepBuilder(source, target, typed.types, blocks, typed.policy, held.origin.tensors, dtype, scored, frames)
+    builder.check_count(held.found)
+    steps = [step for hit in held.found if hit.name not in dropped for step in builder.steps(hit)]
+    steps += [step for name, beside in held.routers.items() for hit in beside for step in builder.routers(name, hit)]
+    steps += [builder.untied(name, held.found) for name in held.rows if _is_untied(source, target, name)]
+    named = [replace(step, source=files[step.source], appended=files.get(step.appended or "")) for step in steps]
+    return tuple(sorted(named, key=lambda step: _natural(step.name)))
+
+
+def _source_spec(family: Architecture, config: Mapping[str, JsonValue]) -> Spec:
     """The spec of the source; an error if config.json says what no spec knows of, or does not name its class."""
     architectures.refuse_elsewhere(config)
     parts = (config, *(value for value in config.values() if isinstance(value, Mapping)))
     if any(part.get("per_layer_config") for part in parts):
         raise Refused(
-            "config.json has a per_layer_config, which gives single layers sizes or windows of their own, and no spec "
-            "knows such layers: it cannot grow"
+            "has a per_layer_config, which gives some layers sizes or windows of their own, and lemonx does not "
+            "support such layers",
+            "expand a model whose layers are alike",
+            file=CONFIG,
         )
     spec = family.spec(config)
     raise_first(eps_problems(spec, family.config(config)))
     if not config.get("architectures") and family.asks_class(config):
         raise BadCheckpoint(
-            "config.json does not name the class of the model, which decides what it is made of: add the one that was "
-            'saved, as "architectures": ["..."]'
+            "does not name the class of the model, on which its weights depend",
+            'add the class that was saved, as "architectures": ["..."]',
+            file=CONFIG,
         )
     return spec
 
@@ -202,13 +305,13 @@ def _chosen(free: str | Free | None, depth_type: int | None, small_gains: bool) 
     chosen = free if isinstance(free, Free) else preset(free or DEFAULT)
     if depth_type is not None:
         if depth_type not in (1, 2):
-            raise BadTarget(f"--depth-type is 1 or 2, not {depth_type}")
+            raise BadTarget(f"--depth-type {depth_type} does not exist", "use 1 or 2")
         chosen = replace(chosen, depth_type=depth_type)
     chosen = replace(chosen, small_gains=chosen.small_gains or small_gains)
     if chosen.small_gains and chosen.depth_type == 2:
         raise Refused(
-            "copies that cancel do so up to rounding, which is not small beside a stream of small gains: give "
-            "--small-gains with --depth-type 1"
+            "outputs that cancel do so up to rounding, which is not small beside activations of small gains",
+            "use --depth-type 1 with --small-gains",
         )
     return chosen
 
@@ -229,41 +332,7 @@ def _affine(checkpoint: Checkpoint, files: Mapping[str, str], found: list[Matche
     return read
 
 
-def _typed_target(
-    family: Architecture,
-    config: Mapping[str, Any],
-    wanted: Target,
-    source: Spec,
-    rows: list[str],
-    read: Callable[[Change], GrowthPolicy],
-) -> tuple[dict[str, Any], Types, GrowthPolicy]:
-    """The target's config, and the types and the policy that lead to it; advised widths have passed the check."""
-
-    def typed(asked: Target) -> tuple[dict[str, Any], Types, GrowthPolicy]:
-        new = target_config(family, config, asked)
-        target = family.spec(new)
-        require_same_rows(source, target)  # before a method compares their sizes by name
-        policy = read(Change(source, target))
-        if not policy.lossless:
-            return new, unchecked(source, target, rows, dict(policy.kinds)), policy
-        return new, check(source, target, rows, family.config(config), small_gains=policy.free.small_gains), policy
-
-    def works(width: int) -> bool:
-        try:
-            typed(replace(wanted, width=width, width_factor=None))
-        except LemonxError:
-            return False
-        return True
-
-    try:
-        return typed(wanted)
-    except NotWhole as error:
-        raise BadTarget(error.advice(works)) from None
-    except Rewired as error:
-        raise Refused(f"{error}, with {_changed(family, config, target_config(family, config, wanted))}") from None
-
-
-def _changed(family: Architecture, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _changed(family: Architecture, old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> str:
     """The sizes that a target has changed, as options."""
     before, after = family.config(old), family.config(new)
     names = {name for names in family.sizes.values() for name in names}
@@ -272,17 +341,17 @@ def _changed(family: Architecture, old: Mapping[str, Any], new: Mapping[str, Any
 
 def _dtype(name: str | None) -> str | None:
     if name is not None and name not in DTYPES:
-        raise BadTarget(f"--dtype {name}: choose one of {', '.join(DTYPES)}")
+        raise BadTarget(f"lemonx does not write --dtype {name}", f"choose one of {', '.join(DTYPES)}")
     return DTYPES[name] if name else None
 
 
 def _finished(
-    config: dict[str, Any],
+    config: dict[str, JsonValue],
     source: Spec,
     types: Types,
     blocks: Mapping[str, tuple[Block, ...]],
     dtype: str | None,
-) -> dict[str, Any]:
+) -> dict[str, JsonValue]:
     """The target's config with what follows from the types: eps, fields that speak of blocks, dtype."""
     config = with_block_fields(with_fields(config, types.eps), source, blocks)
     if dtype:

@@ -14,9 +14,8 @@ from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.algebra.recipes import KEEP
 from lemonx.errors import Refused
 from lemonx.planning import depth
-from lemonx.planning.depth import Block
 from lemonx.specs.rows import Row
-from lemonx.specs.spec import Spec, Stack
+from lemonx.specs.spec import Block, Spec, Stack
 
 # Where the further units of a block come from: copies of its own, the next block's, or copies with noise.
 COPY, NEXT, JITTER = "copy", "next", "jitter"
@@ -76,7 +75,7 @@ def copies(block: Block, mode: str) -> tuple[str, ...]:
 
 
 def kept(row: Row, last_norm: bool, stream: str, block: Block) -> str:
-    """Nothing is silenced, in no block."""
+    """Nothing is silenced in any block."""
     return KEEP
 
 
@@ -90,7 +89,7 @@ def in_order(sources: Iterable[int]) -> tuple[Block, ...]:
 
 
 def placed(arrange: Arrange, *notes: str) -> GrowthPolicy:
-    """Trained blocks placed anew and nothing else: what methods that stack do, and why they are not lossless."""
+    """Trained blocks in another order, with nothing silenced: what stacking methods do, and why they are lossy."""
     return GrowthPolicy(EVEN, lossless=False, mode=kept, further=copies, arrange=arrange, notes=notes)
 
 
@@ -102,12 +101,15 @@ def stacked(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     """
     first, others = list(range(stack.pinned)), list(range(stack.pinned, stack.size))
     if target > stack.size and not others:
-        raise Refused(f"{name} has only blocks that change the shape of their input: its depth must stay {stack.size}")
+        raise Refused(
+            f"every layer of {name} changes the shape of its input, so none can be copied",
+            f"keep its depth at {stack.size}",
+        )
     return in_order([*first, *(others[i % len(others)] for i in range(target - len(first)))])
 
 
 def lemon(change: Change, free: Free) -> GrowthPolicy:
-    """LEMON: copies told apart by their fan-out; inside silent blocks, where that is zero, by their fan-in."""
+    """LEMON: copies differ by their fan-out, or by their fan-in inside silent blocks, where the fan-out is zero."""
 
     def further(block: Block, mode: str) -> tuple[str, ...]:
         if not block.added or mode != KEEP or free.depth_type != 1:
@@ -117,7 +119,11 @@ def lemon(change: Change, free: Free) -> GrowthPolicy:
     arrange = depth.arrange
     if free.stacked:
         if change.deepens and any(depth.stream_norms(change.source, name) for name in change.source.stacks):
-            raise Refused("a Post-LN block is added next to its origin, whose norm it takes over: not stacked")
+            raise Refused(
+                "an added Post-LN layer must stand next to the one it copies, whose norm it takes over, and stacking "
+                "puts it elsewhere",
+                "leave stacked out of the free parameters",
+            )
         arrange = depth.on_top
     mode = partial(depth.mode, depth_type=free.depth_type)
     return GrowthPolicy(free, lossless=True, mode=mode, further=further, arrange=arrange)

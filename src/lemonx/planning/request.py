@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.guards.limits import LARGEST
+from lemonx.planning.sizes import AskedSize, Relative
 from lemonx.specs.config import TIED, Config, with_fields
-from lemonx.specs.family import Architecture, is_ratio, is_size
+from lemonx.specs.family import Architecture, FieldSize, is_ratio, is_size
 from lemonx.specs.spec import Spec
 
 # The options whose sizes grow with the width.
@@ -24,20 +26,20 @@ _TRIES = 50
 class Target:
     """Sizes as a user gives them; None means: not given, so it follows or stays."""
 
-    width: int | None = None
-    depth: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    ffn: int | None = None
+    width: AskedSize | None = None
+    depth: AskedSize | None = None
+    heads: AskedSize | None = None
+    kv_heads: AskedSize | None = None
+    ffn: AskedSize | None = None
     width_factor: Fraction | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    like: Mapping[str, Any] | None = None
+    fields: Mapping[str, JsonValue] = field(default_factory=dict)
+    like: Mapping[str, JsonValue] | None = None
 
-    def given(self, option: str) -> int | None:
+    def given(self, option: str) -> AskedSize | None:
         return getattr(self, option)
 
 
-def target_config(family: Architecture, values: Mapping[str, Any], wanted: Target) -> dict[str, Any]:
+def target_config(family: Architecture, values: Mapping[str, JsonValue], wanted: Target) -> dict[str, JsonValue]:
     """The target's config.json as far as sizes go; the source's other fields stay."""
     config = family.config(values)
     spec = family.build(config)
@@ -53,40 +55,45 @@ def target_config(family: Architecture, values: Mapping[str, Any], wanted: Targe
         new |= _followers(family, config, wanted, ratio, options)
     given = set(wanted.fields)
     for option in ("width", "depth", *FOLLOWERS):
-        if (value := wanted.given(option)) is not None:
-            name = _single(family, config, option)
-            new[name] = value
-            given.add(name)
+        if (size := wanted.given(option)) is not None:
+            sizes = _asked(family, config, spec, option, size)
+            new |= sizes
+            given |= sizes.keys()
     for name, value in wanted.fields.items():
         if name == TIED and value is False and not spec.ties:
-            raise BadTarget(f"--set {TIED}=false: no decoder is the embedding here: leave it out")
+            raise BadTarget(
+                f"--set {TIED}=false has no effect, as no output head here is tied to the embedding", "leave it out"
+            )
         # The one field besides sizes that may be changed, from true to false: a decoder becomes a weight of its own.
         new[name] = value if name == TIED and spec.ties and value is False else _checked(family, config, name, value)
     new |= {name: new.get(leader, config[leader]) for name, leader in spec.follows.items() if name not in given}
     try:
         target = family.spec(with_fields(values, family.as_named(values, new)))
     except BadCheckpoint as error:
-        raise BadTarget(f"the target's {error}") from None
+        raise BadTarget.of(error.about("the target's config.json")) from None
     return with_fields(values, family.as_named(values, {**new, **target.config}))
 
 
-def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """The sizes of another config of this family; its units (the width of a head) must be those of the source."""
     if not family.owns(like):
         raise BadTarget(
-            f"--like is a {like.get('model_type') or like.get('architecture')!r}, the source a "
-            f"{family.model_types[0]!r}: sizes differ in kind"
+            f"--like is a {like.get('model_type') or like.get('architecture')!r}, but the source is a "
+            f"{family.model_types[0]!r}",
+            "give --like a config of the same family",
         )
     try:
         other, config = family.spec(like), family.config(like)
         sizes = {name: config[name] for names in family.sizes.values() for name in names}
     except BadCheckpoint as error:
-        raise BadTarget(f"--like: {error}") from None
+        raise BadTarget.of(error.about("the config.json of --like")) from None
     fused = {axis for row in source.rows.values() for s in (row.reads, row.writes) if s.is_fused for axis in s.axes}
     for name in sorted(fused & source.fixed.keys()):
         if other.fixed.get(name) != source.fixed[name]:
             raise BadTarget(
-                f"--like has {name} = {other.fixed.get(name)}, the source {source.fixed[name]}: it cannot change"
+                f"--like has {name} = {other.fixed.get(name)}, but the source has {source.fixed[name]}, which cannot "
+                "change",
+                f"give --like a config with the same {name}",
             )
     return sizes
 
@@ -94,14 +101,45 @@ def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, Any]) -> di
 def _ratio(family: Architecture, config: Config, wanted: Target) -> Fraction | None:
     if wanted.width_factor is not None:
         if wanted.width is not None:
-            raise BadTarget("--width and --width-factor say the same thing twice: give one")
+            raise BadTarget("--width and --width-factor both set the width", "give one of them")
         return wanted.width_factor
     if wanted.width is None:
         return None
     before = config[_single(family, config, "width")]
-    if wanted.width < before:
-        raise BadTarget(f"--width {wanted.width} is less than the source's {before}: only growth is possible")
-    return Fraction(wanted.width, before)
+    width = before + wanted.width.plus if isinstance(wanted.width, Relative) else wanted.width
+    if width < before:
+        raise BadTarget(
+            f"--width {width} is smaller than the source's {before}",
+            f"lemonx only grows models, so choose at least {before}",
+        )
+    return Fraction(width, before)
+
+
+def _asked(family: Architecture, config: Config, spec: Spec, option: str, size: AskedSize) -> dict[str, FieldSize]:
+    """The config fields behind an option, at the size that was asked for: on both sides of an encoder-decoder."""
+    names = [_single(family, config, option)] if option == "width" else _behind(family, config, option)
+    return {name: _resolved(name, spec.config.get(name) or config[name], option, size) for name in names}
+
+
+def _resolved(name: str, before: Any, option: str, size: AskedSize) -> Any:
+    """A size in terms of the source's, or as it is. BadTarget where a list cannot take it."""
+    flag = _flag(option)
+    if isinstance(before, list):
+        if not isinstance(size, Relative) or size.plus:
+            advice = f"give a ratio such as {flag} 2x, or --set {name}={_spell(before)} with your numbers"
+            raise BadTarget(f"{flag} {size} cannot set {name}, which is {_spell(before)}", advice)
+        return [_resolved(name, value, option, size) for value in before]
+    if not isinstance(size, Relative):
+        return size
+    if not isinstance(before, int | float):
+        raise BadTarget(
+            f"{flag} {size} is relative, but config.json gives no {name}", f"give a number, such as {flag} 4096"
+        )
+    value = size.of(before)
+    if value.denominator != 1:
+        near = f"{flag} {int(value)} or {flag} {int(value) + 1}"
+        raise BadTarget(f"{name} = {before} times {size.times} is not a whole number", f"try {near}")
+    return int(value)
 
 
 def _followers(
@@ -110,16 +148,16 @@ def _followers(
     wanted: Target,
     ratio: Fraction,
     options: list[str] | tuple[str, ...],
-) -> dict[str, Any]:
+) -> dict[str, FieldSize]:
     """Every size that was not given, in proportion to the width."""
-    followers = {
+    followers: dict[str, FieldSize] = {
         name: config[name]
         for option in options
         if wanted.given(option) is None
         for name in _fields(family, config, option)
         if name not in wanted.fields and config[name] is not None
     }
-    result = {}
+    result: dict[str, FieldSize] = {}
     for name, value in followers.items():
         scaled = [ratio * v for v in value] if isinstance(value, list) else [ratio * value]
         if any(v.denominator != 1 for v in scaled):
@@ -129,34 +167,52 @@ def _followers(
 
 
 def _not_whole(
-    family: Architecture, config: Mapping[str, Any], followers: Mapping[str, Any], name: str, ratio: Fraction
+    family: Architecture,
+    config: Config,
+    followers: Mapping[str, FieldSize],
+    name: str,
+    ratio: Fraction,
 ) -> BadTarget:
     numbers = [n for value in followers.values() for n in (value if isinstance(value, list) else [value])]
-    what = f"{name} = {_spell(config[name])} times {ratio} is not whole"
+    what = f"{name} = {_spell(config[name])} times {ratio} is not a whole number"
     width = config[family.sizes["width"][0]]
     if len(family.sizes["width"]) > 1 or not isinstance(width, int):
         common = math.gcd(*numbers)
-        return BadTarget(f"{what}: try a factor in steps of 1/{common}, or give it with --set {name}=...")
+        return BadTarget(what, f"try a factor in steps of 1/{common}, or set it yourself with --set {name}=...")
     step = width // math.gcd(width, *numbers)
-    return NotWhole(what, name, width, step, int(ratio * width))
+    return NotWhole.of_widths(what, Widths(name, width, step, int(ratio * width)))
 
 
-class NotWhole(BadTarget):
-    """A size that follows the width is not whole; `advice` says which widths would do."""
+@dataclass(frozen=True)
+class Widths:
+    """Widths at which the field `name` is whole: multiples of `step` from the source's `width` on."""
 
-    def __init__(self, what: str, name: str, width: int, step: int, asked: int) -> None:
-        self.what, self.name, self.width, self.step, self.asked = what, name, width, step, asked
-        super().__init__(self.advice(lambda size: True))
+    name: str
+    width: int
+    step: int
+    asked: int
 
-    def advice(self, works: Callable[[int], bool]) -> str:
-        """The message, with the widths next to the one asked for that work."""
+    def remedy(self, works: Callable[[int], bool]) -> str:
+        """What to do: take a width next to the one asked for that works, or set the field."""
         below = self.asked // self.step * self.step
         lower, higher = range(below, self.width, -self.step), range(below + self.step, 4 * self.asked, self.step)
         down = next((n for n in lower[:_TRIES] if works(n)), None)
         up = next((n for n in higher[:_TRIES] if works(n)), None)
         sizes = " and ".join(str(n) for n in (down, up) if n is not None)
         widths = f"widths that work are {sizes}, or " if sizes else ""
-        return f"{self.what}: {widths}set it yourself with --set {self.name}=..."
+        return f"{widths}set it yourself with --set {self.name}=..."
+
+
+class NotWhole(BadTarget):
+    """A size that follows the width is not whole; `widths` knows which widths would do."""
+
+    widths: Widths
+
+    @classmethod
+    def of_widths(cls, found: str, widths: Widths) -> NotWhole:
+        error = cls(found, widths.remedy(lambda size: True))
+        error.widths = widths
+        return error
 
 
 def _fields(family: Architecture, config: Config, option: str) -> list[str]:
@@ -164,17 +220,25 @@ def _fields(family: Architecture, config: Config, option: str) -> list[str]:
     return [name for name in family.sizes.get(option, ()) if name in config.asked]
 
 
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def _behind(family: Architecture, config: Config, option: str) -> list[str]:
+    """The config fields behind an option; BadTarget if there are none."""
+    if names := _fields(family, config, option):
+        return names
+    sizes = ", ".join(_sizes(family, config))
+    raise BadTarget(f"a {config['model_type']} has no size that {_flag(option)} sets", f"set one of {sizes} with --set")
+
+
 def _single(family: Architecture, config: Config, option: str) -> str:
     """The one config field behind an option, where it is one number."""
-    flag = f"--{option.replace('_', '-')}"
-    if not (names := _fields(family, config, option)):
-        sizes = ", ".join(_sizes(family, config))
-        raise BadTarget(f"a {config['model_type']} has no size for {flag}: its sizes are {sizes}")
-    first, *others = names
+    first, *others = _behind(family, config, option)
     if others or isinstance(config[first], list):
-        advice = "--width-factor, or " if option == "width" else ""
         fields = " ".join(f"--set {name}={_spell(config[name])}" for name in (first, *others))
-        raise BadTarget(f"a {config['model_type']} has several sizes behind {flag}: use {advice}{fields}")
+        what = f"a {config['model_type']} has several sizes that {_flag(option)} could set"
+        raise BadTarget(what, f"give a ratio such as {_flag(option)} 1.5x, or {fields} with your numbers")
     return first
 
 
@@ -187,17 +251,18 @@ def _spell(value: Any) -> str:
     return str(value).replace(" ", "")
 
 
-def _check_option(option: str, value: int | None) -> None:
+def _check_option(option: str, size: AskedSize | None) -> None:
+    value = 1 + size.plus if isinstance(size, Relative) else size
     if value is not None and not 1 <= value <= LARGEST:
         bound = "at least 1" if value < 1 else f"at most {LARGEST}"
-        raise BadTarget(f"{option} must be {bound}, not {str(value)[:40]}")
+        raise BadTarget(f"{option} {str(value)[:40]} is out of range", f"use {bound}")
 
 
 def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any:
     sizes = _sizes(family, config)
     if name not in sizes:
         what = "cannot grow" if name in config.asked else "is not a size of this model"
-        raise BadTarget(f"{name!r} {what}: its sizes are {', '.join(sizes)}")
+        raise BadTarget(f"{name!r} {what}", f"set one of {', '.join(sizes)}")
     before = config[name]
     several, unset = isinstance(before, list), value is None and before is not None
     # Only what config.json itself writes as 4.0 may be given so.
@@ -205,9 +270,8 @@ def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any
     typed = isinstance(before, float) or not any(isinstance(v, float) for v in given)
     fits = is_ratio if isinstance(before, float) and family.has_ratio(name) else is_size
     if not fits(value) or not typed or isinstance(value, list) != several or unset:
-        raise BadTarget(
-            f"--set {name}={_spell(value)}: want {'a list of whole numbers' if several else 'a whole number'}"
-        )
+        kind = "a list of whole numbers" if several else "a whole number"
+        raise BadTarget(f"--set {name}={_spell(value)} is not {kind}", f"use {kind}")
     if isinstance(before, list) and isinstance(value, list) and len(value) != len(before):
-        raise BadTarget(f"--set {name}: want {len(before)} numbers, got {len(value)}")
+        raise BadTarget(f"--set {name} has {len(value)} numbers", f"give {len(before)}")
     return float(value) if isinstance(before, float) and isinstance(value, int) else value

@@ -17,7 +17,7 @@ from lemonx.specs.config import flat_fields
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """Tensors of one row with one rule, in the blocks of one stack or outside of all."""
 
     stack: str | None
@@ -67,7 +67,7 @@ def changed_fields(plan: Plan) -> Iterator[tuple[str, Any, Any]]:
             yield name, before, value
 
 
-def lost_to_eps(plan: Plan) -> dict[str, Any] | None:
+def lost_to_eps(plan: Plan) -> dict[str, float] | None:
     """What added Post-LN blocks cost: at most so much of the stream, where its variance is at least `variance`."""
     if not plan.chains:
         return None
@@ -110,14 +110,13 @@ def flops(plan: Plan) -> tuple[int, int]:
     return source, target
 
 
-def groups(plan: Plan) -> list[Group]:
+def groups(plan: Plan) -> list[TensorGroup]:
     """Steps that differ only in their block's index, in the order of the spec."""
     counted: dict[tuple[str | None, str, tuple[int, ...], str, str], int] = {}
-    order = {name: i for i, name in enumerate(plan.source_spec.rows)}
-    for step in sorted(plan.steps, key=lambda step: order[step.row]):
+    for step in sorted(plan.steps, key=lambda step: plan.source_spec.order[step.row]):
         key = (*_place(step), step.shape, step.rule, step.exactness)
         counted[key] = counted.get(key, 0) + 1
-    return [Group(stack, name, shape, n, rule, exact) for (stack, name, shape, rule, exact), n in counted.items()]
+    return [TensorGroup(stack, name, shape, n, rule, exact) for (stack, name, shape, rule, exact), n in counted.items()]
 
 
 def _place(step: Step) -> tuple[str | None, str]:

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from lemonx.algebra.expansions import AVG, WEIGHED, Expansion
-from lemonx.algebra.recipes import KEEP, Copied, Matrix, Recipe, Vector
+from lemonx.algebra.expansions import Expansion
+from lemonx.algebra.recipes import KEEP, Copied, Matrix, TensorRecipe, Vector
 from lemonx.checkpoints import TensorInfo
 from lemonx.errors import BadTarget, Refused, raise_first
-from lemonx.frames.solution import Place, SolvedFrames
+from lemonx.frames.solution import SolvedFrames
 from lemonx.guards.limits import MOST_TARGET_TENSORS
 from lemonx.planning import depth, upcycling
-from lemonx.planning.depth import Block
 from lemonx.planning.exactness import BIT_EXACT, BITS, MADE, ROUNDED, UP_TO_EPS, exactness
 from lemonx.planning.policy import COPY, JITTER, NEXT, GrowthPolicy
 from lemonx.planning.typecheck import Types, split_into
 from lemonx.specs.coverage import UNIT, Matched, tensor_problems
 from lemonx.specs.norms import Scale
 from lemonx.specs.rows import IDENTITY, Axis, Row, Typed
-from lemonx.specs.space_expansions import part
-from lemonx.specs.spec import LAST, Spec
+from lemonx.specs.space_expansions import share_of
+from lemonx.specs.spaces import Experts
+from lemonx.specs.spec import LAST, OUTSIDE, Block, Spec
 from lemonx.specs.weights import Linear
 
 FLOATS = frozenset(BITS)
@@ -44,7 +44,7 @@ class Step:
     block: int
     shape: tuple[int, ...]
     dtype: str
-    recipe: Recipe
+    recipe: TensorRecipe
     exactness: str
     flops: int
     # Where the further heads and neurons of a silenced block come from, if not from `source`.
@@ -115,7 +115,7 @@ class StepBuilder:
         )
         if count > MOST_TARGET_TENSORS:
             raise BadTarget(
-                f"the target would have {count} tensors, more than {MOST_TARGET_TENSORS}: choose smaller sizes"
+                f"the target would have {count} tensors, more than {MOST_TARGET_TENSORS}", "choose smaller sizes"
             )
 
     def steps(self, hit: Matched) -> list[Step]:
@@ -146,8 +146,8 @@ class StepBuilder:
             return replace(step, exactness=exact)
         if BITS[step.dtype] < BITS["F32"]:
             raise Refused(
-                f"{step.name} is stored in 16 bits, which round small gains by more than eps loses without them: leave "
-                "--small-gains out, or give --dtype float32"
+                f"{step.name} is stored in 16 bits, which would round small gains by more than eps costs without them",
+                "leave --small-gains out, or give --dtype float32",
             )
         gains = chains[0].gains
         gain = gains.last if closes else gains.between if block.added else gains.first
@@ -203,25 +203,18 @@ class StepBuilder:
             return step
         following = hit.named(hit.index + 1)
         choice = next(c for c in choices if c != NEXT or following in self.tensors)
-        # The next block has one unit to append for each of this one's: what is appended again is jittered.
+        # The next block has one unit to append for each of this block's; a unit that is appended twice gets noise.
         first = {COPY: 0, JITTER: 1, NEXT: 2 if JITTER in choices else 0}[choice]
         recipe = replace(step.recipe, jitter=first if step.recipe.rows.copies.max() > first else 0)
         return replace(step, recipe=recipe, appended=following if choice == NEXT else None)
 
-    def _place(self, hit: Matched, block: int) -> Place:
-        """Where frames find a tensor of the target."""
-        if hit.stack is None:
-            return Place()
-        here = self.blocks[hit.stack][block]
-        return Place(hit.index, here.added, here.closes)
-
-    def _types_at(self, hit: Matched, unit: int | None, at: Place) -> tuple[Types, Types]:
+    def _types_at(self, hit: Matched, unit: int | None, at: Block) -> tuple[Types, Types]:
         """The types that a row reads and writes: where frames carry a space, and in parts of an expert, its own."""
         if self.split and unit is not None:
             ((name, times),) = self.split.items()
             number = int(self.types.spaces[UNIT.findall(hit.row)[0]].copy_number[unit])
             size, spaces = self.source.spaces[name].size, self.types.spaces
-            own = (part(size, number, times, gain=1 / times), part(size, number, times))
+            own = (share_of(size, number, times, gain=1 / times), share_of(size, number, times))
             reads, writes = (replace(self.types, spaces={**spaces, name: one}, _known={}) for one in own)
             return reads, writes
         if self.frames is None:
@@ -240,18 +233,19 @@ class StepBuilder:
             return found
         return Expansion(found.size, found.origin, np.ones(found.target_size))
 
-    def _told_apart(self, recipe: Recipe, hit: Matched, unit: int | None, added: bool) -> Recipe:
-        """The recipe of an expert's weight with the noise that tells its copies apart."""
+    def _with_expert_noise(self, recipe: TensorRecipe, hit: Matched, unit: int | None, added: bool) -> TensorRecipe:
+        """The recipe of an expert's weight with the noise that makes its copies differ."""
         row = self.source.rows[hit.row]
         each = row.each.axes[0] if isinstance(row, Linear) and row.each else None
         name = UNIT.findall(hit.row)[0] if hit.unit is not None else each
         if name is None or not isinstance(recipe, Matrix) or hit.suffix not in ("weight", ""):
             return recipe
-        experts, chosen = self.types.spaces[name], (self.source.spaces[name].chosen, self.target.spaces[name].chosen)
-        together = chosen[0] * experts.target_size == chosen[1] * experts.size and name not in self.scored_anew
+        experts, before, after = self.types.spaces[name], self.source.spaces[name], self.target.spaces[name]
+        assert isinstance(before, Experts) and isinstance(after, Experts)
+        together = before.chosen * after.size == after.chosen * before.size and name not in self.scored_anew
         stack = self.source.stacks[hit.stack] if hit.stack else None
         writes = stack is not None and stack.stream in row.writes.axes
-        summed = writes and together and not recipe.rows.has(AVG) and not added and not self.split
+        summed = writes and together and not recipe.rows.is_mean.any() and not added and not self.split
         at = range(experts.target_size) if unit is None else [unit]
         # Nobody is sent to an expert without a source; in an added block the copies write nothing yet.
         silent = added and self.policy.free.depth_type == 1 and unit is not None and not writes
@@ -263,12 +257,13 @@ class StepBuilder:
         return replace(recipe, copied=copied) if max(copied.copies) > 1 or any(copied.unused) else recipe
 
     @cached_property
-    def _rules(self) -> dict[tuple[Any, ...], tuple[tuple[int, ...], Recipe, str]]:
+    def _rules(self) -> dict[tuple[Any, ...], tuple[tuple[int, ...], TensorRecipe, str]]:
         """What blocks have in common: a model of a hundred thousand tensors has some dozens of these."""
         return {}
 
     def _step(self, hit: Matched, block: int, mode: str, unit: int | None = None, added: bool = False) -> Step:
-        row, info, at = self.source.rows[hit.row], self.tensors[hit.name], self._place(hit, block)
+        row, info = self.source.rows[hit.row], self.tensors[hit.name]
+        at = OUTSIDE if hit.stack is None else self.blocks[hit.stack][block]
         key = hit.row, hit.suffix, info.shape, info.dtype, mode, unit, added, at if self.frames else None
         if key not in self._rules:
             self._rules[key] = self._rule(hit, at, mode, unit, added)
@@ -286,8 +281,8 @@ class StepBuilder:
         return self.dtype if self.dtype and info.dtype in BITS else info.dtype
 
     def _rule(
-        self, hit: Matched, at: Place, mode: str, unit: int | None, added: bool
-    ) -> tuple[tuple[int, ...], Recipe, str]:
+        self, hit: Matched, at: Block, mode: str, unit: int | None, added: bool
+    ) -> tuple[tuple[int, ...], TensorRecipe, str]:
         """The shape, the recipe and the exactness of a tensor of the target."""
         row, info = self.source.rows[hit.row], self.tensors[hit.name]
         axes = row.tensors()[hit.suffix]
@@ -299,16 +294,16 @@ class StepBuilder:
         )
         typed = Typed(reads.of(row.reads), writes.of(row.writes), expansions, self.types.exact)
         recipe = self.frames.norm(hit.row, at, hit.suffix) if self.frames else None
-        recipe = self._told_apart(recipe or row.recipe(hit.suffix, typed, mode), hit, unit, added)
+        recipe = self._with_expert_noise(recipe or row.recipe(hit.suffix, typed, mode), hit, unit, added)
         if self.frames and isinstance(recipe, Matrix) and hit.suffix == "weight":
             recipe = replace(recipe, spare=self.frames.spare(hit.row, at))
         made, dtype = self.policy.made, self._dtype_of(info)
         exact = MADE if made else exactness(recipe, info.dtype, dtype, self.policy.free)
         return tuple(e.target_size for e in expansions), recipe, exact
 
-    def _scale_behind(self, hit: Matched, recipe: Recipe) -> str | None:
+    def _scale_behind(self, hit: Matched, recipe: TensorRecipe) -> str | None:
         """The tensor of the scale that reads what this one writes, in the same block, if it weights a mean."""
-        if not isinstance(recipe, Matrix) or not recipe.rows.has(WEIGHED):
+        if not isinstance(recipe, Matrix) or not recipe.rows.is_weighed_mean.any():
             return None
         written = self.source.rows[hit.row].writes
         name, suffix = next(

@@ -10,35 +10,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lemonx.algebra.expansions import (
-    DENSE,
-    RAND,
-    SPARE,
-    ZERO,
-    Expansion,
-    concat,
-    expansion,
-    identity,
-    multiples_near,
-    product,
-)
+from lemonx.algebra.expansions import Expansion, concat, identity, multiples_near, product
 from lemonx.algebra.norm_chains import Chain, require_small
-from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.errors import BadTarget, Refused
 from lemonx.frames import placement
 from lemonx.frames.placement import FramePlacement
 from lemonx.planning import depth
+from lemonx.planning.norm_eps import keep_eps
 from lemonx.specs.config import TIED
 from lemonx.specs.norms import Norm
 from lemonx.specs.rows import Row
 from lemonx.specs.signature import Side
-from lemonx.specs.space_expansions import (
-    attention_expansion,
-    experts_expansion,
-    grouped_expansion,
-    padded_expansion,
-    part,
-    parts,
-)
+from lemonx.specs.spaces import Grouped, Growth
 from lemonx.specs.spec import LAST, Spec, Stack
 from lemonx.specs.weights import Linear
 
@@ -98,8 +81,9 @@ def check(
         if types.framed:
             widths = multiples_near(types.framed[0].size, types.framed[0].target)
             raise Refused(
-                "a frame would multiply the gradient that small gains make large already: leave --small-gains out, or "
-                f"choose a multiple of the width: {widths}"
+                "small gains enlarge gradients, and the change of basis that this width needs would multiply them "
+                "further",
+                f"leave --small-gains out, or choose a multiple of the width, {widths}",
             )
     require_small(chain for uses in chains.values() for chain in uses)
     return replace(types, chains=chains)
@@ -108,11 +92,11 @@ def check(
 def _check_gains(source: Spec, chains: Mapping[tuple[str, int], tuple[Chain, ...]]) -> None:
     """Small gains need norms that follow one another, and gains to be small."""
     if not chains:
-        raise BadTarget("--small-gains is for blocks added to a Post-LN stack, and none are here: leave it out")
+        raise BadTarget("--small-gains is for layers added to a Post-LN model, and none are added here", "leave it out")
     for stack, _ in chains:
         for name in depth.stream_norms(source, stack):
             if not source.rows[name].tensors():
-                raise Refused(f"{name} has no gains that could be small: leave --small-gains out")
+                raise Refused(f"{name} has no weights that could be made small", "leave --small-gains out")
 
 
 def _found(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any]) -> Types:
@@ -132,8 +116,10 @@ def _check_last(source: Spec, framed: FramePlacement) -> None:
     for name, row in source.rows.items():
         if row.is_norm and name.startswith(f"{framed.stack}.{LAST}."):
             raise Refused(
-                f"{name}: a norm that only the last block has cannot feed a frame: try "
-                f"{multiples_near(framed.size, framed.target)}, or give --set {TIED}=false alone, and widen the result"
+                f"{name} is a norm that only the last layer has, so it cannot take part in the change of basis that "
+                "this width needs",
+                f"try {multiples_near(framed.size, framed.target)}, or first expand with --set {TIED}=false alone and "
+                "then widen the result",
             )
 
 
@@ -145,7 +131,8 @@ def _checked(
     for stream in framed:
         spaces |= stream.expansions(target)
     norms = {name: row for name in rows if isinstance(row := source.rows[name], Norm)}
-    spaces, eps = _with_gains(source, norms, Types(source, spaces, {}), config, carried)
+    eta = _shrinkage(norms, Types(source, spaces, {}), carried)
+    spaces, eps = keep_eps(source, norms, eta, spaces, config, carried)
     _follow(source, target, rows, spaces)
     types = Types(source, spaces, eps, framed=framed)
     for name in rows:
@@ -155,13 +142,24 @@ def _checked(
         try:
             row.require(types.of(row.reads), types.of(row.writes))
         except Refused as refusal:
-            raise Refused(f"{name}: {refusal}") from None
+            raise refusal.about(name) from None
     _check_units(source, rows, types)
     _check_shown(source, spaces)
     _check_tied(source, target, rows, spaces)
     for stream in framed:
-        placement.require_untied(stream, target, rows)
+        stream.require_untied(target, rows)
     return types
+
+
+def _shrinkage(norms: Mapping[str, Norm], types: Types, carried: Collection[str]) -> dict[str, float]:
+    """By what factor the input of every norm shrinks; that of a frame does not."""
+    eta = dict[str, float]()
+    for name, row in norms.items():
+        try:
+            eta[name] = 1.0 if name in carried else row.eta(types.of(row.reads))
+        except Refused as refusal:
+            raise refusal.about(name) from None
+    return eta
 
 
 def _refusing(source: Spec, target: Spec, rows: Collection[str]) -> list[str]:
@@ -187,7 +185,7 @@ def unchecked(source: Spec, target: Spec, rows: Collection[str], kinds: Mapping[
 
 
 def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str, Expansion]) -> None:
-    """What is like another space takes its expansion, and what a tied decoder reads the dual of the embedding's.
+    """Give a space that is `like` another its expansion, and what a tied decoder reads the dual of the embedding's.
 
     logits = embedding . final: the final space is paired with the one the embedding writes.
     """
@@ -199,7 +197,7 @@ def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str,
         if isinstance(row, Linear) and row.tied and is_tied(target, name):
             final, embedded = row.reads.axes[0], source.rows[row.tied].writes.axes[0]
             # The checks say so, if nothing else is in the way.
-            if spaces[embedded].has(DENSE) or final == embedded:
+            if spaces[embedded].is_dense or final == embedded:
                 continue
             spaces[final] = spaces[embedded].dual().with_gain(_rescale(final, source, target))
 
@@ -213,8 +211,9 @@ def _check_tied(source: Spec, target: Spec, rows: Collection[str], spaces: Mappi
             grown = spaces[stream]
             if stream in source.rows[row.tied].writes.axes and not grown.is_identity:
                 raise Refused(
-                    f"{name}: the output head is tied to the embedding, and no norm can absorb the rescaling of "
-                    f"{stream} from {grown.size} to {grown.target_size}: untie it with --set {TIED}=false"
+                    f"{name}: the output head is tied to the embedding, and no norm can absorb the rescaling from "
+                    f"{grown.size} to {grown.target_size}",
+                    f"untie it with --set {TIED}=false",
                 )
 
 
@@ -222,13 +221,14 @@ def _check_shown(source: Spec, spaces: Mapping[str, Expansion]) -> None:
     for grown, name in ((spaces[name], name) for name in source.shown):
         if grown.gain != 1.0:
             raise Refused(
-                f"{name} leaves the model as it is, and at {grown.size} -> {grown.target_size} it would be "
-                f"{grown.gain:.4g} times what it was: try {multiples_near(grown.size, grown.target_size)}"
+                f"the model outputs {name} itself, which from {grown.size} to {grown.target_size} would be scaled by "
+                f"{grown.gain:.4g}",
+                f"try {multiples_near(grown.size, grown.target_size)}",
             )
 
 
 def is_tied(target: Spec, name: str) -> bool:
-    """Whether a decoder that was the embedding still is: what is untied is written on its own."""
+    """Whether a decoder that was tied to the embedding still is; an untied one has a tensor of its own."""
     return getattr(target.rows[name], "tied", None) is not None
 
 
@@ -260,18 +260,18 @@ def require_same_rows(source: Spec, target: Spec) -> None:
     spec, row = (target, after[odd[0]]) if gained else (source, before[odd[0]])
     sizes = " to ".join(f"{side} ({spec.side_size(side) or 'any'})" for side in (row.reads, row.writes))
     raise Rewired(
-        f"at these sizes the model would {'gain' if gained else 'lose'} {odd[0]}, which leads from {sizes}: choose "
-        f"sizes at which these are {'equal, as they were' if gained else 'not equal'}"
+        f"at these sizes the model would {('gain' if gained else 'lose')} the module {odd[0]}, which leads "
+        f"from {sizes}",
+        f"choose sizes at which these are {('equal, as they were' if gained else 'not equal')}",
     )
 
 
 def _check_names(source: Spec, target: Spec) -> None:
     for name in sorted((source.spaces.keys() ^ target.spaces.keys()) | (source.stacks.keys() ^ target.stacks.keys())):
-        kind = "stack" if name in {*source.stacks, *target.stacks} else "space"
         change = "lose" if name in {*source.spaces, *source.stacks} else "gain"
         raise Rewired(
-            f"at these sizes the model would {change} the {kind} {name}, which no module stands for: choose sizes that "
-            "are equal where they were, and not equal where they were not"
+            f"at these sizes the model would {change} {name}, so it would be built differently",
+            "choose sizes that are equal where they were, and not equal where they were not",
         )
 
 
@@ -281,18 +281,20 @@ def _check_sizes(source: Spec, target: Spec) -> None:
         if target.fixed[name] != size:
             why = source.still.get(name, "it cannot grow losslessly here")
             raise Refused(
-                f"{name} would change from {size} to {target.fixed[name]}, and {why}: "
-                f"choose sizes that keep it at {size}"
+                f"{name} would change from {size} to {target.fixed[name]}, and {why}",
+                f"choose sizes that keep it at {size}",
             )
     for name, space in source.spaces.items():
         if target.spaces[name].size < space.size and split_into(source, target, name) == 1:
             raise BadTarget(
-                f"{name} would shrink from {space.size} to {target.spaces[name].size}: only growth is possible"
+                f"{name} would shrink from {space.size} to {target.spaces[name].size}",
+                f"lemonx only grows models, so choose at least {space.size}",
             )
     for name, stack in source.stacks.items():
         if target.stacks[name].size < stack.size:
             raise BadTarget(
-                f"{name} would lose blocks, {stack.size} to {target.stacks[name].size}: only growth is possible"
+                f"{name} would lose layers, from {stack.size} to {target.stacks[name].size}",
+                f"lemonx only grows models, so choose at least {stack.size}",
             )
         _check_sets(name, stack, target.stacks[name])
 
@@ -302,114 +304,47 @@ def _check_sets(name: str, source: Stack, target: Stack) -> None:
     same = (target.size, target.stored) == (source.size, source.stored)
     if target.stored > target.size and not same:
         raise BadTarget(
-            f"{source.sets_in}={target.stored} makes more sets of weights than {name} has blocks, {target.size}: give "
-            f"--depth {target.stored} too"
+            f"{source.sets_in}={target.stored} asks for more sets of weights than {name} has layers, {target.size}",
+            f"give --depth {target.stored} too",
         )
     if target.stored != target.size and not same:
         raise Refused(
-            f"blocks in {name} share their weights, so that an added one could not be silent alone: give each its "
-            f"own, with --set {source.sets_in}={target.size}"
+            f"layers in {name} share their weights, so an added layer cannot start as the identity",
+            f"give each layer its own weights with --set {source.sets_in}={target.size}",
         )
 
 
 def split_into(source: Spec, target: Spec, name: str) -> int:
     """How many experts share the units of one, in the space `name` that every expert has."""
-    over = source.spaces[name].within
-    between = (source.spaces[over], target.spaces[over]) if over else None
-    return parts(source.spaces[name], target.spaces[name], between)
+    return source.spaces[name].parts(target.spaces[name], Growth(source.spaces, target.spaces))
 
 
 def _expansions(source: Spec, target: Spec, kinds: Mapping[str, str] | None = None) -> dict[str, Expansion]:
     result: dict[str, Expansion] = {}
-    kinds = kinds or {}
-    # Grouped spaces stand on others: those first. A padded one stands behind what it is padded from.
-    for name, space in sorted(source.spaces.items(), key=lambda item: item[1].under is not None):
-        size, kind = target.spaces[name].size, kinds.get(space.kind, space.kind)
+    growth = Growth(source.spaces, target.spaces, result, kinds or {})
+    # Grouped spaces ask for the one they are under: those last. A padded one comes behind its inner one as it is.
+    for name, space in sorted(source.spaces.items(), key=lambda item: isinstance(item[1], Grouped)):
         try:
-            if space.still and size != space.size:
-                raise Refused(f"{space.still}: keep it at {space.size}")
-            if space.under:
-                grown = grouped_expansion(space.size, size, result[space.under], kind)
-            elif space.padded:
-                grown = padded_expansion(space.size, size, result[space.padded])
-            elif (times := split_into(source, target, name)) > 1:
-                grown = part(space.size, 0, times)
-            elif space.chosen:
-                grown = experts_expansion(name, space, target.spaces[name])
-            elif space.linear and not space.like:
-                grown = attention_expansion(space, target.spaces[name])
-            else:
-                grown = expansion(kind, space.size, size)
+            grown = space.expand_to(target.spaces[name], growth)
         except Refused as refusal:
-            raise Refused(f"{name}: {refusal}") from None
+            raise refusal.about(name) from None
         result[name] = grown.with_gain(_rescale(name, source, target))
     return result
 
 
-def _with_gains(
-    source: Spec, norms: Mapping[str, Norm], types: Types, config: Mapping[str, Any], carried: Collection[str]
-) -> tuple[dict[str, Expansion], dict[str, float]]:
-    """Keep (variance + eps) in proportion: eps* = (gain eta)^2 eps.
-
-    Where all norms behind one config field shrink alike, the field takes eta^2 (the paper's way) and every
-    gain is 1. Where they differ, or a norm's eps is fixed in code, the space it reads takes gain 1/eta; but if one
-    of them reads what a nonlinearity wrote, which can take no gain, the field is its, and the others take what is left.
-    Norms of a frame (`carried`) find mean and variance as they were, so their field stays.
-    """
-    eta = {}
-    for name, row in norms.items():
-        try:
-            eta[name] = 1.0 if name in carried else row.eta(types.of(row.reads))
-        except Refused as refusal:
-            raise Refused(f"{name}: {refusal}") from None
-    spaces, eps, shared = dict(types.spaces), dict[str, float](), dict[str, float]()
-    stiff = {name: eta[name] for name, row in norms.items() if not {*row.reads.axes}.isdisjoint(source.acts)}
-    fields = {name: source.eps if row.eps is None else row.eps for name, row in norms.items()}
-    fixed = {norms[name].reads for name, where in fields.items() if not isinstance(where, str)}
-    known = sorted({f for f in fields.values() if isinstance(f, str)})
-    for where in known * len(known):  # a gain that one field needs may decide another: once more for each
-        behind = [name for name, other in fields.items() if other == where]
-        values = {eta[name] for name in behind}
-        if not isinstance(config[where], float | int) or not config[where] >= 0:
-            raise BadCheckpoint(f"config.json: {where} is {config[where]!r}, not a number: save the model again")
-        bound = any(norms[name].reads in fixed or name in carried for name in behind)
-        if len(values) == 1 and not bound:
-            eps[where] = config[where] * values.pop() ** 2
-        elif len(own := {stiff[name] for name in behind if name in stiff}) == 1 and not bound:
-            shared[where] = own.pop()
-            eps[where] = config[where] * shared[where] ** 2
-        else:
-            eps.pop(where, None)
-            shared.pop(where, None)
-            fixed |= {norms[name].reads for name in behind}
-    for name, row in norms.items():
-        level = 1.0 if row.reads in fixed else shared.get(str(fields[name]), eta[name])
-        if eta[name] != level:
-            axis = next(axis for axis in row.reads.axes if axis in spaces)
-            spaces[axis] = types.spaces[axis].with_gain(level / eta[name])
-        if not row.affine:
-            axis = row.writes.axes[0]
-            spaces[axis] = types.spaces[axis].with_gain(1.0 / eta[name])
-    return spaces, {where: value for where, value in eps.items() if value != config[where]}
-
-
 def _check_units(source: Spec, rows: Collection[str], types: Types) -> None:
-    """A nonlinearity maps copies to copies and nothing else: no means, no amplitudes, no gains.
-
-    Nobody reads a fresh unit, so it may be anything; zero may stay zero.
-    """
+    """Raise Refused if a nonlinearity sees units that it does not take to the same expansion of its outputs."""
     present = [source.rows[name] for name in rows]
     normed = {axis for row in present if row.is_strict for axis in row.touches}
     used = {axis for row in present for axis in row.touches}
     for name in sorted(used & set(types.spaces)):
         units = types.spaces[name]
-        linear = source.spaces[name].linear or source.spaces[name].chosen  # a router picks units, by their scores
-        passes = (name not in normed and not linear) or name in source.acts
-        copied = units.is_copy | units.holds(RAND, SPARE)
-        copied |= source.spaces[name].calm & units.holds(ZERO)
-        if passes and not (units.is_plain and copied.all()):
+        space = source.spaces[name]
+        passes = (name not in normed and not space.is_linear) or name in source.acts
+        if passes and not units.passes_nonlinearity(calm=space.calm):
             near = multiples_near(units.size, units.target_size)
             raise Refused(
                 f"cannot widen {name} from {units.size} to {units.target_size}, as its units pass through a "
-                f"nonlinearity, so every new unit must duplicate an old one: try {near}"
+                "nonlinearity, so every new unit must duplicate an old one",
+                f"try {near}",
             )

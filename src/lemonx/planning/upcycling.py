@@ -1,9 +1,9 @@
-"""Dense to experts: a model without experts is one of another family that has a single expert, which gets every token.
+"""Dense to experts: a dense model is read as a model of another family with a single expert, which gets every token.
 
-Then it grows as any other: experts are copies of the one, and whichever of them a router picks, their weights sum to
-one (renormalised gates), so any number, any choice of k and any router keep the function. The router is new: random,
-so that experts are sent other tokens and come to differ. Noise in their weights would not cancel, since copies are not
-picked together: there is none.
+Then it grows like any other. All experts are copies of that one, and the weights of those that a router picks sum to
+one (renormalised gates), so the function stays the same for any number of experts, any k and any router. The router is
+new and random, so that experts get different tokens and come to differ. Their weights get no noise: it would not
+cancel, since copies are not picked together.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from lemonx import architectures
-from lemonx.algebra.expansions import RAND, Expansion
+from lemonx.algebra.expansions import Expansion, all_free
 from lemonx.checkpoints import Checkpoint, TensorInfo
 from lemonx.errors import BadTarget
 from lemonx.planning.request import Target
@@ -53,9 +51,14 @@ def origin(checkpoint: Checkpoint, wanted: Target) -> tuple[Origin, Target]:
         return Origin(known[becomes], turn.config(family.config(config)), tensors, files), rest
     if asked not in (None, own):
         able = sorted(name for name, other in known.items() if own in other.dense)
-        advice = f"it can become {' or '.join(able)}" if able else "leave model_type out"
-        raise BadTarget(f"a {own} cannot become a {asked} without loss: {advice}")
-    return Origin(family, config, checkpoint.tensors, {name: name for name in checkpoint.tensors}), rest
+        advice = f"set model_type to {' or '.join(able)}" if able else "leave model_type out"
+        raise BadTarget(f"a {own} cannot become a {asked} without loss", advice)
+    return as_it_is(checkpoint, family), rest
+
+
+def as_it_is(checkpoint: Checkpoint, family: Architecture) -> Origin:
+    """The checkpoint as this family reads it, under its own names."""
+    return Origin(family, checkpoint.config, checkpoint.tensors, {name: name for name in checkpoint.tensors})
 
 
 def routers(spec: Spec, found: list[Matched]) -> dict[str, list[Matched]]:
@@ -73,4 +76,4 @@ def routers(spec: Spec, found: list[Matched]) -> dict[str, list[Matched]]:
 
 def scores(beside: TensorInfo, experts: Expansion) -> Expansion:
     """The rows of a new router, beside a tensor that reads what it reads: none is that tensor's."""
-    return Expansion(beside.shape[0], np.full(experts.target_size, RAND), np.ones(experts.target_size))
+    return all_free(beside.shape[0], experts.target_size)

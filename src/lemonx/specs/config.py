@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lemonx.checkpoints.config import class_names
+from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint
 from lemonx.guards.limits import MOST_BLOCKS
 from lemonx.specs.spec import is_bare
@@ -25,7 +28,10 @@ class Config(Mapping[str, Any]):
     """
 
     def __init__(
-        self, values: Mapping[str, Any], defaults: Mapping[str, Any], seconds: Mapping[str, str] | None = None
+        self,
+        values: Mapping[str, JsonValue],
+        defaults: Mapping[str, JsonValue],
+        seconds: Mapping[str, str] | None = None,
     ) -> None:
         self.values_on_disk, self.defaults, self.asked = values, defaults, set[str]()
         self.asked_class = False
@@ -37,24 +43,27 @@ class Config(Mapping[str, Any]):
         value, *others = given.values() or [self.defaults.get(name)]
         if any(other != value for other in others):
             said = " and ".join(f"{known} = {value}" for known, value in given.items())
-            raise BadCheckpoint(f"config.json says {said}, which are names of one size: remove the one that is wrong")
+            raise BadCheckpoint(
+                f"says {said}, which are two names of one size", "remove the one that is wrong", file=CONFIG
+            )
         if not given and name not in self.defaults:
             raise BadCheckpoint(
-                f"config.json has no field {name!r}, which this architecture needs: load the model with transformers "
-                "and save it again, which writes every field"
+                f"has no field {name!r}, which this architecture needs",
+                "load the model with transformers and save it again, which writes every field",
+                file=CONFIG,
             )
         if isinstance(value, list) and len(value) > MOST_BLOCKS:
-            raise BadCheckpoint(f"config.json: {name} has {len(value)} entries: at most {MOST_BLOCKS} are allowed")
+            raise BadCheckpoint(f"has {len(value)} entries in {name}", f"use at most {MOST_BLOCKS}", file=CONFIG)
         return value
 
     def count(self, name: str) -> int:
         """A field that says how many of something there are, each of which the spec names."""
         value = self[name]
         if type(value) is not int or not 0 < value <= MOST_BLOCKS:
-            raise BadCheckpoint(f"config.json: {name} is {value!r}: want a whole number from 1 to {MOST_BLOCKS}")
+            raise BadCheckpoint(f"has {name} = {value!r}", f"use a whole number from 1 to {MOST_BLOCKS}", file=CONFIG)
         return value
 
-    def _given(self, name: str) -> dict[str, Any]:
+    def _given(self, name: str) -> dict[str, JsonValue]:
         """Every name that config.json has for a field, with its value."""
         names = (name, *(second for second, first in self.seconds.items() if first == name))
         parts = {known: self._part(known) for known in names}
@@ -64,12 +73,12 @@ class Config(Mapping[str, Any]):
         """A field that is no size and that config.json may lack: None then."""
         return next(iter(self._given(name).values()), None)
 
-    def _part(self, name: str) -> tuple[Mapping[str, Any], str]:
+    def _part(self, name: str) -> tuple[Mapping[str, JsonValue], str]:
         """The part of config.json that a field is in, and its name there."""
         *parts, last = name.split(".")
         where = self.values_on_disk
         for part in parts:
-            where = where.get(part) or {}
+            where = _inner(where, part)
         return where, last
 
     @property
@@ -88,7 +97,7 @@ class Config(Mapping[str, Any]):
     @property
     def _classes(self) -> list[str]:
         self.asked_class = True
-        return self.values_on_disk.get("architectures") or []
+        return class_names(self.values_on_disk)
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self.defaults, **self.values_on_disk})
@@ -97,7 +106,15 @@ class Config(Mapping[str, Any]):
         return len({**self.defaults, **self.values_on_disk})
 
 
-def with_fields(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _inner(values: Mapping[str, JsonValue], part: str) -> Mapping[str, JsonValue]:
+    """A part of config.json, which may be missing."""
+    inner = values.get(part) or {}
+    if not isinstance(inner, dict):
+        raise BadCheckpoint(f"has {part} = {inner!r:.60}", "write it as an object with its own fields", file=CONFIG)
+    return inner
+
+
+def with_fields(values: Mapping[str, JsonValue], fields: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """config.json with other values for these fields, of which a dot leads into a part.
 
     >>> with_fields({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 4, "b.c": 5})
@@ -108,13 +125,14 @@ def with_fields(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[st
         *parts, last = name.split(".")
         where = new
         for part in parts:
-            where[part] = dict(where.get(part) or {})
-            where = where[part]
+            copied = dict(_inner(where, part))
+            where[part] = copied
+            where = copied
         where[last] = value
     return new
 
 
-def flat_fields(values: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+def flat_fields(values: Mapping[str, JsonValue], within: str = "") -> dict[str, JsonValue]:
     """Every field of config.json by its name, those of a part (`vision_config`) behind the part's and a dot.
 
     >>> flat_fields({"a": 1, "text_config": {"c": 2}})

@@ -10,19 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lemonx.checkpoints import TensorInfo
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint, raise_first
 from lemonx.specs.norms import Norm
 from lemonx.specs.spec import LAST, Spec, is_bare
 from lemonx.specs.weights import Dropped, Embedding, Linear
 
 NO_ROW = (
-    "what it does in the model is not known, so it cannot grow; to grow the model without its head, save the base "
-    "model first: AutoModel.from_pretrained(...).save_pretrained(...)"
+    "if it belongs to the head, expand the base model without it, which "
+    "AutoModel.from_pretrained(...).save_pretrained(...) saves"
 )
-NO_ROW_OF_THE_FAMILY = (
-    "models of this family have no such part in its table, so a model that has it cannot grow; `lemonx architectures` "
-    "lists what is supported"
-)
+NO_ROW_OF_THE_FAMILY = "`lemonx architectures --why` shows what else this checkpoint has that its family has not"
 # Names that older files use for a norm's parameters.
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 # The place of a unit's index in a row's name.
@@ -77,7 +75,8 @@ def match(spec: Spec, names: Iterable[str]) -> list[Matched]:
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise BadCheckpoint(
-            f"no row covers the tensor {unknown[0]!r}{more}: {without_row(spec, unknown[0], is_base(found))}"
+            f"lemonx does not know what the tensor {unknown[0]!r}{more} does in this model",
+            without_row(spec, unknown[0], is_base(found)),
         )
     raise_first(gaps(spec, found))
     return found
@@ -112,8 +111,9 @@ def gaps(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     for name, stack in spec.stacks.items():
         if stack.stored > len(found):  # a list of all that is missing might not fit into memory
             yield BadCheckpoint(
-                f"config.json says {stack.stored} blocks in {name!r}, but the checkpoint has {len(found)} tensors in "
-                "all: take both from the same save"
+                f"says {stack.stored} layers in {name!r}, but the weights have {len(found)} tensors in all",
+                "take config.json and the weights from the same save",
+                file=CONFIG,
             )
             return
     yield from _odd_blocks(spec, found)
@@ -157,7 +157,9 @@ def _repeated(found: list[Matched]) -> Iterator[BadCheckpoint]:
     for hit in found:
         other = seen.setdefault((hit.row, hit.suffix, hit.index, hit.unit), hit.name)
         if other != hit.name:
-            yield BadCheckpoint(f"{other!r} and {hit.name!r} are the same tensor of the model: remove one of them")
+            yield BadCheckpoint(
+                f"the tensors {other!r} and {hit.name!r} are two names of one weight", "remove one of them"
+            )
 
 
 def _empty_rows(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
@@ -171,7 +173,7 @@ def _empty_rows(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
         first = next(iter(row.tensors()), None)
         if first is not None and (asked or name in begun) and (name, first) not in present and not tied:
             yield BadCheckpoint(
-                f"the checkpoint has no tensor for {name!r}, which its config asks for: save the whole model again"
+                f"the weights have no tensor for {name!r}, which config.json asks for", "save the whole model again"
             )
 
 
@@ -193,10 +195,11 @@ def _odd_blocks(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
     for (stack, row, suffix), indices in blocks.items():
         size, wanted = spec.stacks[stack].stored, _users(spec, stack, row)
         for odd in sorted(indices ^ wanted):
-            what = "lacks" if odd in wanted else "has an extra"
+            what = "lack" if odd in wanted else "have an extra"
             yield BadCheckpoint(
-                f"config.json says {size} blocks in {stack!r}, but the checkpoint {what} "
-                f"{row.replace('*', str(odd))}.{suffix}: take both from the same save"
+                f"says {size} layers in {stack!r}, but the weights {what} {row.replace('*', str(odd))}.{suffix}",
+                "take config.json and the weights from the same save",
+                file=CONFIG,
             )
 
 
@@ -207,8 +210,9 @@ def _odd_units(spec: Spec, found: list[Matched]) -> Iterator[BadCheckpoint]:
         size, units = spec.spaces[name].size, {hit.unit for hit in found if hit.row == row}
         if len(units) != size or units != set(range(size)):
             yield BadCheckpoint(
-                f"config.json says {size} {name}, but the checkpoint has {len(units)} of {row}: "
-                "one of the two is not this model's"
+                f"says {size} {name}, but the weights have {len(units)} of {row}",
+                "take config.json and the weights from the same save",
+                file=CONFIG,
             )
 
 
@@ -243,13 +247,15 @@ def tensor_problems(spec: Spec, hit: Matched, info: TensorInfo, floats: Iterable
     if not fits:
         said = ["any" if w is None else w for w in wanted]
         yield BadCheckpoint(
-            f"{info.file.name}: {hit.name} has shape {list(info.shape)}, but config.json makes it {said}: "
-            "give the config.json that belongs to these weights"
+            f"holds {hit.name} with shape {list(info.shape)}, but config.json makes it {said}",
+            "give the config.json that belongs to these weights",
+            file=info.file.name,
         )
     if info.dtype not in floats and axes:
         yield BadCheckpoint(
-            f"{info.file.name}: {hit.name} is stored as {info.dtype}, which is not a float that can be expanded: "
-            "dequantise it first"
+            f"holds {hit.name} as {info.dtype}, which is not a float that can be expanded",
+            "dequantise it first",
+            file=info.file.name,
         )
 
 
@@ -261,7 +267,9 @@ def lost_head(spec: Spec, rows: Iterable[str], config: Mapping[str, Any]) -> str
     named = next((name for name in classes if not is_bare(name)), None) if isinstance(classes, list) else None
     if not (spec.prefix and outside and named) or set(outside) & set(rows):
         return None
-    return f"names a {named}, but no file has a tensor of its head ({', '.join(outside)}), which transformers makes up"
+    return (
+        f"names a {named}, but no file holds its head ({', '.join(outside)}), which transformers then draws at random"
+    )
 
 
 def eps_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[BadCheckpoint]:
@@ -270,14 +278,16 @@ def eps_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[BadCheckpoin
     for field in sorted(name for name in named if isinstance(name, str)):
         value = config.get(field)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            yield BadCheckpoint(f"config.json has {field} = {value!r}: want a small positive number, such as 1e-5")
+            yield BadCheckpoint(f"has {field} = {value!r}", "use a small positive number, such as 1e-5", file=CONFIG)
 
 
 def list_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[BadCheckpoint]:
-    """A complaint for every list of the config that should have an entry a block and has not."""
+    """A complaint for every list of the config that should have one entry per block and does not."""
     for stack in spec.stacks.values():
         for field in stack.lists:
             if isinstance(value := config.get(field), list) and len(value) != stack.size:
                 yield BadCheckpoint(
-                    f"config.json: {field} has {len(value)} entries for {stack.size} blocks: give it one per block"
+                    f"has {len(value)} entries in {field} for {stack.size} layers",
+                    "give one entry per layer",
+                    file=CONFIG,
                 )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, raise_first
 from lemonx.guards.limits import LARGEST, LARGEST_PRODUCT, MOST_BLOCKS
 from lemonx.specs.config import Config
@@ -20,7 +22,7 @@ class Dense:
     `config`: its config as the other family's. `names`: parts of its tensors' names, and what they are called there.
     """
 
-    config: Callable[[Config], dict[str, Any]]
+    config: Callable[[Config], dict[str, JsonValue]]
     names: Mapping[str, str]
 
     def renamed(self, name: str) -> str:
@@ -42,13 +44,13 @@ class Architecture:
     build: Callable[[Config], Spec]
     sizes: Mapping[str, tuple[str, ...]]
     kind: str
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, JsonValue]
     dense: Mapping[str, Dense] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     # config.json with what a name in it implies, or None if it is not this family's: for files without a model_type.
-    completed: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None
+    completed: Callable[[Mapping[str, JsonValue]], Mapping[str, JsonValue] | None] | None = None
 
-    def owns(self, values: Mapping[str, Any]) -> bool:
+    def owns(self, values: Mapping[str, JsonValue]) -> bool:
         """Whether a config.json is this family's: by its model_type, or by what else it says."""
         if "model_type" in values:
             return values["model_type"] in self.model_types
@@ -59,16 +61,16 @@ class Architecture:
         """The first sentence of the spec's docstring."""
         return (self.build.__doc__ or "").strip().split("\n")[0].rstrip(".")
 
-    def config(self, values: Mapping[str, Any]) -> Config:
+    def config(self, values: Mapping[str, JsonValue]) -> Config:
         whole = self.completed(values) if self.completed else None
         return Config(whole or values, self.defaults, self.aliases)
 
-    def asks_class(self, values: Mapping[str, Any]) -> bool:
+    def asks_class(self, values: Mapping[str, JsonValue]) -> bool:
         """Whether the spec of a config depends on the class that it names."""
         self.build(config := self.config(values))
         return config.asked_class
 
-    def as_named(self, values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    def as_named(self, values: Mapping[str, JsonValue], fields: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """These fields under every name that a config.json has for them, so that no old value is left to win."""
         result = {}
         for name, value in fields.items():
@@ -76,7 +78,7 @@ class Architecture:
             result |= dict.fromkeys(known or [name], value)
         return result
 
-    def spec(self, values: Mapping[str, Any]) -> Spec:
+    def spec(self, values: Mapping[str, JsonValue]) -> Spec:
         """The spec of a config; BadCheckpoint where a field that is a size is not one."""
         config = self.config(values)
         try:
@@ -84,7 +86,9 @@ class Architecture:
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise BadCheckpoint(
-                f"config.json has a field that makes no sense ({reason}): save the model again"
+                f"has a field that makes no sense ({reason})",
+                "correct it, or save the model again with transformers",
+                file=CONFIG,
             ) from None
         raise_first(self._field_problems(config))
         raise_first(_size_problems(spec))
@@ -95,7 +99,7 @@ class Architecture:
         for name in sorted(name for names in self.sizes.values() for name in names if name in config.asked):
             if not (is_ratio if self.has_ratio(name) else is_size)(config[name]):
                 want = "a number" if self.has_ratio(name) else "a whole number"
-                yield BadCheckpoint(f"config.json: {name} is {config[name]!r}: want {want} above 0")
+                yield BadCheckpoint(f"has {name} = {config[name]!r}", f"use {want} above 0", file=CONFIG)
 
     def has_ratio(self, name: str) -> bool:
         """Whether a field is a size in widths, which need not be whole."""
@@ -125,21 +129,23 @@ def _size_problems(spec: Spec) -> Iterator[BadCheckpoint]:
     for sizes, most in ((axes, LARGEST), (stacks, MOST_BLOCKS)):
         for name, size in sizes.items():
             if type(size) is not int or not 0 < size <= most:
-                yield BadCheckpoint(f"config.json makes the size of {name} {size!r}: want a whole number up to {most}")
+                yield BadCheckpoint(
+                    f"gives {name} the size {size!r}", f"use a whole number from 1 to {most}", file=CONFIG
+                )
     for name, space in spec.spaces.items():
-        parts = {"units chosen": (space.chosen, space.size), "entries that turn": (space.rotary, space.size)}
-        for what, (number, most) in {**parts, "positions": (space.positions, LARGEST)}.items():
-            if type(number) is not int or not 0 <= number <= most:
-                yield BadCheckpoint(f"config.json gives {name} {number!r} {what}: want a whole number up to {most}")
-        if not 0 < abs(space.scale) < math.inf:
-            yield BadCheckpoint(f"config.json multiplies {name} by {space.scale}: want a number")
+        yield from space.problems(name)
     for name, row in spec.rows.items():
         for side in (row.reads, row.writes):
             if (spec.side_size(side) or 0) > LARGEST_PRODUCT:
                 yield BadCheckpoint(
-                    f"config.json makes {name} {spec.side_size(side)} wide: at most {LARGEST_PRODUCT} are allowed"
+                    f"makes {name} {spec.side_size(side)} wide",
+                    f"use sizes that make it at most {LARGEST_PRODUCT}",
+                    file=CONFIG,
                 )
 
+
+# A size in config.json, or one for every stage.
+FieldSize = int | list[int]
 
 REGISTRY: dict[str, Architecture] = {}
 
@@ -147,7 +153,7 @@ REGISTRY: dict[str, Architecture] = {}
 def architecture(
     *model_types: str,
     kind: str,
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, JsonValue] | None = None,
     # As in Architecture; Any, because a dict of sizes could name them, for all that a type checker knows.
     dense: Any = None,
     aliases: Any = None,

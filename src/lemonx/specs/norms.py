@@ -13,8 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from lemonx.algebra.expansions import AVG, WEIGHED, ZERO, Expansion, identity, multiples_near, product
-from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Recipe, Vector
+from lemonx.algebra.expansions import Expansion, identity, multiples_near, product
+from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, TensorRecipe, Vector
 from lemonx.errors import Refused
 from lemonx.specs.rows import IDENTITY, Axis, Row, Typed
 from lemonx.specs.signature import Side, parse, side
@@ -54,22 +54,23 @@ class Norm(Row):
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
         self.eta(reads)
-        if not np.array_equal(writes.source, np.where(reads.is_copy, reads.source, ZERO)):
+        if not np.array_equal(writes.source, reads.with_zeros().source):
             raise Refused(
-                f"{reads.target_size} is not a multiple of {reads.size}, which a {self.name} that feeds "
-                f"{self.writes} needs: try {multiples_near(reads.size, reads.target_size)}"
+                f"{reads.target_size} is not a multiple of {reads.size}, which the size of {self.writes} must be, as "
+                f"a {self.name} feeds it",
+                f"try {multiples_near(reads.size, reads.target_size)}",
             )
         if not self.affine and not np.allclose(self._factor(reads, writes), writes.is_copy, rtol=1e-12, atol=0):
             raise Refused(
-                f"a {self.name} without parameters cannot take the scale that {self.writes} needs at "
-                f"{reads.size} -> {reads.target_size}: give --set tie_word_embeddings=false"
+                f"a {self.name} without weights cannot absorb the rescaling from {reads.size} to {reads.target_size}",
+                "untie the output head with --set tie_word_embeddings=false",
             )
 
     def _factor(self, reads: Expansion, writes: Expansion) -> np.ndarray:
         """What the gain is multiplied by."""
         return np.where(writes.is_copy, self.eta(reads) * writes.amp * writes.gain / reads.amp, 0.0)
 
-    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
         reads, writes = typed.reads, typed.writes
         each = product(*typed.axes[:-1]) if self.each else identity(1)
         where = product(each, writes)
@@ -99,10 +100,11 @@ class LayerNorm(Norm):
 
     def eta(self, reads: Expansion) -> float:
         k = int(reads.copies[0])
-        legal = (reads.copies == k).all() and (reads.amp == 1.0).all() and reads.holds(AVG)[~reads.is_copy].all()
+        legal = (reads.copies == k).all() and (reads.amp == 1.0).all() and (reads.is_copy | reads.is_mean).all()
         if not legal:
-            must = "whole copies and entries at their mean"
-            raise _unfit(f"a LayerNorm reads {self.reads}, which must then be {must}", reads)
+            raise _unfit(
+                f"a LayerNorm reads {self.reads}, so new entries must be copies, all as often, or the mean", reads
+            )
         return math.sqrt(k * reads.size / reads.target_size)
 
 
@@ -112,9 +114,8 @@ class RMSNorm(Norm):
 
     def eta(self, reads: Expansion) -> float:
         energy = float(reads.energy[0])
-        if not np.allclose(reads.energy, energy, rtol=1e-12) or not reads.holds(ZERO)[~reads.is_copy].all():
-            must = "copies of equal energy and zeros"
-            raise _unfit(f"an RMSNorm reads {self.reads}, which must then be {must}", reads)
+        if not np.allclose(reads.energy, energy, rtol=1e-12) or not (reads.is_copy | reads.is_zero).all():
+            raise _unfit(f"an RMSNorm reads {self.reads}, so new entries must be copies, all as often, or zero", reads)
         return math.sqrt(energy * reads.size / reads.target_size)
 
 
@@ -132,16 +133,43 @@ class BatchNorm(Row):
         if not np.array_equal(reads.source, writes.source):
             sizes = " and ".join(f"{e.size} -> {e.target_size}" for e in (reads, writes))
             raise Refused(
-                f"a BatchNorm keeps channels in place, but {self.reads} and {self.writes} expand differently "
-                f"({sizes}): give both the same size"
+                f"a BatchNorm reads and writes the same channels, but {self.reads} and {self.writes} would grow "
+                f"differently ({sizes})",
+                "give both the same size",
             )
 
-    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
         if suffix == "num_batches_tracked":
             return Vector(identity(1), np.ones(1), rule="copied")
         silenced = mode != KEEP and suffix in ("weight", "bias")
         factor = np.ones(typed.writes.target_size)
         return Vector(typed.writes, factor, constant=0.0 if silenced else None, rule="BatchNorm circ")
+
+
+@dataclass(frozen=True)
+class GroupNorm(Row):
+    """Statistics per group of channels: in every group whole copies of its own channels, the same on both sides."""
+
+    groups: int = 1
+    in_place = True
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        return dict.fromkeys(("weight", "bias"), (Axis(self.writes, "w"),))
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:
+        inside = np.arange(reads.target_size) * self.groups // reads.target_size
+        at_home = np.array_equal(reads.source * self.groups // reads.size, inside)
+        whole = at_home and bool((reads.copies * reads.size == reads.target_size).all())
+        if not (whole and reads.is_plain and writes.is_plain and np.array_equal(reads.source, writes.source)):
+            raise Refused(
+                f"a GroupNorm reads {self.reads}, so each of its {self.groups} groups must hold whole copies of its "
+                "channels",
+                f"try {multiples_near(reads.size, reads.target_size)}",
+            )
+
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
+        factor = np.ones(typed.writes.target_size)
+        return Vector(typed.writes, factor, constant=None if mode == KEEP else 0.0, rule="GroupNorm circ")
 
 
 @dataclass(frozen=True)
@@ -159,13 +187,14 @@ class Scale(Row):
         return {self.suffix: (Axis(self.writes, "w"),)}
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
-        if not np.array_equal(np.where(reads.holds(WEIGHED), AVG, reads.source), writes.source):
+        if not np.array_equal(reads.after_scale().source, writes.source):
             raise Refused(
-                f"a scale for every channel turns {self.reads} into {self.writes}, which expand differently at "
-                f"{reads.size} -> {reads.target_size}: try {multiples_near(reads.size, reads.target_size)}"
+                f"a scale per channel joins {self.reads} and {self.writes}, which would grow differently from "
+                f"{reads.size} to {reads.target_size}",
+                f"try {multiples_near(reads.size, reads.target_size)}",
             )
 
-    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
         reads, writes = typed.reads, typed.writes
         factor = writes.amp * writes.gain / (reads.amp * reads.gain) if typed.exact else np.ones(writes.target_size)
         silenced = mode in (SILENT, CANCEL)
@@ -182,14 +211,14 @@ class UnitLength(Row):
         return {}
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
-        if np.ptp(reads.energy) > 1e-12 * reads.energy[0] or not reads.holds(ZERO)[~reads.is_copy].all():
-            must = "copies of equal energy and zeros"
-            raise _unfit(f"{self.reads} is divided by its length, so it must be {must}", reads)
+        if np.ptp(reads.energy) > 1e-12 * reads.energy[0] or not (reads.is_copy | reads.is_zero).all():
+            must = "new entries must be copies, all as often, or zero"
+            raise _unfit(f"{self.reads} is divided by its length, so {must}", reads)
 
 
 def _unfit(must: str, reads: Expansion) -> Refused:
     near = multiples_near(reads.size, reads.target_size)
-    return Refused(f"{must}, and at {reads.size} -> {reads.target_size} it is not: try {near}")
+    return Refused(f"{must}, which is not possible from {reads.size} to {reads.target_size}", f"try {near}")
 
 
 def layer_norm(
@@ -213,6 +242,10 @@ def rms_norm(signature: str, *, eps: str | float | None = None, optional: bool =
 
 def batch_norm(signature: str) -> BatchNorm:
     return BatchNorm(*parse(signature))
+
+
+def group_norm(signature: str, groups: int) -> GroupNorm:
+    return GroupNorm(*parse(signature), groups=groups)
 
 
 def scale(signature: str, suffix: str = "", *, optional: bool = False) -> Scale:

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lemonx.algebra.expansions import PART, Expansion, product
-from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix, Recipe
+from lemonx.algebra.expansions import Expansion, product
+from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix, TensorRecipe
 from lemonx.errors import Refused
 from lemonx.specs.signature import Side
 
@@ -40,10 +40,10 @@ class Typed:
 
 
 def matrix(axes: tuple[Axis, ...], expansions: tuple[Expansion, ...], mode: str) -> Matrix:
-    """A tensor as a matrix: the first axis that is written makes the rows, whatever is read the columns.
+    """A tensor as a matrix: the first axis that is written gives the rows, the axes that are read give the columns.
 
-    Axes before the last one of a table (tokens, positions), or before a matrix (experts), are rows too; those after
-    (kernels) columns.
+    Axes in front of the last one of a table (tokens, positions), or in front of a matrix (experts), are rows too; axes
+    behind (kernels) are columns.
     """
     roles = [axis.role for axis in axes]
     transposed = "w" in roles and "r" in roles[: roles.index("w")]
@@ -55,9 +55,9 @@ def matrix(axes: tuple[Axis, ...], expansions: tuple[Expansion, ...], mode: str)
     if mode in (CANCEL, UNBIASED):
         mode = SILENT if "r" not in roles else KEEP if mode == UNBIASED else CANCEL
     rows, columns = product(*expansions[:cut]), product(*expansions[cut:])
-    if rows.has(PART) or ("r" not in roles and columns.has(PART)):
+    if rows.has_partial_means or ("r" not in roles and columns.has_partial_means):
         raise Refused(
-            "several means would have to be written into one fused axis: only an axis of its own can hold a mean"
+            "a weight of several joined axes cannot hold the mean of new entries", "choose a multiple of the width"
         )
     return Matrix(rows, columns, consumes="r" in roles, mode=mode, transposed=transposed)
 
@@ -74,7 +74,7 @@ class Row(ABC):
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         """Suffix -> axes on disk. The first tensor is required, the others may be absent."""
 
-    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
         """How the tensor `suffix` expands; unless a kind says otherwise, as a matrix."""
         return matrix(self.tensors()[suffix], typed.axes, mode)
 

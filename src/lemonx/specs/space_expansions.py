@@ -1,4 +1,4 @@
-"""Experts under a router: how there can be more of them, or smaller ones, without changing what is computed."""
+"""Expansions that are more than copies and a remainder: experts, grouped heads, padded channels, rotary entries."""
 
 from __future__ import annotations
 
@@ -6,46 +6,36 @@ from dataclasses import replace
 
 import numpy as np
 
-from lemonx.algebra.expansions import _FLAGS, AVG, RAND, ZERO, Expansion, expansion, multiples_near
-from lemonx.errors import BadTarget, Refused
-from lemonx.specs.spaces import Space
+from lemonx.algebra.expansions import Expansion, Fill, expansion, multiples_near, remainder
+from lemonx.errors import Refused
 
 
-def experts_expansion(name: str, source: Space, target: Space) -> Expansion:
-    """Experts under a router that picks k of them: how more can be added without changing what is picked.
+def experts_expansion(
+    sizes: tuple[int, int], chosen: tuple[int, int], *, renormalised: bool, biased: bool
+) -> Expansion:
+    """More experts under a router that picks k of them, without changing the outcome.
 
-    The best k of n are the best m k of n times m copies. If k = 1, a score that is the mean of all scores is never
-    above the best. If scores have a bias, one far below keeps an expert out. A single expert is picked whatever the
-    router says. The last three change the sum of all weights, so those picked must share a weight of one.
+    With m copies of every expert, the best m k are the copies of the best k. With k = 1, an expert whose score is the
+    mean of all scores is never picked over the best. If scores have a bias, a very low one keeps an expert out. A
+    single expert is picked whatever the router says. The last three ways change the sum of all weights, so the weights
+    of the experts picked must be normalised to one.
     """
-    times, rest = divmod(target.size, source.size)
-    kept = target.chosen == source.chosen and source.renormalised
-    if target.chosen > target.size:
-        raise BadTarget(f"{target.chosen} of {target.size} {name} cannot be chosen: choose at most {target.size}")
-    if (not rest and target.chosen == times * source.chosen) or (source.size == 1 and source.renormalised):
-        return expansion("circ", source.size, target.size)
-    if kept and source.biased:
-        return expansion("fresh", source.size, target.size)
-    if kept and source.chosen == 1:
-        means = np.full(target.size - source.size, AVG)
-        return Expansion(source.size, np.append(np.arange(source.size), means), np.ones(target.size))
+    size, target = sizes
+    times, rest = divmod(target, size)
+    kept = chosen[1] == chosen[0] and renormalised
+    if (not rest and chosen[1] == times * chosen[0]) or (size == 1 and renormalised):
+        return expansion("circ", size, target)
+    if kept and biased:
+        return expansion("fresh", size, target)
+    if kept and chosen[0] == 1:
+        return Expansion(size, np.append(np.arange(size), np.full(target - size, Fill.AVG)), np.ones(target))
     raise Refused(
-        f"{source.chosen} of {source.size} {name} are chosen for a token, and {target.chosen} of {target.size} "
-        f"would be others: try {2 * source.chosen} of {2 * source.size}"
+        f"the router picks {chosen[0]} of {size} experts per token, and {chosen[1]} of {target} would be others",
+        f"try {2 * chosen[0]} of {2 * size}",
     )
 
 
-def parts(source: Space, target: Space, over: tuple[Space, Space] | None) -> int:
-    """Into how many experts each is split, its units being shared out among them; 1 if it is not.
-
-    All parts of an expert are picked together, each with its share of the weight, so each writes that much more.
-    """
-    times = over[1].size // over[0].size if over else 1
-    whole = over is not None and over[1].size == times * over[0].size and over[1].chosen == times * over[0].chosen
-    return times if whole and times > 1 and target.size * times == source.size else 1
-
-
-def part(size: int, number: int, of: int, gain: float = 1.0) -> Expansion:
+def share_of(size: int, number: int, of: int, gain: float = 1.0) -> Expansion:
     """The units of one of several equal parts."""
     share = size // of
     return Expansion(size, np.arange(number * share, (number + 1) * share), np.ones(share), gain)
@@ -54,24 +44,24 @@ def part(size: int, number: int, of: int, gain: float = 1.0) -> Expansion:
 def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Expansion:
     """Query heads under copies of their own key-value head: slots of a group are filled circularly.
 
-    Of kind zero or rand, all heads have equally many copies, and slots that are left hold zeros, or anything.
-    A unit of `under` with c copies offers c * (target group) slots for its source group; there must be
-    enough, else a query head would have no place. The group may grow or shrink (grouped to multi-head).
+    With the kinds zero and rand, all heads have equally many copies, and the remaining slots hold zeros, or anything.
+    A unit of `under` with c copies offers c * (target group) slots to its source group, which must all find a place
+    there. The group may grow or shrink (grouped to multi-head).
     """
     group, target_group = size // under.size, target // under.target_size
     short = under.copies * target_group < group
     if size % under.size or target % under.target_size or short.any():
         least = under.target_size * max(-(-group // int(under.copies.min())), -(-target // under.target_size))
         raise Refused(
-            f"{target} query heads do not fit {under.target_size} key-value heads: the {group} of each must all stand "
-            f"under it and its copies: try {least} query heads, or a larger multiple of {under.target_size}, "
-            "as wide as they were"
+            f"{target} query heads do not fit {under.target_size} key-value heads, as the {group} query heads of "
+            "each must stay with it or its copies",
+            f"try {least} query heads, or a larger multiple of {under.target_size}, each as wide as before",
         )
     slot = np.arange(target) % target_group + under.copy_number.repeat(target_group) * target_group
     source = under.source.repeat(target_group) * group + slot % group
-    if kind in _FLAGS:
+    if (fill := remainder(kind)) is not None:
         times = int(under.copies.min()) * target_group // group
-        source = np.where(slot < times * group, source, _FLAGS[kind])
+        source = np.where(slot < times * group, source, fill)
     heads = Expansion(size, source, np.ones(target))
     if kind != "iso":
         return heads
@@ -79,7 +69,7 @@ def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Ex
 
 
 def padded_expansion(size: int, target: int, inner: Expansion) -> Expansion:
-    """Units to which a narrower space is added between zeros: copies where it has them, and copies of the edges around.
+    """Units to which a narrower space is added between zeros: its copies in the middle, copies of the edges around.
 
     >>> padded_expansion(4, 8, expansion("circ", 2, 4)).source
     array([0, 3, 1, 2, 1, 2, 0, 3])
@@ -87,8 +77,9 @@ def padded_expansion(size: int, target: int, inner: Expansion) -> Expansion:
     edges, slots = size - inner.size, target - inner.target_size
     if slots < edges or (slots and not edges):
         raise Refused(
-            f"{inner.size} channels are added to {size} between {edges} zeros, {inner.target_size} to {target} between "
-            f"{max(slots, 0)}, and every zero must be a copy of one: grow both by the same factor, with --width-factor"
+            f"{inner.size} channels are padded with {edges} zeros to {size}, and {inner.target_size} would be "
+            f"with {max(slots, 0)} to {target}, but every new zero must duplicate an old one",
+            "grow both by the same factor with --width-factor",
         )
     before = edges // 2
     outside = np.concatenate([np.arange(before), np.arange(before + inner.size, size)])
@@ -97,25 +88,29 @@ def padded_expansion(size: int, target: int, inner: Expansion) -> Expansion:
     return Expansion(size, np.concatenate([filled[: slots // 2], middle, filled[slots // 2 :]]), np.ones(target))
 
 
-def attention_expansion(source: Space, target: Space) -> Expansion:
-    """The entries of a query or key: a turning pair goes to the pair that turns at its speed, new ones are flagged.
+def entries_expansion(
+    kind: str, sizes: tuple[int, int], turning: tuple[int, int], *, adjacent: bool = False
+) -> Expansion:
+    """The entries of a query or key: a turning pair goes to the pair that turns at its speed; others are new.
 
     Pair i of r turns at theta^(-2i/r), so it is pair m i of m r; entries that do not turn stay in order.
     """
-    if source.rotary and target.rotary % source.rotary:
+    (size, target), (before, after) = sizes, turning
+    if before and after % before:
         raise Refused(
-            f"{source.rotary} entries of a head turn in pairs, each at its own speed, and {target.rotary} would turn "
-            f"at others: try heads of {multiples_near(source.size, target.size)} entries"
+            f"the {before} rotary entries of a head turn in pairs, each at its own speed, and {after} would turn "
+            "at other speeds",
+            f"try heads of {multiples_near(size, target)} entries",
         )
-    where = np.arange(source.size)
-    if source.rotary:
-        turning, factor = where[: source.rotary], target.rotary // source.rotary
-        if source.adjacent:
-            where[: source.rotary] = turning // 2 * 2 * factor + turning % 2
+    where = np.arange(size)
+    if before:
+        turned, factor = where[:before], after // before
+        if adjacent:
+            where[:before] = turned // 2 * 2 * factor + turned % 2
         else:
-            half, pair = np.divmod(turning, max(1, source.rotary // 2))
-            where[: source.rotary] = half * (target.rotary // 2) + pair * factor
-        where[source.rotary :] += target.rotary - source.rotary
-    index = np.full(target.size, ZERO if source.kind == "zero" else RAND)
-    index[where] = np.arange(source.size)
-    return Expansion(source.size, index, np.ones(target.size))
+            half, pair = np.divmod(turned, max(1, before // 2))
+            where[:before] = half * (after // 2) + pair * factor
+        where[before:] += after - before
+    index = np.full(target, Fill.ZERO if kind == "zero" else Fill.RAND)
+    index[where] = np.arange(size)
+    return Expansion(size, index, np.ones(target))

@@ -8,8 +8,9 @@ silenced in an added block, the scale of a tied decoder, eta and eps are derived
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from lemonx.specs.rows import Row
@@ -24,12 +25,13 @@ LAST = "-1"
 class Stack:
     """Blocks that repeat, adding to one stream.
 
-    `period`: original blocks keep their index modulo this (shifted windows alternate). `pinned`: so many
-    first blocks are unlike the rest and are never copied. `lists`: config fields with one entry a block; `implied`:
-    transformers derives those that config.json leaves out from a block's index. `counts`: config fields that say how
-    many first blocks are of one kind. `sets`: the blocks have so many sets of weights, each for a run of
-    blocks (0: one per block); `sets_in` is the config field of it. `numbered`: config fields that point at blocks by
-    number, counted from 1: `[3, 6]`, or `["stage3", "stage6"]`. `still`: why no block can be added, if none can.
+    `period`: original blocks keep their index modulo this (shifted windows alternate). `pinned`: how many blocks at the
+    beginning differ from the rest and are never copied. `lists`: config fields with one entry per block; `implied`:
+    transformers derives the lists that config.json leaves out from a block's index. `counts`: config fields that say
+    how many blocks at the beginning are of one kind. `sets`: the number of sets of weights, each of which a run of
+    blocks shares (0: one per block); `sets_in`: the config field with that number. `numbered`: config fields that point
+    at blocks by number, counted from 1: `[3, 6]`, or `["stage3", "stage6"]`. `still`: why no block can be added, if
+    none can.
     """
 
     size: int
@@ -55,15 +57,31 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Spec:
-    """What a checkpoint with a given config is made of.
+class Block:
+    """A block of the target: the block of the source (its set of weights) that it comes from.
 
-    `eps` is the config field that norms read unless their row says otherwise. `prefix` may be absent from
-    every name in a file (a base model's). `acts` names spaces under a nonlinearity although a norm reads
-    them; spaces that no norm touches are taken to be under one. `config` is what config.json must say
-    besides the sizes. `follows`: config fields that stay equal to another one. `still`: why a fixed size cannot grow.
-    `pointers`: fields of generation_config.json that list [block, unit], with the stack and the space of these.
-    `shown`: spaces that leave the model as they are, and so cannot be scaled.
+    `added`: it is a further copy of that block. `closes`: it is the last of that block's copies.
+    """
+
+    source: int
+    added: bool
+    closes: bool
+
+
+# Where a module outside all stacks stands.
+OUTSIDE = Block(0, added=False, closes=True)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a checkpoint with a given config is made of; its rows are in the order in which the model computes them.
+
+    `eps` is the config field with the eps of norms whose row names no other. `prefix` may be absent from every name in
+    a file (a base model's). `acts`: spaces under a nonlinearity although a norm reads them; a space that no norm
+    touches is taken to be under one. `config`: what config.json must say besides the sizes. `follows`: config fields
+    that stay equal to another one. `still`: why a fixed size cannot grow. `pointers`: fields of generation_config.json
+    that list [block, unit], with the stack and the space that they point into. `shown`: spaces that the model returns,
+    and that therefore cannot be scaled.
     """
 
     rows: Mapping[str, Row]
@@ -78,6 +96,19 @@ class Spec:
     still: Mapping[str, str] = field(default_factory=dict)
     pointers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     shown: tuple[str, ...] = ()
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
+        """Each row's place in the order of computation."""
+        return {name: place for place, name in enumerate(self.rows)}
+
+    def in_order(self, rows: Collection[str]) -> list[str]:
+        """These rows in the order of computation."""
+        return sorted(rows, key=self.order.__getitem__)
+
+    def comes_before(self, row: str, other: str) -> bool:
+        """Whether the model computes a row before another."""
+        return self.order[row] < self.order[other]
 
     def rooted(self, prefix: str) -> Spec:
         """The spec of a class that calls its base model by another name, which every name then begins with."""
@@ -112,8 +143,8 @@ class Spec:
         stream, own = self.stacks[stack].stream, f"{stack}.{LAST}."
         if index + 1 < self.stacks[stack].size:
             return stream
-        norms = [row for name, row in self.rows.items() if name.startswith(own) and row.is_norm]
-        return norms[-1].writes.axes[0] if norms else stream
+        norms = [name for name in self.order if name.startswith(own) and self.rows[name].is_norm]
+        return self.rows[norms[-1]].writes.axes[0] if norms else stream
 
     def side_size(self, side: Side) -> int | None:
         total = 0

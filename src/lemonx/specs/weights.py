@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from lemonx.algebra.expansions import RAND, ZERO, Expansion, identity, multiples_near
-from lemonx.algebra.recipes import Recipe, Vector
+from lemonx.algebra.expansions import Expansion, identity, multiples_near
+from lemonx.algebra.recipes import TensorRecipe, Vector
 from lemonx.errors import Refused
 from lemonx.specs.rows import Axis, Row, Typed, matrix
 from lemonx.specs.signature import Side, parse, side
@@ -58,9 +58,9 @@ class Linear(Row):
 class Router(Linear):
     """A linear map to the scores of experts; those that are new and must not be picked get a bias far below."""
 
-    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
         experts = typed.writes
-        if suffix == "bias" and experts.has(RAND):
+        if suffix == "bias" and experts.is_free.any():
             known = experts.is_copy
             return Vector(experts, known.astype(float), rule="unpicked", rest=np.where(known, 0.0, UNPICKED))
         return super().recipe(suffix, typed, mode)
@@ -85,7 +85,7 @@ class Parameter(Row):
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         return {"": tuple(Axis(axis, "w" if axis == self.writes else ".") for axis in self.axes)}
 
-    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
         if self.writes not in self.axes:  # no axis grows
             size = math.prod(axis.size for axis in typed.axes)
             return Vector(identity(size), np.ones(size))
@@ -105,18 +105,19 @@ class Depthwise(Row):
         return {"weight": (Axis(self.writes, "w"), Axis(side("1"), "."), *kernel), "bias": (Axis(self.writes, "w"),)}
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
-        legal = reads.is_copy | reads.holds(ZERO) | reads.holds(RAND)
+        legal = reads.is_copy | reads.is_zero | reads.is_free
         plain = reads.is_plain and writes.is_plain
         if not (legal.all() and plain and np.array_equal(reads.source, writes.source)):
             raise Refused(
-                f"a depthwise convolution reads {self.reads}, so every new channel must be a copy, and at "
-                f"{reads.size} -> {reads.target_size} some are not: try {multiples_near(reads.size, reads.target_size)}"
+                f"a depthwise convolution reads {self.reads}, so every new channel must duplicate an old one, which "
+                f"is not possible from {reads.size} to {reads.target_size}",
+                f"try {multiples_near(reads.size, reads.target_size)}",
             )
 
-    def recipe(self, suffix: str, typed: Typed, mode: str) -> Recipe:
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
         channels, *kernel = typed.axes
         if suffix == "weight":  # what reads zeros is free
-            channels = replace(channels, source=np.where(channels.holds(ZERO), RAND, channels.source))
+            channels = channels.with_free_zeros()
         return matrix(self.tensors()[suffix], (channels, *kernel), mode)
 
 

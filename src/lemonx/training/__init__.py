@@ -1,1 +1,1 @@
-"""Training on: the recipe, on transformers' Trainer."""
+"""Training: recipes, run with transformers' Trainer."""

@@ -1,7 +1,7 @@
-"""What to train an expanded model with: the paper's recipe, for the growth at hand.
+"""Advice on how to train an expanded model: the paper's recipe for the nearest growth.
 
-The paper's finding (section 5): keep the maximum learning rate of training from scratch, and decay faster. How much
-faster, it measured for a few growths; the nearest of them is what is advised.
+The paper's finding (section 5): keep the maximum learning rate of training from scratch, and decay faster. It measured
+how much faster for a few growths, and the advice is that of the nearest one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lemonx import api
+from lemonx.checkpoints.config import class_names
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe
 from lemonx.planning.plan import Plan
 from lemonx.training.schedule import Schedule
@@ -26,7 +28,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Scratch:
+class ScratchTraining:
     """Training from scratch as the paper does it, by kind of model (appendix A.2)."""
 
     length: int
@@ -38,8 +40,8 @@ class Scratch:
 
 
 SCRATCH = {
-    "vision": Scratch(300, "epochs", 5, 1024, 1e-3, 1e-5),
-    "language": Scratch(220_000, "steps", 5_000, 256, 2e-4, 2e-5),
+    "vision": ScratchTraining(300, "epochs", 5, 1024, 1e-3, 1e-5),
+    "language": ScratchTraining(220_000, "steps", 5_000, 256, 2e-4, 2e-5),
 }
 
 
@@ -82,7 +84,7 @@ EVIDENCE = (
 
 
 def nearest(kind: str, share: float, deepens: bool) -> Evidence:
-    """The paper's growth that is most like this one: the rule for the fraction, and the only place it is in.
+    """The paper's growth that is most like this one. The rule for the fraction is nowhere else.
 
     >>> nearest("language", 0.2, deepens=True).fraction
     0.6
@@ -127,15 +129,15 @@ def advise(
     min_learning_rate: float | None = None,
     batch_size: int | None = None,
 ) -> Advice:
-    """What to train the target of this growth with; what is given is of the target's training from scratch.
+    """How to train the target of this growth, given how the target would be trained from scratch.
 
-    What is not given is the paper's for this kind of model.
+    Settings that are not given are the paper's for this kind of model.
     """
     if steps is not None and epochs is not None:
-        raise BadRecipe("give the length of training from scratch in --steps or in --epochs")
+        raise BadRecipe("the length of training from scratch is not given", "give it in --steps or in --epochs")
     for rate in (learning_rate, min_learning_rate):
         if rate is not None and not math.isfinite(rate):
-            raise BadRecipe(f"a learning rate of {rate}: want a number, such as 3e-4")
+            raise BadRecipe(f"the learning rate {rate} is not a positive number", "use a number such as 3e-4")
     plan = api.plan(source, like=target)
     kind = plan.family.kind
     paper = SCRATCH[kind]
@@ -169,7 +171,7 @@ def _share(plan: Plan) -> float:
 
 
 def _task(plan: Plan) -> str:
-    name = (plan.target_config.get("architectures") or [""])[0]
+    name = next(iter(class_names(plan.target_config)), "")
     found = {"CausalLM": "causal-lm", "LMHeadModel": "causal-lm", "MaskedLM": "masked-lm", "PreTraining": "masked-lm"}
     for ending, task in found.items():
         if name.endswith(ending):
@@ -182,8 +184,8 @@ def _task(plan: Plan) -> str:
 _DATA = {"image-classification": "images", "sequence-classification": "table"}
 
 
-def as_recipe(advice: Advice) -> dict[str, Any]:
-    """The keys and values of a recipe for `lemonx train`; the path of the data is the reader's."""
+def as_recipe(advice: Advice) -> dict[str, JsonValue]:
+    """The keys and values of a recipe for `lemonx train`; the user adds the path of the data."""
     words = _DATA.get(advice.task, "text")
     return {
         "task": advice.task,

@@ -1,23 +1,23 @@
-"""A run's curve: what was logged, as rows, as CSV and as a picture."""
+"""The learning curve of a run: rows from Trainer's log, as CSV and as a picture."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 COLUMNS = ("step", "learning_rate", "train_loss", "validation_loss")
 _AFTER = ("flops", "seconds")
 _NAMES = {"loss": "train_loss", "eval_loss": "validation_loss"}
 _SPEED = ("_runtime", "_per_second", "_preparation_time")  # of an evaluation alone: the seconds say as much
 
-Row = dict[str, Any]
+# The figures of a step, by name.
+CurveRow = dict[str, float]
 
 
-def rows(history: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """One row a step from Trainer's log, which has a line for training and one for every evaluation."""
-    found: dict[int, Row] = {}
+def rows(history: Iterable[Mapping[str, float]]) -> list[CurveRow]:
+    """One row per step from Trainer's log, which has separate lines for training and for every evaluation."""
+    found: dict[float, CurveRow] = {}
     for line in history:
         if "train_runtime" in line:  # Trainer's summary at the end of a stage
             continue
@@ -28,13 +28,13 @@ def rows(history: Iterable[Mapping[str, Any]]) -> list[Row]:
     return [found[step] for step in sorted(found)]
 
 
-def columns(curve: Sequence[Row]) -> list[str]:
-    """The columns of a curve: metrics stand between the losses and the cost."""
+def columns(curve: Sequence[CurveRow]) -> list[str]:
+    """The columns of a curve, with metrics between the losses and the cost."""
     metrics = sorted({key for row in curve for key in row} - {*COLUMNS, *_AFTER})
     return [*COLUMNS, *metrics, *_AFTER]
 
 
-def csv_text(curve: Sequence[Row]) -> str:
+def csv_text(curve: Sequence[CurveRow]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns(curve), lineterminator="\n")
     writer.writeheader()
@@ -42,7 +42,7 @@ def csv_text(curve: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def picture(curve: Sequence[Row]) -> bytes:
+def picture(curve: Sequence[CurveRow]) -> bytes:
     """Losses above, the learning rate below, over steps; a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

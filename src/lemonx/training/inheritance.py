@@ -20,7 +20,7 @@ def alpha_at(step: int, total: int, alpha: float) -> float:
 
 
 def inheritance_loss(kind: str, student: Tensor, teacher: Tensor, labels: Tensor, *, shifted: bool) -> Tensor:
-    """The loss against the teacher at every position that has a task loss, one entry a position.
+    """The loss against the teacher at every position that has a task loss, one entry per position.
 
     soft: KL(teacher || student); hard: cross-entropy to the teacher's argmax. The paper writes the arguments the
     other way round, which for the hard kind would be infinite. `shifted`: position i is judged by label i + 1.

@@ -1,4 +1,4 @@
-"""The model of a task: from a config with fresh parameters, or from a checkpoint."""
+"""The model for a task: newly initialised from a config, or loaded from a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.config import odd_counts
+from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadRecipe
 from lemonx.models import door
 from lemonx.models.foreign import foreign
 from lemonx.verification.fitting import require_fitting, size
-from lemonx.verification.outputs import short_of
+from lemonx.verification.memory import short_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,17 +38,19 @@ def _auto(task: str) -> Any:
     }[task]
 
 
-def fresh(task: str, config: Mapping[str, Any], decided: Mapping[str, Any], seed: int) -> PreTrainedModel:
-    """A model with fresh parameters, drawn with `seed`; `decided` are the fields that the data decides."""
+def fresh(task: str, config: Mapping[str, JsonValue], decided: Mapping[str, JsonValue], seed: int) -> PreTrainedModel:
+    """A newly initialised model, drawn with `seed`; `decided` are the config fields that the data decides."""
     import torch
     from transformers import AutoConfig
 
     auto = _auto(task)
-    kind = config["model_type"]
+    kind = str(config["model_type"])
     try:
         known = AutoConfig.for_model(kind)
     except ValueError:
-        raise BadRecipe(f"config.model_type: no model {kind!r}: try llama, gpt2, pre-ln-bert or vit") from None
+        raise BadRecipe(
+            f"config.model_type is {kind!r}, which transformers does not know", "try llama, gpt2, pre-ln-bert or vit"
+        ) from None
     _check_fields(config, known)
     _check_decided(config, decided)
     _check_size(task, {**decided, **config})
@@ -55,38 +59,39 @@ def fresh(task: str, config: Mapping[str, Any], decided: Mapping[str, Any], seed
         return door.build(auto, door.config_object({**decided, **config}), dtype=torch.float32)
 
 
-def _check_fields(config: Mapping[str, Any], known: Any) -> None:
-    """transformers takes any field without a word: a misspelt size would be a default."""
+def _check_fields(config: Mapping[str, JsonValue], known: Any) -> None:
+    """Check field names: transformers silently accepts any, so a misspelt size would become the default."""
     names = {*known.to_dict(), *known.attribute_map, "model_type", "num_labels", "torch_dtype"}
     for name in config:
         if name not in names:
             near = difflib.get_close_matches(name[:80], names, n=1)
             advice = f"did you mean {near[0]!r}?" if near else "leave it out"
-            raise BadRecipe(f"config.{name} is no field of a {config['model_type']}: {advice}")
+            raise BadRecipe(f"config.{name} is not a field of a {config['model_type']}", advice)
 
 
-def _check_size(task: str, config: Mapping[str, Any]) -> None:
-    """BadRecipe if the model has more parts than any, or would not fit into memory with its gradients and moments."""
-    for complaint in odd_counts(config):
-        raise BadRecipe(f"config: {complaint}")
+def _check_size(task: str, config: Mapping[str, JsonValue]) -> None:
+    """BadRecipe if the model is absurdly large, or would not fit into memory with its gradients and moments."""
+    for problem in odd_counts(config, Path(CONFIG)):
+        raise BadRecipe.of(problem.about("config"))
     try:
         numbers = size(empty(task, config, {}))
     except BadCheckpoint as error:
-        raise BadRecipe(f"config: {error}") from None
+        raise BadRecipe.of(error.about("config")) from None
     if (short := short_of(4 * 4 * numbers, "training")) is not None:
-        raise BadRecipe(f"config: {short}: choose smaller sizes")
+        raise BadRecipe(f"config: {short}", "choose smaller sizes")
 
 
-def _check_decided(config: Mapping[str, Any], decided: Mapping[str, Any]) -> None:
-    """What the data decides may be said again, not otherwise; a vocabulary may have spare entries."""
+def _check_decided(config: Mapping[str, JsonValue], decided: Mapping[str, JsonValue]) -> None:
+    """A config may repeat what the data decides, but not contradict it; a vocabulary may have spare entries."""
     for name, value in decided.items():
         given = config.get(name, value)
-        if given != value and not (name == "vocab_size" and type(given) is int and given > value):
-            raise BadRecipe(f"config.{name} is {given!r}, but the data has {value!r}: leave it out")
+        spare = name == "vocab_size" and type(given) is int and isinstance(value, int) and given > value
+        if given != value and not spare:
+            raise BadRecipe(f"config.{name} is {given!r}, but the data has {value!r}", "leave it out")
 
 
-def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
-    """The model of a checkpoint, in float32; a head that it does not have yet is drawn with `seed`."""
+def loaded(task: str, folder: Path, decided: Mapping[str, JsonValue], seed: int = 0) -> PreTrainedModel:
+    """The model of a checkpoint, in float32; a head that it lacks is initialised with `seed`."""
     import torch
 
     with Checkpoint.open(folder) as checkpoint:
@@ -98,12 +103,12 @@ def loaded(task: str, folder: Path, decided: Mapping[str, Any], seed: int = 0) -
             model, info = door.load(checkpoint, _auto(task), config, dtype=torch.float32, generation=generation)
     missing = sorted(info["missing_keys"])
     if missing and task not in _NEW_HEAD:
-        raise BadCheckpoint(f"{folder} lacks {missing[0]}, which {task} needs: give a checkpoint of that task")
+        raise BadCheckpoint(f"lacks {missing[0]}, which {task} needs", "give a checkpoint of that task", file=folder)
     return model
 
 
-def empty(task: str, source: Path | Mapping[str, Any], decided: Mapping[str, Any]) -> PreTrainedModel:
-    """The model of a checkpoint's folder, or of a config, in float32 on the meta device: sizes without memory."""
+def empty(task: str, source: Path | Mapping[str, JsonValue], decided: Mapping[str, JsonValue]) -> PreTrainedModel:
+    """The model of a checkpoint folder or a config, in float32 on the meta device: shapes without memory."""
     import torch
 
     if isinstance(source, Path):
@@ -113,8 +118,8 @@ def empty(task: str, source: Path | Mapping[str, Any], decided: Mapping[str, Any
         return door.build(_auto(task), door.config_object(source, **_new_head(task, decided)), dtype=torch.float32)
 
 
-def _new_head(task: str, decided: Mapping[str, Any]) -> dict[str, Any]:
-    """What a new head must know; the rest of the model is as it was trained."""
+def _new_head(task: str, decided: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """The config fields that a new head needs; the rest of the model stays as it was trained."""
     if task not in _NEW_HEAD:
         return {}
     return {name: value for name, value in decided.items() if name in ("num_labels", "problem_type", "id2label")}

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.data import TASKS
 from lemonx.data.strict import Strict
 from lemonx.errors import BadRecipe
@@ -16,21 +17,22 @@ from lemonx.guards.limits import LARGEST, LARGEST_RUN_SEED, LARGEST_SEED, MOST_A
 
 Task = Literal["causal-lm", "masked-lm", "image-classification", "sequence-classification"]
 assert get_args(Task) == TASKS
-Size = Annotated[int, Field(gt=0, le=LARGEST)]
+# A number, or in terms of the source's: 1.5x, +4.
+GrownSize = Annotated[int, Field(gt=0, le=LARGEST)] | str
 Steps = Annotated[int, Field(gt=0, le=MOST_STEPS)]
-Examples = Annotated[int, Field(gt=0, le=MOST_AT_ONCE)]
+ExampleCount = Annotated[int, Field(gt=0, le=MOST_AT_ONCE)]
 
 
 class Expand(Strict):
-    """What `lemonx expand` is asked for; `options` are the keywords of `lemonx.plan`."""
+    """The options of `lemonx expand`; `options` has them as keywords of `lemonx.plan`."""
 
-    width: Size | None = None
-    depth: Size | None = None
-    heads: Size | None = None
-    kv_heads: Size | None = None
-    ffn: Size | None = None
+    width: GrownSize | None = None
+    depth: GrownSize | None = None
+    heads: GrownSize | None = None
+    kv_heads: GrownSize | None = None
+    ffn: GrownSize | None = None
     width_factor: float | str | None = None
-    sizes: dict[str, Any] = Field(default_factory=dict, alias="set")
+    sizes: dict[str, JsonValue] = Field(default_factory=dict, alias="set")
     like: str | None = None
     method: str = "lemon"
     free: Literal["vision", "language"] | None = None
@@ -45,7 +47,7 @@ class Expand(Strict):
 
 
 class Optimizer(Strict):
-    """AdamW; weight decay is not on biases and norms, which is Trainer's own rule."""
+    """AdamW. Weight decay is not applied to biases and norms, which is Trainer's own rule."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
@@ -67,7 +69,7 @@ class Inheritance(Strict):
 
 
 class Stage(Strict):
-    """Steps at one size; `expand` comes before them, and Adam's moments grow along or start anew."""
+    """Steps at one size, after an `expand`; Adam's moments grow with the weights ("grown") or start at 0 ("anew")."""
 
     steps: Steps
     expand: Expand | None = None
@@ -79,15 +81,15 @@ class Recipe(Strict):
 
     task: Task
     source: str | None = None
-    config: dict[str, Any] | None = None
+    config: dict[str, JsonValue] | None = None
     expand: Expand | None = None
-    data: dict[str, Any]
+    data: dict[str, JsonValue]
     steps: Steps | None = None
     epochs: float | None = Field(None, gt=0, le=MOST_STEPS)
     stages: tuple[Stage, ...] = ()
-    batch_size: Examples
-    gradient_accumulation: Examples = 1
-    eval_batch_size: Examples | None = None
+    batch_size: ExampleCount
+    gradient_accumulation: ExampleCount = 1
+    eval_batch_size: ExampleCount | None = None
     learning_rate: float = Field(gt=0)
     min_learning_rate: float = Field(0.0, ge=0)
     warmup: int | None = Field(None, ge=0, le=MOST_STEPS)
@@ -148,7 +150,7 @@ class Recipe(Strict):
         epochs = self.epochs
         total = sum(s.steps for s in self.stages) if epochs is None else self._in_steps(epochs, examples)
         if total > MOST_STEPS:
-            raise BadRecipe(f"these are {total} steps in all: at most {MOST_STEPS} are allowed")
+            raise BadRecipe(f"this recipe has {total} steps in all", f"use at most {MOST_STEPS}")
         return total
 
     def warmup_steps(self, examples: int) -> int:
@@ -160,20 +162,20 @@ class Recipe(Strict):
         # Batches go on across the end of an epoch, so that every step sees as many examples.
         return round(epochs * examples / self.batch_size) or 1
 
-    def as_dict(self) -> dict[str, Any]:
-        """What was asked for, as the YAML file would say it."""
+    def as_dict(self) -> dict[str, JsonValue]:
+        """The recipe as a YAML file would state it, without defaults."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def parse_recipe(given: Mapping[str, Any], name: str = "recipe") -> Recipe:
-    """The recipe that these keys and values say; a BadRecipe names the first key that is wrong."""
+    """The recipe with these keys and values; a BadRecipe names the first key that is wrong."""
     try:
         return Recipe.model_validate(dict(given))
     except ValidationError as error:
-        raise BadRecipe(f"{name}: {_first(error)}") from None
+        raise BadRecipe(*_first(error)).about(name) from None
 
 
-def _first(error: ValidationError) -> str:
+def _first(error: ValidationError) -> tuple[str, str]:
     # A key that nobody knows explains the key that is missing.
     found = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")[0]
     where = tuple(part for part in found["loc"])
@@ -181,16 +183,15 @@ def _first(error: ValidationError) -> str:
     if found["type"] == "extra_forbidden":
         known = _known(where[:-1])
         near = difflib.get_close_matches(str(where[-1])[:80], known, n=1, cutoff=0.5)
-        return f"{key!r} is not a key of a recipe: " + (
-            f"did you mean {near[0]!r}?" if near else f"try {sorted(known)}"
-        )
+        return f"{key!r} is not a key of a recipe", f"did you mean {near[0]!r}?" if near else f"try {sorted(known)}"
     if found["type"] == "missing":
-        return f"{key!r} is missing: add it"
+        return f"{key!r} is missing", "add it"
     message = found["msg"].removeprefix("Value error, ")
     if found["type"] == "value_error":
-        return f"{key}: {message}" if key else message
+        return f"{key}: {message}" if key else message, ""
     value = repr(found["input"])
-    return f"{key}: {message[0].lower()}{message[1:]}, not {value if len(value) <= 60 else value[:57] + '...'}"
+    value = value if len(value) <= 60 else f"{value[:57]}..."
+    return f"{key}: {message[0].lower()}{message[1:]}, not {value}", ""
 
 
 def _known(where: tuple[Any, ...]) -> list[str]:

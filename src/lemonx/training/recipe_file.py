@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from lemonx.checkpoints.opening import MAX_TEXT, read_file
-from lemonx.checkpoints.plain import one_line, require_plain
+from lemonx.checkpoints.plain import JsonValue, one_line, require_plain
 from lemonx.errors import BadRecipe
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
@@ -45,29 +45,29 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse_yaml(text: str, name: str) -> Any:
-    """What a YAML text says; `name` only names it."""
+def parse_yaml(text: str, name: str) -> JsonValue:
+    """The content of a YAML text; `name` is for messages."""
     try:
         if len(text) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES} letters")
         content = yaml.load(text, _Loader)
         require_plain(content)
     except RecursionError:
-        raise BadRecipe(f"{name}: not YAML that is read here (it is nested too deeply): write it flat") from None
+        raise BadRecipe(f"{name} is not a recipe in YAML (it is nested too deeply)", "correct it") from None
     except Exception as error:  # the constructors of numbers and dates raise anything
-        raise BadRecipe(f"{name}: not YAML that is read here ({one_line(error)}): correct it") from None
+        raise BadRecipe(f"{name} is not a recipe in YAML ({one_line(error)})", "correct it") from None
     return content
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
+def load_yaml(path: Path) -> dict[str, JsonValue]:
     """The keys and values of a recipe, given its file or the name of one that ships."""
     path = found(path)
     try:
         content = parse_yaml(read_file(path, MAX_TEXT).decode(), str(path))
     except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: a loop of links
-        raise BadRecipe(f"{path}: cannot be read ({one_line(error)}): give a YAML file") from None
+        raise BadRecipe(f"cannot be read ({one_line(error)})", "give a YAML file", file=path) from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise BadRecipe(f"{path}: not a recipe: want keys and values, such as `task: causal-lm`")
+        raise BadRecipe("is not a recipe", "write keys and values, such as `task: causal-lm`", file=path)
     return content
 
 
@@ -77,12 +77,16 @@ def found(path: Path) -> Path:
     if path.is_file() or path.suffix or len(path.parts) > 1:
         return path
     if not shipped.is_file():
-        raise BadRecipe(f"{path}: neither a file nor a recipe that ships: `lemonx train --list` names those")
+        raise BadRecipe(
+            "is neither a file nor the name of a recipe",
+            "`lemonx train --list` names the recipes that come with lemonx",
+            file=path,
+        )
     return shipped
 
 
 def shipped() -> dict[str, str]:
-    """Name -> what it is, of every recipe that ships."""
+    """Every recipe that ships: its name and a one-line description."""
     return {
         path.stem: _first_comment(path.read_text(encoding="utf-8"))
         for path in sorted(SHIPPED.glob("*.yaml"), key=lambda p: p.stem)
@@ -93,13 +97,13 @@ def _first_comment(text: str) -> str:
     return next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), "")
 
 
-def with_changes(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with `a.b` set to a value, for every dotted key in `changes`; None takes a key away.
+def with_changes(content: Mapping[str, JsonValue], changes: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """The content with `a.b` set to a value, for every dotted key in `changes`; None removes a key.
 
     >>> with_changes({"steps": 5, "data": {"name": "stdlib"}}, {"data.length": 64, "steps": None, "epochs": 2})
     {'data': {'name': 'stdlib', 'length': 64}, 'epochs': 2}
     """
-    result: dict[str, Any] = {**content}
+    result: dict[str, JsonValue] = {**content}
     for dotted, value in changes.items():
         first, _, rest = dotted.partition(".")
         if rest:
@@ -112,7 +116,7 @@ def with_changes(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     return result
 
 
-def parse_changes(texts: list[str]) -> dict[str, Any]:
+def parse_changes(texts: list[str]) -> dict[str, JsonValue]:
     """KEY=VALUE texts, the values as YAML.
 
     >>> parse_changes(["learning_rate=1e-3", "data.path=./text"])
@@ -122,6 +126,6 @@ def parse_changes(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
-            raise BadRecipe(f"--set {text}: want KEY=VALUE, such as learning_rate=1e-3 or data.path=./text")
+            raise BadRecipe(f"--set {text} is not KEY=VALUE", "write it as learning_rate=1e-3 or data.path=./text")
         changes[key] = parse_yaml(value, f"--set {text}")
     return changes

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from lemonx import api, data
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import new_folder, remove, write_whole
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe
 from lemonx.execution.sidecar_files import carried
 from lemonx.models.foreign import in_one_line, quiet
 from lemonx.planning.plan import Plan
 from lemonx.training import curve as curves
-from lemonx.training import folder, model
-from lemonx.training.folder import Saved
+from lemonx.training import model, run_folder
 from lemonx.training.recipe import Expand, Recipe
+from lemonx.training.run_folder import Saved
 from lemonx.training.schedule import Schedule
 from lemonx.training.stages import Leg, grow, legs
 from lemonx.verification.certificate import versions
@@ -31,26 +32,31 @@ if TYPE_CHECKING:
 
     from lemonx.training.trainer import LemonTrainer
 
-Tell = Callable[[int, int, Mapping[str, Any]], None]
+TellProgress = Callable[[int, int, Mapping[str, float]], None]
 # How often a run looks at itself if the recipe does not say.
 _EVALUATIONS, _SAVES = 20, 10
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run: `final` is the last row of `curve` that has a validation loss."""
 
     output: Path
-    curve: list[curves.Row]
-    final: curves.Row
+    curve: list[curves.CurveRow]
+    final: curves.CurveRow
     seconds: float
     flops: float
 
 
 def run(
-    recipe: Recipe, output: str | Path, *, resume: bool = True, force: bool = False, progress: Tell | None = None
-) -> Run:
-    """Trains as the recipe says and leaves a checkpoint in `output`; an unfinished run of the recipe goes on.
+    recipe: Recipe,
+    output: str | Path,
+    *,
+    resume: bool = True,
+    force: bool = False,
+    progress: TellProgress | None = None,
+) -> FinishedRun:
+    """Train as the recipe says and leave a checkpoint in `output`; an unfinished run of the same recipe continues.
 
     `progress(step, total, figures)` is called after every step, and with figures after every evaluation.
     """
@@ -61,16 +67,16 @@ def run(
 
 
 def _require(recipe: Recipe) -> None:
-    """Before hours are spent: what only the end of a run would miss."""
+    """Check for packages that only the end of a run needs, before hours are spent."""
     for package in ("accelerate", "matplotlib", *recipe.report_to):
         if find_spec(package) is None:
-            raise BadRecipe(f"training needs {package}: pip install {package}, or lemonx[train]")
+            raise BadRecipe(f"training needs {package}", f"pip install {package}, or lemonx[train]")
 
 
-def _kind() -> type[Job]:
-    """Under torchrun with several processes, they share the model."""
+def _kind() -> type[TrainingJob]:
+    """The kind of job: under torchrun with several processes, they share the model."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Job
+        return TrainingJob
     from lemonx.training.sharded_run import SharedJob
 
     return SharedJob
@@ -83,10 +89,10 @@ def _prepared(recipe: Recipe) -> data.Prepared:
         return data.prepare(recipe.task, recipe.data, config=source.config, seed=recipe.seed, folder=source.path)
 
 
-class Job:
+class TrainingJob:
     """What the stages of a run share."""
 
-    def __init__(self, recipe: Recipe, output: Path, prepared: data.Prepared, progress: Tell | None) -> None:
+    def __init__(self, recipe: Recipe, output: Path, prepared: data.Prepared, progress: TellProgress | None) -> None:
         self.recipe, self.output, self.data, self.progress = recipe, output, prepared, progress
         examples = len(prepared.train)
         total = recipe.total_steps(examples)
@@ -94,18 +100,21 @@ class Job:
             recipe.learning_rate, recipe.min_learning_rate, recipe.warmup_steps(examples), total, recipe.decay
         )
         if self.schedule.warmup >= total:
-            raise BadRecipe(f"the warm-up of {self.schedule.warmup} steps leaves nothing of the {total} steps in all")
+            raise BadRecipe(
+                f"the warm-up takes {self.schedule.warmup} of {total} steps, which leaves none to train",
+                "shorten the warm-up, or train longer",
+            )
         self.legs = legs(recipe, total)
         self.evaluate = recipe.eval_every or -(-total // _EVALUATIONS)
         self.save = -(-total // _SAVES) if recipe.save_every is None else recipe.save_every
 
     def claimed(self, *, resume: bool, force: bool) -> AbstractContextManager[None]:
         """The output folder, as this run's."""
-        return folder.claimed(self.output, self.recipe, resume=resume, force=force)
+        return run_folder.claimed(self.output, self.recipe, resume=resume, force=force)
 
-    def run(self) -> Run:
-        saved = folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
-        history: list[dict[str, Any]] = saved.history if saved else []
+    def run(self) -> FinishedRun:
+        saved = run_folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
+        history: list[curves.CurveRow] = saved.history if saved else []
         trained = None
         for leg in self.legs[saved.stage if saved else 0 :]:
             if saved is not None and saved.stage < leg.stage:
@@ -113,7 +122,7 @@ class Job:
             trained = self._loaded(saved.path, {}) if saved else self._start()
             if saved is None or saved.step < leg.end:
                 history = self._train(leg, trained, saved, history)
-                saved = folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
+                saved = run_folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
         assert trained is not None
         return self._finish(trained, history)
 
@@ -139,9 +148,9 @@ class Job:
         return found
 
     def _bring_along(self, source: Path, expansion: Plan | None = None) -> None:
-        """The tokenizer and the like, as the expansion would write them."""
+        """Copy the tokenizer and similar files, as an expansion would write them."""
         with Checkpoint.open(source) as checkpoint:
-            folder.bring_along(self.output, carried(checkpoint, expansion))
+            run_folder.bring_along(self.output, carried(checkpoint, expansion))
 
     def _loaded(self, source: Path, decided: Mapping[str, Any]) -> PreTrainedModel:
         return model.loaded(self.recipe.task, source, decided, self.recipe.seed)
@@ -150,8 +159,8 @@ class Job:
         return grow(saved, leg, self.output)
 
     def _train(
-        self, leg: Leg, trained: PreTrainedModel, saved: Saved | None, history: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
+        self, leg: Leg, trained: PreTrainedModel, saved: Saved | None, history: list[curves.CurveRow]
+    ) -> list[curves.CurveRow]:
         from lemonx.training.trainer import Rhythm, arguments
 
         # A grown model is evaluated before it trains, as every model is.
@@ -176,9 +185,9 @@ class Job:
 
         return LemonTrainer
 
-    def _tell(self, step: int, history: list[dict[str, Any]], figures: Mapping[str, Any]) -> None:
+    def _tell(self, step: int, history: list[curves.CurveRow], figures: Mapping[str, float]) -> None:
         if figures:
-            write_whole(self.output / folder.CURVE, curves.csv_text(curves.rows(history)))
+            write_whole(self.output / run_folder.CURVE, curves.csv_text(curves.rows(history)))
         if self.progress is not None:
             self.progress(step, self.schedule.total, figures)
 
@@ -187,32 +196,38 @@ class Job:
         if asked is None:
             return None
         if self.data.model.get("num_labels") == 1:
-            raise BadRecipe("inheritance needs classes to predict, and this task predicts a number: leave it out")
+            raise BadRecipe(
+                "inheritance needs classes to predict, and this task predicts a number",
+                "remove inheritance from the recipe",
+            )
         return model.loaded(self.recipe.task, Path(asked.teacher or self.recipe.source or ""), self.data.model)
 
-    def _finish(self, trained: PreTrainedModel, history: list[dict[str, Any]]) -> Run:
+    def _finish(self, trained: PreTrainedModel, history: list[curves.CurveRow]) -> FinishedRun:
         partial = self.output / ".model"
         self._save(trained, partial)
         curve = curves.rows(history)
         final = [row for row in curve if "validation_loss" in row][-1]
-        done = Run(self.output, curve, final, final["seconds"], final["flops"])
+        done = FinishedRun(self.output, curve, final, final["seconds"], final["flops"])
         self._publish(trained, partial, done)
         return done
 
     def _save(self, trained: PreTrainedModel, partial: Path) -> None:
         trained.save_pretrained(new_folder(partial))
 
-    def _publish(self, trained: PreTrainedModel, partial: Path, done: Run) -> None:
+    def _publish(self, trained: PreTrainedModel, partial: Path, done: FinishedRun) -> None:
         # config.json last: a folder with it is a checkpoint.
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(path, self.output / path.name)
-        for other in (partial, *(path for path in folder.saved_folders(self.output) if path.name.startswith("stage"))):
+        for other in (
+            partial,
+            *(path for path in run_folder.saved_folders(self.output) if path.name.startswith("stage")),
+        ):
             remove(other)
-        write_whole(self.output / folder.CURVE, curves.csv_text(done.curve))
-        write_whole(self.output / folder.PICTURE, curves.picture(done.curve))
-        write_whole(self.output / folder.RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
+        write_whole(self.output / run_folder.CURVE, curves.csv_text(done.curve))
+        write_whole(self.output / run_folder.PICTURE, curves.picture(done.curve))
+        write_whole(self.output / run_folder.RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
 
-    def _account(self, trained: PreTrainedModel, done: Run) -> dict[str, Any]:
+    def _account(self, trained: PreTrainedModel, done: FinishedRun) -> dict[str, JsonValue]:
         return {
             "lemonx": versions()["lemonx"],
             "finished": True,
@@ -226,5 +241,5 @@ class Job:
             "flops": done.flops,
             "seconds": done.seconds,
             "final": done.final,
-            "files": folder.brought_along(self.output),
+            "files": run_folder.brought_along(self.output),
         }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Step `total` would have the minimum; a run's last update, step total - 1, is just above it.
+    """A learning-rate schedule. Step `total` would have the minimum; the last update, step total - 1, is just above.
 
     >>> bert = Schedule(maximum=2e-4, minimum=2e-5, warmup=5_000, total=220_000)
     >>> [round(bert.learning_rate(step), 9) for step in (0, 2_500, 5_000, 112_500, 220_000)]

@@ -1,7 +1,7 @@
-"""Training in many processes that share one model: FSDP2, and checkpoints that no process ever holds whole.
+"""Training in many processes that share one model: FSDP2, and checkpoints that no process ever holds as a whole.
 
-accelerate and Trainer, asked for FSDP on a CPU, train copies (DDP) without a word. So the model is sharded here, before
-Trainer sees it, and handed over as what transformers calls sharded at load time: then Trainer neither moves nor wraps
+When accelerate and Trainer are asked for FSDP on a CPU, they silently train copies (DDP). So the model is sharded here,
+before Trainer sees it, and marked as what transformers calls sharded at load time; Trainer then neither moves nor wraps
 it. The same code runs on GPUs.
 """
 
@@ -38,7 +38,7 @@ def processes() -> int:
 
 
 def start() -> DeviceMesh:
-    """Joins the other processes, if that was not done yet: one axis over all of them, GPUs if there are any."""
+    """Join the other processes, if that was not done yet, in a mesh with one axis; on GPUs if there are any."""
     from torch.distributed.device_mesh import init_device_mesh
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,7 +50,7 @@ def start() -> DeviceMesh:
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
-    """The same model, of which each process holds a slice of every parameter; Trainer takes it as it is.
+    """The same model, of which each process now holds a slice of every parameter; Trainer takes it unchanged.
 
     Blocks are gathered one at a time. A model on the meta device stays there: `to_empty`, then load it.
     """
@@ -64,21 +64,21 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost repeated modules: what stands in a ModuleList that is in no other one."""
+    """The outermost repeated modules: the entries of every ModuleList that is not inside another one."""
     lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     return [block for name in outermost for block in model.get_submodule(name).children()]
 
 
 def allocate(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
-    """A model on the meta device, sharded: memory for the slices of this process, and no values yet."""
+    """Shard a model on the meta device, and allocate memory for the slices of this process, without values yet."""
     shard(model, mesh).to_empty(device=mesh.device_type)
     model.tie_weights()
     return model
 
 
 def load(model: PreTrainedModel, folder: str | Path) -> bool:
-    """Fill a sharded model from a checkpoint, of which each process reads its slices; False if names do not match."""
+    """Fill a sharded model from a checkpoint; each process reads its own slices. False if the names do not match."""
     from torch.distributed.tensor import DTensor
 
     try:
@@ -101,7 +101,7 @@ def load(model: PreTrainedModel, folder: str | Path) -> bool:
 
 
 def save(model: PreTrainedModel, folder: str | Path) -> None:
-    """A Hugging Face folder: every process writes its slices, the first puts them together file by file."""
+    """Write a Hugging Face folder: every process writes its slices, and the first merges them file by file."""
     folder = Path(folder)
     tensors = {name: tensor.detach() for name, tensor in tensors_on_disk(model).items()}
     _write(tensors, folder, files=_files(tensors))
@@ -126,7 +126,7 @@ def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _write(tensors: Mapping[str, Tensor], folder: Path, files: dict[str, int] | None) -> None:
-    """Slices as safetensors, one file a process; with `files` then put together."""
+    """Write slices as safetensors, one file per process; with `files`, then merge them."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -135,22 +135,24 @@ def _write(tensors: Mapping[str, Tensor], folder: Path, files: dict[str, int] | 
 
 
 def save_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
-    """Adam's moments by the names of their parameters, as `lemonx expand --with-optimizer` grows them.
+    """Write Adam's moments by parameter name, the form that `lemonx expand --with-optimizer` grows.
 
-    Each process writes its slices, and nothing is pickled; Trainer's own file has positions instead of names.
+    Each process writes its slices, and nothing is pickled. Trainer's own file has positions instead of names.
     """
     _write(_flat(_state(model, optimizer)), Path(checkpoint) / FOLDER, files=None)
 
 
 def load_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
-    """What `save_moments` wrote, with as many processes, another number or one; without state, nothing happens."""
+    """Load what `save_moments` wrote, with any number of processes; does nothing if there is no state."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
     if not has_named_state(Path(checkpoint)):
         if (Path(checkpoint) / OPTIMIZER).exists():
-            raise BadCheckpoint(f"{checkpoint} was saved by one process, without names: go on with one process")
+            raise BadCheckpoint(
+                "was saved by one process, which several cannot continue", "continue with one process", file=checkpoint
+            )
         return
     state = _state(model, optimizer)
     reader = HuggingFaceStorageReader(str(Path(checkpoint) / FOLDER))
@@ -159,7 +161,7 @@ def load_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path)
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> Any:
-    """The state by name; where there is none yet, this makes one of zeros."""
+    """The state by name; if there is none yet, it is created with zeros."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     return get_optimizer_state_dict(model, optimizer)

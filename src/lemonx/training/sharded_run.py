@@ -1,4 +1,4 @@
-"""The same run in many processes under torchrun: they share the model, and the first writes what is written once."""
+"""The same run in many processes under torchrun: they share the model, and the first process writes common files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from lemonx.checkpoints.creating import new_folder
 from lemonx.errors import BadRecipe, LemonxError
 from lemonx.fsdp import load_expanded
 from lemonx.planning.plan import Plan
-from lemonx.training import folder, model, sharded
-from lemonx.training.folder import Saved
+from lemonx.training import model, run_folder, sharded
+from lemonx.training.curve import CurveRow
 from lemonx.training.recipe import Expand
-from lemonx.training.run import Job, Run
+from lemonx.training.run import FinishedRun, TrainingJob
+from lemonx.training.run_folder import Saved
 from lemonx.training.stages import Leg, grow
 from lemonx.training.trainer import FORWARDS, LemonTrainer, forward_flops
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ShardedTrainer(LemonTrainer):
-    """A Trainer of a sharded model: what it saves is never whole in one process."""
+    """A Trainer for a sharded model; no process ever holds the whole of what it saves."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -59,10 +60,10 @@ class ShardedTrainer(LemonTrainer):
         super()._save_checkpoint(model, trial)
         dist.barrier()
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+    def floating_point_ops(self, inputs: dict[str, torch.Tensor | Any]) -> int:
         """Counted without the processes having to meet: they may see examples of different shapes.
 
-        Masks and labels stay away: they cost no product, and a mask without values cannot be looked at.
+        Masks and labels are left out: they cost no product, and a mask without values cannot be read.
         """
         shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if torch.is_tensor(value))
         if shapes not in self._counted:
@@ -74,7 +75,7 @@ class ShardedTrainer(LemonTrainer):
 
 
 def _flops(shared: PreTrainedModel, example: torch.Tensor) -> int:
-    """FLOPs of a forward pass, counted on a model without values; on the meta device attention counts otherwise."""
+    """FLOPs of a forward pass, counted on a model without values; the meta device would count attention differently."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kind: Any = next(base for base in type(shared).__mro__ if not base.__name__.startswith("FSDP"))
@@ -83,8 +84,8 @@ def _flops(shared: PreTrainedModel, example: torch.Tensor) -> int:
         return forward_flops(kind(shared.config), {shared.main_input_name: example})
 
 
-class SharedJob(Job):
-    """A run of which this is one process."""
+class SharedJob(TrainingJob):
+    """A run that several processes share; this is one of them."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -93,13 +94,13 @@ class SharedJob(Job):
         batch = self.recipe.batch_size // self.recipe.gradient_accumulation
         if batch % self.mesh.size():
             raise BadRecipe(
-                f"a batch of {batch} cannot be shared evenly by {self.mesh.size()} processes: "
-                "change batch_size, gradient_accumulation or --nproc-per-node"
+                f"a batch of {batch} cannot be divided evenly among {self.mesh.size()} processes",
+                "change batch_size, gradient_accumulation or --nproc-per-node",
             )
 
     @contextmanager
     def claimed(self, *, resume: bool, force: bool) -> Iterator[None]:
-        """The first process claims the folder; what it refuses, all refuse."""
+        """The first process claims the folder; if it refuses, all processes refuse."""
         if not self.first:
             _agree(None)
             yield
@@ -129,7 +130,7 @@ class SharedJob(Job):
         dist.barrier()
 
     def _loaded(self, source: Path, decided: Mapping[str, Any]) -> PreTrainedModel:
-        """Each process reads its slices; where a new head is to be made, all read all of it first."""
+        """Each process reads its slices; if a new head is needed, every process first reads the whole model."""
         empty = model.empty(self.recipe.task, source, decided)
         found = sharded.allocate(empty, self.mesh)
         if not sharded.load(found, source):
@@ -137,24 +138,24 @@ class SharedJob(Job):
         return found
 
     def _expanded(self, source: Path, expand: Expand) -> PreTrainedModel:
-        """Nothing is written, and nothing verified: each process makes the slices that it holds."""
-        made = api.plan(source, **expand.options)
-        self._bring_along(source, made)
-        empty = model.empty(self.recipe.task, made.target_config, self.data.model)
+        """Each process computes the slices that it holds; nothing is written and nothing verified."""
+        plan = api.plan(source, **expand.options)
+        self._bring_along(source, plan)
+        empty = model.empty(self.recipe.task, plan.target_config, self.data.model)
         return load_expanded(sharded.allocate(empty, self.mesh), source, **expand.options)
 
     def _grown(self, saved: Saved, leg: Leg) -> Saved:
         if self.first:
             grow(saved, leg, self.output)
         dist.barrier()
-        found = folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
+        found = run_folder.last_saved(self.output, {leg.stage: leg.end for leg in self.legs})
         assert found is not None
         return found
 
     def _trainer(self) -> type[LemonTrainer]:
         return ShardedTrainer
 
-    def _tell(self, step: int, history: list[dict[str, Any]], figures: Mapping[str, Any]) -> None:
+    def _tell(self, step: int, history: list[CurveRow], figures: Mapping[str, float]) -> None:
         if self.first:
             super()._tell(step, history, figures)
 
@@ -164,14 +165,14 @@ class SharedJob(Job):
         dist.barrier()
         sharded.save(trained, partial)
 
-    def _publish(self, trained: PreTrainedModel, partial: Path, done: Run) -> None:
+    def _publish(self, trained: PreTrainedModel, partial: Path, done: FinishedRun) -> None:
         if self.first:
             super()._publish(trained, partial, done)
         dist.barrier()
 
 
 def _agree(error: LemonxError | None) -> None:
-    """Raise what the first process raises."""
+    """Raise in every process what the first process raises."""
     told: list[Any] = [error]
     dist.broadcast_object_list(told, src=0)
     if told[0] is not None:

@@ -1,4 +1,4 @@
-"""Stages of size: one run, one step counter and one schedule, over a model that grows in between."""
+"""Growth in stages: one run with one step counter and one schedule, in which the model grows between stages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from lemonx import api
 from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.checkpoints.opening import file_inside
-from lemonx.training.folder import Saved
 from lemonx.training.recipe import Expand, Recipe
+from lemonx.training.run_folder import Saved
 
 # What Trainer needs, beside the weights, to go on: where it was, and the random state.
 _CARRIED = ("trainer_state.json", "rng_state*.pth")
@@ -28,7 +28,7 @@ class Leg:
 
 
 def legs(recipe: Recipe, total: int) -> list[Leg]:
-    """A run in stages, or a run as its only stage."""
+    """The stages of a run; a run without stages has one."""
     if not recipe.stages:
         return [Leg(0, 0, total, recipe.expand)]
     found: list[Leg] = []
@@ -39,7 +39,7 @@ def legs(recipe: Recipe, total: int) -> list[Leg]:
 
 
 def grow(saved: Saved, leg: Leg, output: Path) -> Saved:
-    """A checkpoint of the larger model, from which Trainer goes on as if it had been this large."""
+    """Write a checkpoint of the larger model, from which Trainer continues as if it had always been this large."""
     assert leg.expand is not None
     partial, finished = output / f".stage-{leg.stage}", output / f"stage-{leg.stage}"
     remove(partial)

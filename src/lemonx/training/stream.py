@@ -1,7 +1,7 @@
 """The order of the examples of a whole run, fixed by the seed alone.
 
 Position i of a run is the same example with the same random draws, however many processes share the work and however
-often the run was killed: that is what makes resuming exact.
+often the run was killed. This makes resuming exact.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 
-class Stream(Dataset[Mapping[str, Tensor]]):
-    """A run's examples one after the other: epoch after epoch, each in an order of its own."""
+class ExampleStream(Dataset[Mapping[str, Tensor]]):
+    """A run's examples in order: epoch after epoch, each shuffled differently."""
 
     def __init__(self, examples: Any, length: int, seed: int) -> None:
         self.examples, self.length, self.seed = examples, length, seed

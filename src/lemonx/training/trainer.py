@@ -1,4 +1,4 @@
-"""transformers' Trainer with our schedule, our order of the data, inheritance, counted FLOPs and whole checkpoints."""
+"""transformers' Trainer with our schedule, our order of the data, inheritance, counted FLOPs and atomic checkpoints."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from lemonx.checkpoints.creating import new_folder, remove
 from lemonx.data import Prepared
 from lemonx.errors import BadRecipe
 from lemonx.optimizer_state.by_name import has_named_state
-from lemonx.training.folder import saved_folders
+from lemonx.training.curve import CurveRow
 from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Inheritance, Recipe
+from lemonx.training.run_folder import saved_folders
 from lemonx.training.schedule import Schedule
-from lemonx.training.stream import Stream
+from lemonx.training.stream import ExampleStream
 
 # Told the step, what was logged so far, and figures after an evaluation.
-Tell = Callable[[int, list[dict[str, Any]], Mapping[str, Any]], None]
+TellStep = Callable[[int, list[CurveRow], Mapping[str, float]], None]
 # A backward pass costs twice the forward pass: one product for the input's gradient, one for the weight's.
 FORWARDS = 3
 
 
 def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> TrainingArguments:
-    """What Trainer is told; when to log, evaluate and save is decided by `Rhythm`."""
+    """The arguments for Trainer; `Rhythm` decides when to log, evaluate and save."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     return TrainingArguments(
         output_dir=str(folder),
@@ -55,7 +56,7 @@ def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> Trainin
         eval_strategy="no",
         logging_strategy="no",
         save_strategy="no",
-        train_sampling_strategy="sequential",  # the order is that of Stream
+        train_sampling_strategy="sequential",  # the order is that of ExampleStream
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
         label_names=["labels"],
@@ -67,9 +68,9 @@ def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> Trainin
 
 
 class Rhythm(TrainerCallback):
-    """Evaluates and saves every so many steps and at the end; whatever is saved was logged up to that step."""
+    """Evaluates and saves at fixed intervals and at the end; a checkpoint contains the log up to its step."""
 
-    def __init__(self, evaluate: int, save: int, end: int, total: int, tell: Tell) -> None:
+    def __init__(self, evaluate: int, save: int, end: int, total: int, tell: TellStep) -> None:
         self.evaluate, self.save, self.end, self.total, self.tell = evaluate, save, end, total, tell
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -107,7 +108,7 @@ class LemonTrainer(Trainer):
             model,
             args,
             data_collator=data.collate,
-            train_dataset=Stream(data.train, schedule.total * recipe.batch_size, recipe.seed),
+            train_dataset=ExampleStream(data.train, schedule.total * recipe.batch_size, recipe.seed),
             eval_dataset=data.validation,
             compute_metrics=_metrics(data),
         )
@@ -184,8 +185,8 @@ class LemonTrainer(Trainer):
         logs["seconds"] = round(self.seconds, 3)
         if not all(math.isfinite(logs.get(name, 0.0)) for name in ("loss", "eval_loss")):
             raise BadRecipe(
-                f"the loss is not finite at step {self.state.global_step}: lower learning_rate, lengthen the warm-up, "
-                "or set clip"
+                f"the loss is not finite at step {self.state.global_step}",
+                "lower learning_rate, lengthen the warm-up, or set clip",
             )
         super().log(logs, start_time)
 

@@ -1,1 +1,1 @@
-"""What was written is loaded again from disk, by the public loader, and compared with the source."""
+"""Checks that a target computes the source's function: its files, its structure, and its outputs once loaded again."""

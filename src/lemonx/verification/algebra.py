@@ -20,6 +20,7 @@ import torch
 from lemonx.algebra.expansions import Run, identity
 from lemonx.algebra.recipes import Matrix, Vector
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.values import all_below, all_finite
 from lemonx.execution.row_readers import Source, StripReader, blocks_within, is_whole
 from lemonx.execution.runner import Job, in_parts, run_jobs
@@ -27,7 +28,7 @@ from lemonx.planning.plan import RECOMPUTED, Plan
 from lemonx.planning.tensor_steps import Step
 
 if TYPE_CHECKING:
-    from lemonx.verification.identities import Fault
+    from lemonx.verification.entries import Fault
 
 # Copies of one matrix: the tensor of each, its recipe, and its number among the matrices of that tensor.
 Group = Sequence[tuple[Step, Matrix, int]]
@@ -50,7 +51,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Algebra:
-    """How many tensors and entries were checked, against how many the target has, and what is wrong."""
+    """How many tensors and entries were checked, how many the target has, and what is wrong."""
 
     tensors: int
     entries: int
@@ -65,7 +66,7 @@ class Algebra:
         first, *others = self.wrong
         return f"{first}, and {len(others)} more" if others else str(first)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JsonValue]:
         return {**asdict(self), "passed": self.passed}
 
 
@@ -89,7 +90,7 @@ def check_algebra(plan: Plan, source: Checkpoint, target: Checkpoint, *, threads
 
 
 def _odd_tensors(plan: Plan, source: Checkpoint, target: Checkpoint) -> Iterator[Wrong]:
-    """Tensors that are missing, of another shape or dtype, or that the plan does not know."""
+    """Tensors that are missing, have another shape or dtype, or are not in the plan."""
     planned = {step.name: step for step in plan.steps}
     for name, step in planned.items():
         info = target.tensors.get(name)
@@ -182,8 +183,9 @@ class _Task:
         return max(float(piece.abs().max()) for name in names for piece in self.source.blocks(name) if len(piece))
 
     def _together(self, group: Group) -> None:
-        """Copies of a matrix that are used together, told apart by noise: they add up to so many times the source."""
+        """Check copies of a matrix that are used together and differ by noise: they sum to a multiple of the source."""
         from lemonx.verification import identities
+        from lemonx.verification import sums as totals
 
         step, how, first = group[0]
         size, before = how.rows.target_size // len(how.copied.number if how.copied else [0]), self._before(step, how)
@@ -191,7 +193,7 @@ class _Task:
         whole = range(first * size, (first + 1) * size)
         for _, run in blocks_within(step, whole):
             run = _cut(run, whole)
-            total = identities.Sums.zero(run.length, how.columns.size)
+            total = totals.Sums.zero(run.length, how.columns.size)
             for other, reader, start in readers:
                 low = start + run.target - whole.start
                 rows = reader.rows(low, low + run.length)
@@ -201,9 +203,9 @@ class _Task:
                 if (fault := identities.unread_fault(rows, how.columns)) is not None:
                     self._fault(other, how, fault, low)
                     return
-                total = total.plus(identities.sums(rows, how.columns))
+                total = total.plus(totals.sums(rows, how.columns))
             wanted = identities.wanted_rows(run, how, before.reader(further=False))
-            fault = identities.sums_fault(total, wanted, how.columns, before.dtype, len(group))
+            fault = totals.sums_fault(total, wanted, how.columns, before.dtype, len(group))
             if fault is not None:
                 others = dict.fromkeys(other.name for other, *_ in group if other.name != step.name)
                 with_others = f", together with {', '.join(others)}" if others else ""

@@ -1,4 +1,4 @@
-"""What an output of a wider model is in the source: its first entries, or what a frame's left inverse reads."""
+"""Maps an output of the wider model back to the source's: its first entries, or a left inverse of a frame."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Back = Callable[[int], Sequence["np.ndarray"]]
 
 
 def aligned(name: str, reference: torch.Tensor, wide: torch.Tensor, back: Back | None) -> torch.Tensor:
-    """An output of the target as the source would give it out; of another shape if there is no such way."""
+    """An output of the target in the form of the source's; it keeps another shape if there is no such map."""
     # A base model's output is wider: the inverse of an expansion that copies reads the first entries.
     first = _first_entries(reference, wide)
     if back is None or not name.startswith(GIVEN_OUT) or first.shape != reference.shape:
@@ -26,7 +26,7 @@ def aligned(name: str, reference: torch.Tensor, wide: torch.Tensor, back: Back |
 
 
 def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
-    """As many entries as the source has; of a wider vector of length one, the direction of these entries."""
+    """The first entries, as many as the source has; for vectors of length one, the direction of these entries."""
     # Features of images have their channels on another axis than the last.
     first = wide[tuple(slice(size) for size in reference.shape)] if wide.ndim == reference.ndim else wide
     if wide.shape[-1] == reference.shape[-1] or first.shape != reference.shape:
@@ -35,7 +35,7 @@ def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
 
 
 def _are_of_length_one(reference: torch.Tensor, wide: torch.Tensor) -> bool:
-    """Whether they are so in the source; the target then was, but for the precision that it ran in."""
+    """Whether they have length one in the source; then they have it in the target too, up to rounding."""
     return all(bool(((x.norm(dim=-1) - 1).abs() < near).all()) for x, near in ((reference, 1e-9), (wide, 1e-4)))
 
 
@@ -44,12 +44,12 @@ def _of_length_one(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def _nearest(reference: torch.Tensor, ways: list[torch.Tensor]) -> torch.Tensor:
-    """Each is a left inverse of an expansion that the output may have; which of them it has, a spec does not say."""
+    """The best of these left inverses: a spec does not say which expansion the output has."""
     return min(ways, key=lambda other: float((reference - other).detach().abs().max()))
 
 
 def _through(back: Back, reference: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
-    """The states as the source would have them; what has length one there keeps it."""
+    """The states as the source would have them; vectors of length one keep that length."""
     # The maps of a backbone have their channels in front of height and width.
     sizes = zip(reference.shape, states.shape, strict=True)
     axis = next((i for i, (narrow, wide) in enumerate(sizes) if narrow != wide), -1)

@@ -1,7 +1,7 @@
-"""Do the files beside the weights say what the source's say? Text becomes tokens by them, and tokens text.
+"""Do the files beside the weights agree with the source's? They turn text into tokens, and tokens into text.
 
-A file that a loader reads must be in both folders, with the same content, or with what the plan makes of it. Others
-(a README, a licence) are nobody's business here.
+A file that a loader reads must be in both folders, with the same content or with the changes that the plan makes.
+Other files (a README, a licence) are not compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VOLATILE = ("transformers_version", "_from_model_config")
 
 
 def beside_faults(plan: Plan, source: Checkpoint, target: Checkpoint) -> Iterator[str]:
-    """What is wrong with the files beside the target's weights, a line for each."""
+    """What is wrong with the files beside the target's weights, one line per fault."""
     wanted = {name: content for name, content in companions(source, plan).items() if is_loaded(name)}
     found = {name for name in target.companions if is_loaded(name)} | {n for n in wanted if has(target.path, n)}
     if has(target.path, ADAPTER):
@@ -45,7 +45,7 @@ def _same(name: str, wanted: Carried, found: bytes) -> bool:
 
 
 def _content(raw: bytes) -> Any:
-    """What a JSON file says, however it is laid out; bytes that are no JSON are themselves."""
+    """The content of a JSON file, whatever its layout; or the bytes themselves if they are not JSON."""
     try:
         value = parse_json(raw)
     except ValueError:

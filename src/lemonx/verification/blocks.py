@@ -1,4 +1,4 @@
-"""The blocks of a model: which tensors of a file are in each, and which module of transformers' it is."""
+"""The blocks of a model: which tensors of the file belong to each, and which module in transformers it is."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lemonx.specs.coverage import matched
 from lemonx.specs.spec import Spec
 
 # A stack and the index of a block in it.
-Block = tuple[str, int]
+BlockName = tuple[str, int]
 
 
-def tensors_by_block(spec: Spec, names: Iterable[str]) -> dict[Block, list[str]]:
+def tensors_by_block(spec: Spec, names: Iterable[str]) -> dict[BlockName, list[str]]:
     """The tensors of every block."""
-    found: dict[Block, list[str]] = {}
+    found: dict[BlockName, list[str]] = {}
     for hit in matched(spec, names)[0]:
         if hit.stack is not None:
             found.setdefault((hit.stack, hit.index), []).append(hit.name)
     return found
 
 
-def blocks_of(checkpoint: Checkpoint) -> dict[Block, list[str]]:
-    """The tensors of every block of a checkpoint; none if no spec covers it."""
+def blocks_of(checkpoint: Checkpoint) -> dict[BlockName, list[str]]:
+    """The tensors of every block of a checkpoint; empty if no spec covers it."""
     try:
         spec = architectures.find(checkpoint.config).spec(checkpoint.config)
     except LemonxError:
@@ -34,7 +34,7 @@ def blocks_of(checkpoint: Checkpoint) -> dict[Block, list[str]]:
 
 
 def names_in_model(model: Any) -> Callable[[str], str]:
-    """What became of a tensor's name in a file when transformers loaded it."""
+    """The name that transformers gives a tensor of the file when it loads it."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -45,8 +45,8 @@ def names_in_model(model: Any) -> Callable[[str], str]:
     return lambda name: rename_source_key(name, renamings, converters, model.base_model_prefix, known)[0]
 
 
-def modules_of(model: Any, blocks: Mapping[Block, list[str]]) -> dict[Block, Any]:
-    """The module of every block. Files may name it otherwise: transformers' own renaming says what became of it."""
+def modules_of(model: Any, blocks: Mapping[BlockName, list[str]]) -> dict[BlockName, Any]:
+    """The module of every block. Files may use other names; transformers' own renaming maps them."""
     known, renamed = model.state_dict(), names_in_model(model)
     found = {}
     for (stack, index), names in blocks.items():

@@ -6,13 +6,15 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lemonx import methods
 from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.config import class_names
 from lemonx.checkpoints.folder import CERTIFICATE, has, parse_object
 from lemonx.checkpoints.opening import read_inside
 from lemonx.errors import BadCheckpoint
@@ -20,8 +22,12 @@ from lemonx.guards.shown import as_code, as_yaml, shown
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
 from lemonx.planning.summary import changed_fields, config_table, lost_to_eps, parameters, size_table
+from lemonx.verification.comparison import Comparison
 from lemonx.verification.stability import Stability
 from lemonx.verification.verify import Verified
+
+if TYPE_CHECKING:
+    from lemonx.optimizer_state.on_disk import GrownState
 
 FILE = CERTIFICATE
 
@@ -47,7 +53,7 @@ def read_certificate(checkpoint: Checkpoint) -> Said | None:
     path = checkpoint.path / FILE
     if not has(checkpoint.path, FILE):
         return None
-    content = parse_object(read_inside(checkpoint.path, FILE), path)
+    content: Any = parse_object(read_inside(checkpoint.path, FILE), path)
     try:
         free = Free(**content["free"])
         told = Said(content["method"], free, content["seed"], content.get("dtype"))
@@ -57,13 +63,13 @@ def read_certificate(checkpoint: Checkpoint) -> Said | None:
             raise TypeError("a value of another kind")
     except (KeyError, TypeError) as error:
         raise BadCheckpoint(
-            f"{str(path)!r} is not a certificate of lemonx's ({error}): remove it to compare outputs alone"
+            f"is not a certificate of lemonx's ({error})", "remove it to compare outputs alone", file=path
         ) from None
     return told
 
 
 @dataclass(frozen=True)
-class Origin:
+class ExpandedFrom:
     """The checkpoint that was expanded."""
 
     name: str
@@ -102,7 +108,7 @@ class Certificate:
     paper: str
     lossless: bool
     notes: list[str]
-    source: Origin
+    source: ExpandedFrom
     parameters: int
     sizes: Mapping[str, Before]
     config: Mapping[str, Before]
@@ -116,24 +122,36 @@ class Certificate:
     not_written: Mapping[str, str]
     left_behind: list[str]
     verified: Verified
-    optimizer: Mapping[str, object] | None = None
+    optimizer: GrownState | None = None
     files: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """As it stands in lemonx.json."""
-        content = {field.name: getattr(self, field.name) for field in fields(self)}
-        content["source"] = asdict(self.source)
-        del content["parameters"]
-        content |= {"sizes": {name: asdict(sizes) for name, sizes in self.sizes.items()}}
-        content |= {"config": {name: asdict(values) for name, values in self.config.items()}}
-        content |= {"free": asdict(self.free), "verified": self.verified.as_dict(), "files": list(self.files)}
-        content["tensors"] = {
-            name: {"from": made.origin, "rule": made.rule, "exactness": made.exactness}
-            for name, made in self.tensors.items()
+        return {
+            "method": self.method,
+            "paper": self.paper,
+            "lossless": self.lossless,
+            "notes": self.notes,
+            "source": asdict(self.source),
+            "target": {"parameters": self.parameters},
+            "sizes": {name: asdict(sizes) for name, sizes in self.sizes.items()},
+            "config": {name: asdict(values) for name, values in self.config.items()},
+            "free": asdict(self.free),
+            "seed": self.seed,
+            "dtype": self.dtype,
+            "versions": self.versions,
+            "expected_loss": self.expected_loss,
+            "exactness": self.exactness,
+            "tensors": {
+                name: {"from": made.origin, "rule": made.rule, "exactness": made.exactness}
+                for name, made in self.tensors.items()
+            },
+            "not_written": self.not_written,
+            "left_behind": self.left_behind,
+            "verified": self.verified.as_dict(),
+            "optimizer": self.optimizer and asdict(self.optimizer),
+            "files": list(self.files),
         }
-        order = [*list(content)[: list(content).index("source") + 1], "target", *content]
-        content["target"] = {"parameters": self.parameters}
-        return {name: content[name] for name in dict.fromkeys(order)}
 
 
 def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
@@ -144,10 +162,10 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
         paper=methods.find(plan.policy.method).paper,
         lossless=plan.policy.lossless,
         notes=notes(plan),
-        source=Origin(
+        source=ExpandedFrom(
             name=shown(plan.source.name, 200),
-            model_type=plan.source_config.get("model_type", plan.family.model_types[0]),
-            architectures=plan.source_config.get("architectures"),
+            model_type=str(plan.source_config.get("model_type", plan.family.model_types[0])),
+            architectures=class_names(plan.source_config) if "architectures" in plan.source_config else None,
             sha256=source.content_digest(),
             parameters=before,
         ),
@@ -230,6 +248,22 @@ def stability_text(stability: Stability) -> str:
     )
 
 
+def twin_text(outputs: Comparison) -> str:
+    """What the twin of a rounded target shows, in a sentence."""
+    twin = outputs.twin
+    assert twin is not None
+    text = (
+        f"With the {twin.tensors} tensors that may be rounded made again in float64, so that nothing is, the outputs "
+        f"differ by at most {twin.difference:.1e} of the largest (tolerance {twin.tolerance:.1e}: {twin.derived})"
+    )
+    if outputs.amplified:
+        text += (
+            "; the stored weights differ from these by one rounding each, which this model amplifies beyond its "
+            "tolerance"
+        )
+    return text
+
+
 def _checked(verified: Verified) -> Iterator[str]:
     """How a checkpoint was verified, in sentences."""
     algebra, structure, outputs = verified.algebra, verified.structure, verified.outputs
@@ -246,6 +280,8 @@ def _checked(verified: Verified) -> Iterator[str]:
             f"({outputs.inputs}) the outputs differ by at most {outputs.difference:.1e} of the largest; "
             f"the tolerance was {outputs.tolerance:.1e} ({outputs.derived})."
         )
+        if outputs.twin:
+            yield f"{twin_text(outputs)}."
         if outputs.stream_loss:
             yield (
                 "That is against the source with its norms applied as often; against the source as it is, it is "

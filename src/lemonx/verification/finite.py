@@ -1,4 +1,4 @@
-"""Measured numbers, any of which may be NaN or Inf: they must not pass for small ones."""
+"""Guards against NaN and Inf in measured numbers: they must not pass for small differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lemonx.specs.weights import Dropped
 
 
 def larger(one: float, other: float) -> float:
-    """The larger of two numbers, or NaN if either is: a comparison with it fails, where max() forgets it.
+    """The larger of two numbers, or NaN if either is NaN: comparisons with NaN fail, while max() can drop it.
 
     >>> larger(0.0, float("nan")), larger(float("nan"), 1.0), larger(2.0, 1.0)
     (nan, nan, 2.0)
@@ -29,9 +29,9 @@ def not_finite(outputs: Mapping[tuple[str, str], torch.Tensor]) -> Iterable[str]
 
 
 def check_numbers(checkpoint: Checkpoint) -> None:
-    """BadCheckpoint if any number of a checkpoint is NaN or Inf, but for what its model computes by itself.
+    """BadCheckpoint if any number is NaN or Inf, except in buffers that the model computes itself.
 
-    A sample of outputs does not reach every entry: a rare token's row, the last position.
+    A sample of outputs does not reach every entry, such as the row of a rare token or the last position.
     """
     dropped = _dropped(checkpoint)
     for name in checkpoint.tensors:
@@ -41,7 +41,7 @@ def check_numbers(checkpoint: Checkpoint) -> None:
 
 
 def _dropped(checkpoint: Checkpoint) -> set[str]:
-    """Tensors that no model reads, such as masks, which may hold -Inf; none are known where there is no spec."""
+    """Tensors that no model reads, such as masks, which may hold -Inf; none if there is no spec."""
     try:
         spec = architectures.find(checkpoint.config).spec(checkpoint.config)
     except LemonxError:

@@ -1,7 +1,7 @@
-"""Does config.json make the model whose weights the files hold? Asked before a model is built, at no cost in memory.
+"""Does config.json fit the weights in the files? This is checked before a model is built, and needs no memory.
 
-transformers builds whatever config.json says, and draws what the files lack at random: a number with a few zeros too
-many would take all time and memory.
+transformers builds whatever config.json describes, and initialises at random what the files lack. A number with a few
+zeros too many would take all time and memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.config import is_blocks
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint
 from lemonx.guards.limits import MOST_BUFFERS
 from lemonx.models.building import skeleton
@@ -24,34 +25,36 @@ _SPARE = 2**20
 
 @names_its_folder
 def require_fitting(checkpoint: Checkpoint) -> None:
-    """BadCheckpoint if the model of config.json is far larger than what the files hold."""
+    """BadCheckpoint if the model that config.json describes is far larger than the files' content."""
     tensors = checkpoint.tensors.values()
     for name, value in _blocks(checkpoint.config):
         if value > 4 * len(tensors) + 64:
             raise BadCheckpoint(
-                f"config.json says {name} = {value}, but the files hold {len(tensors)} tensors: take both from the "
-                "same save"
+                f"says {name} = {value}, but the files hold {len(tensors)} tensors",
+                "take both from the same save",
+                file=CONFIG,
             )
     stored, built = sum(info.numel for info in tensors), size(skeleton(checkpoint.config))
     if built > 2 * stored + _SPARE:
         raise BadCheckpoint(
-            f"config.json makes a model of {built:,} numbers, but the files hold {stored:,}: take both from the same "
-            "save"
+            f"makes a model of {built:,} numbers, but the files hold {stored:,}",
+            "take both from the same save",
+            file=CONFIG,
         )
 
 
 def size(model: PreTrainedModel) -> int:
-    """The numbers of a model; BadCheckpoint where what it computes by itself would fill the memory."""
+    """How many numbers a model holds; BadCheckpoint if the buffers it computes would fill the memory."""
     buffers = sum(buffer.numel() for buffer in model.buffers())
     if buffers > MOST_BUFFERS:
         raise BadCheckpoint(
-            f"config.json makes a model that keeps {buffers:,} numbers beside its weights: check its positions"
+            f"makes a model that keeps {buffers:,} numbers beside its weights", "check its positions", file=CONFIG
         )
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _blocks(values: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The counts of blocks that a config names, in its parts too."""
+    """The numbers of blocks that a config states, also in its nested parts."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _blocks(value)

@@ -1,7 +1,7 @@
 """Runs a model in float64 even where its code asks for float32 by name.
 
-transformers' RMSNorms, eager softmax and rotary embeddings compute in float32 whatever the weights are, so
-two equal float64 models differ by about 1e-6, and a mistake of that size could not be told from rounding.
+transformers' RMSNorms, eager softmax and rotary embeddings compute in float32 whatever the dtype of the weights. Two
+equal float64 models would then differ by about 1e-6, and a mistake of that size would look like rounding.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _WIDER: dict[Any, Any] = {
 }
 
 
-# These read bytes as what the dtype says: told float64, they would misread a float32 checkpoint.
+# These interpret bytes by the dtype: given float64, they would misread a float32 checkpoint.
 _READ_BYTES = frozenset({torch.Tensor.view, torch.frombuffer})
 
 
-# torch's product of groups of rows with a matrix each, under its names: none of them takes float64.
+# torch's grouped matrix product, under all its names: none of them takes float64.
 _GROUPED = frozenset(
     func
     for func in (getattr(torch.nn.functional, "grouped_mm", None), getattr(torch, "_grouped_mm", None))

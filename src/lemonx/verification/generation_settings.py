@@ -1,4 +1,4 @@
-"""How a model is run to be measured: by settings of ours, whatever its files ask for."""
+"""The settings with which models are run for measurements: ours, whatever the files say."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OUTPUTS = {
 
 
 def with_plain_outputs(config: Any) -> Any:
-    """The config object, which now asks for a model's own outputs and in the usual form; its parts too.
+    """The config object, changed so that the model, and its parts, return only their own outputs in the usual form.
 
-    And it names a token for padding, without which classifiers of decoders take no more than one text.
+    It also gets a padding token, without which classifiers of decoders accept only one text at a time.
     """
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
     for part in (config, *(part for part in parts if part is not None)):
@@ -34,7 +34,7 @@ def with_plain_outputs(config: Any) -> Any:
 
 
 def generation_settings(model: PreTrainedModel) -> GenerationConfig:
-    """Greedy, as many tokens for every model, no end of the text: set on the model, so that nothing is inherited."""
+    """Greedy generation of the same number of tokens for every model, without an end token; set on the model itself."""
     from transformers import GenerationConfig
 
     settings = GenerationConfig(

@@ -1,4 +1,4 @@
-"""Models from disk, as any user would load them, and what they compute."""
+"""Loads models from disk as any user would, and runs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lemonx.verification.generation_settings import with_plain_outputs
 from lemonx.verification.sample import shorten
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import EncoderDecoderCache, PreTrainedModel
 
     from lemonx.verification.sample import View
 
@@ -63,12 +63,12 @@ def _kind(checkpoint: Checkpoint, config: Any) -> Any:
 
 
 def _fill(model: PreTrainedModel, missing: frozenset[str], path: Path) -> None:
-    """Zeros for tensors that the file lacks: transformers draws them at random, and two models would get two draws."""
+    """Fill tensors that the file lacks with zeros; transformers would draw different random ones for each model."""
     base = f"{model.base_model_prefix}."
     inside = sorted(k for k in missing if re.search(r"\.\d+\.", k) and (k.startswith(base) or not _has_base(model)))
     if inside:
         more = f" and {len(inside) - 1} more" if len(inside) > 1 else ""
-        raise BadCheckpoint(f"{str(path)!r} has no tensor {inside[0]!r}{more}, which its model needs: save it again")
+        raise BadCheckpoint(f"has no tensor {inside[0]!r}{more}, which its model needs", "save it again", file=path)
     named = dict(model.named_parameters(remove_duplicate=False))
     kept = {id(tensor) for name, tensor in named.items() if name not in missing}
     with torch.no_grad():
@@ -81,7 +81,7 @@ def _has_base(model: PreTrainedModel) -> bool:
     return model.base_model is not model
 
 
-def new_cache(model: PreTrainedModel) -> dict[str, Any]:
+def new_cache(model: PreTrainedModel) -> dict[str, EncoderDecoderCache]:
     """The cache with which an encoder-decoder generates; other models make their own.
 
     transformers makes one with as many layers as the encoder has, and a T5's decoder may have more.
@@ -94,12 +94,12 @@ def new_cache(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def running(origin: Path, view: View | str = "the sample") -> AbstractContextManager[None]:
-    """A context in which a model that does not run is an error in one line."""
+    """A context in which a failure to run a model becomes an error in one line."""
     return foreign(f"run {str(origin)!r} on {view}", "mend its config.json, or expand with --no-verify")
 
 
 def all_outputs(loaded: Loaded, view: View, *, grad: bool = False) -> dict[Name, torch.Tensor]:
-    """Every output, and where the file lacks the head, also what lies below it: a head of zeros shows nothing."""
+    """Every output; if the file lacks the head, also the head's input, because a head of zeros shows nothing."""
     found = {(name, view.name): value for name, value in floating_outputs(loaded.model, view, grad=grad).items()}
     base = loaded.model.base_model
     if loaded.missing and base is not loaded.model:

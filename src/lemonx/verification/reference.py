@@ -1,9 +1,9 @@
-"""The source as its deeper target must compute it: with every norm that added Post-LN blocks apply again.
+"""The reference for a deeper Post-LN target: the source, with those norms repeated that the added blocks apply again.
 
-Such a target is not the source but for eps; it is, exactly, the source with some of its norms applied several times
-over (algebra/norm_chains.py). So it is compared with that, to the same tolerance as any other, and no allowance is
-made in which a wrong weight could hide. What the repeated norms change, in the stream and in the outputs, is measured
-apart.
+Such a target equals the source only up to eps. But it equals exactly the source with some of its norms applied several
+times (algebra/norm_chains.py). So it is compared with that, to the same tolerance as any other target, and there is no
+allowance in which a wrong weight could hide. What the repeated norms change, in the stream and in the outputs, is
+measured separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Moved:
-    """How far the norms that are applied again moved the stream, by the place of each, relative to the stream."""
+    """How far each repeated norm moved the stream, by its place, relative to the stream."""
 
     def __init__(self) -> None:
         self.places: dict[tuple[str, int, int], float] = {}
@@ -45,7 +45,7 @@ class Moved:
 
 @contextmanager
 def deepened(model: PreTrainedModel, plan: Plan | None) -> Iterator[Moved]:
-    """A context in which the source's model norms its stream as often as the target of a plan does."""
+    """A context in which the source's model applies its norms as often as the target of a plan does."""
     moved, handles = Moved(), []
     try:
         if plan is not None:
@@ -59,7 +59,7 @@ def deepened(model: PreTrainedModel, plan: Plan | None) -> Iterator[Moved]:
 
 
 def _again(row: Norm, chains: tuple[Chain, ...], at: tuple[str, int], moved: Moved) -> Callable[[Any, Any, Any], Any]:
-    """A hook that turns mu n + b, which the norm gave out, into mu r n + b; blocks that share it take turns."""
+    """A hook that turns the norm's output mu n + b into mu r n + b; blocks that share the norm take turns."""
     turns = cycle(enumerate(chains))
 
     def hook(module: Any, args: tuple[torch.Tensor, ...], written: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _norm(model: PreTrainedModel, spec: Spec, stack: str, index: int) -> tuple[A
     found = known.get(renamed, known.get(renamed.removeprefix(spec.prefix)))  # a base model's lacks the prefix
     if found is None:
         raise CannotVerify(
-            f"{type(model).__name__} has no module {name}, so it cannot be compared with a deeper one: verify with "
-            "the release of transformers that lemonx was tested with"
+            f"{type(model).__name__} has no module {name}, so it cannot be compared with a deeper one",
+            "verify with the release of transformers that lemonx was tested with",
         )
     return found, row

@@ -1,9 +1,8 @@
-"""Inputs that reach every branch of a model: they show that two models are wired alike, not that weights are right.
+"""Inputs that reach every branch of a model. They show that two models are wired the same, not that weights are right.
 
-Texts are longer than every window, padded on the left and on the right, with every type of token, special tokens among
-the others, and once at the last positions; pictures also come in a second size, where a model takes one. A window that
-is too long to run past is made short in both models alike: that the two have the same one is for the structure to say
-(structure.py).
+Texts are longer than every window, padded on the left and on the right, with every token type, special tokens among
+the others, and once at the last positions. Images also come in a second size, if the model takes one. A window that is
+too long to exceed is shortened in both models; structure.py checks that the two have the same window.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import CannotVerify
 from lemonx.guards.limits import MOST_PIXELS
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SAMPLE = 4
-LENGTH = 23  # no width of anything, so that an output with this many entries is one for every token
+LENGTH = 23
 CHOICES = 2  # of a model that chooses among texts
 # The texts that are not padded at their end.
 UNPADDED = [0, 2, 3]
@@ -51,7 +51,7 @@ SHOWN = ("input_ids", "decoder_input_ids", "pixel_values", "input_features")
 
 
 def shorten(config: Any) -> list[str]:
-    """Give a config short windows, so that a short text runs past them; the names of the fields that were changed."""
+    """Shorten the windows in a config, so that a short text exceeds them; returns the names of the changed fields."""
     changed = []
     for part in (config, getattr(config, "text_config", None)):
         if part is None:
@@ -76,7 +76,7 @@ def _windows(config: Any) -> Iterator[str]:
             yield name
 
 
-def _ropes(rope: Any) -> list[dict[str, Any]]:
+def _ropes(rope: Any) -> list[dict[str, float]]:
     """The settings of rotary positions: one dict, or one for each type of layer."""
     if not isinstance(rope, dict):
         return []
@@ -102,7 +102,7 @@ def views(model: PreTrainedModel, seed: int = 0) -> list[View]:
 
 
 def _pictures(model: PreTrainedModel, config: Any, generator: torch.Generator) -> list[View]:
-    """Pictures of the model's own size, and of another one that is no multiple of anything."""
+    """Images of the model's own size, and of another size that is a multiple of nothing."""
     found = [View("", _pixels(config, _sides(config), generator) | _masked(model, config, generator))]
     if "bool_masked_pos" in found[0].inputs:
         return found  # they go with one size
@@ -120,8 +120,9 @@ def _sides(config: Any, name: str = "image_size") -> tuple[int, int]:
     height, width = size if isinstance(size, list | tuple) else (size, size)
     if height * width > MOST_PIXELS:
         raise CannotVerify(
-            f"config.json says pictures of {height} x {width}, too large to compare outputs on: check {name}, or leave "
-            "the verification out"
+            f"says pictures of {height} x {width}, too large to compare outputs on",
+            f"check {name}, or leave the verification out",
+            file=CONFIG,
         )
     return height, width
 
@@ -179,7 +180,11 @@ def _length(config: Any) -> int:
         getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None) or LENGTH
     )
     # Special tokens count in the positions of some families (RoBERTa's begin behind the padding's).
-    return max(1, min(max(LENGTH, past), longest if longest < LENGTH else longest - 2))
+    length = max(1, min(max(LENGTH, past), longest if longest < LENGTH else longest - 2))
+    # No width of anything, so that an output with this many entries is one for every token.
+    widths = {value for name, value in config.to_dict().items() if isinstance(value, int) and "position" not in name}
+    widths.add(getattr(config, "num_labels", 0))
+    return next((n for n in range(length, length // 2, -1) if n not in widths), length)
 
 
 def _rope(config: Any) -> Any:

@@ -1,20 +1,20 @@
-"""Does the target compute as steadily as the source? Asked of frames, which are dense: to be exact is not enough there.
+"""Is the target as stable as the source? This matters for frames, which are dense, so that exactness is not enough.
 
-In exact arithmetic the stream stays where a frame carries it. Rounding leaves it there, and what lies beside must not
-grow from block to block, nor may the gradient. So both models run once more, in float32, and two figures of each are
-compared. Noise: how far its outputs are from its own in float64. Gradient: the norm of that of all parameters, for a
-random linear function of the outputs, the same one in both models.
+In exact arithmetic the stream stays inside the frame. Rounding moves it slightly outside, and this error must not grow
+from block to block; nor may the gradient. So both models run again in float32, and two figures are compared. Noise: how
+far a model's outputs are from its own outputs in float64. Gradient: the norm over all parameters, for a random linear
+function of the outputs, which is the same in both models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.frames.construction import LIMIT
 from lemonx.verification.alignment import Back, aligned
 from lemonx.verification.loading import Name, all_outputs, load, running
@@ -26,7 +26,7 @@ LEAST = 2.0**-24
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one model: its noise relative to its outputs, and the norm of its gradient."""
+    """The figures of one model: its noise relative to its outputs, and the norm of its gradient."""
 
     noise: float
     gradient: float
@@ -61,7 +61,7 @@ class Stability:
     def passed(self) -> bool:
         return self.skipped is not None or (self.noise <= LIMIT and self.gradient <= LIMIT)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JsonValue]:
         ratios = {} if self.skipped else {"noise_ratio": self.noise, "gradient_ratio": self.gradient, "limit": LIMIT}
         return {**asdict(self), **ratios}
 
@@ -87,7 +87,7 @@ def measure_stability(
     after: Mapping[Name, torch.Tensor],
     back: Back | None,
 ) -> Stability:
-    """Run both models in float32, forth and back, and compare with their outputs in float64, `before` and `after`."""
+    """Run both models in float32, forward and backward, and compare with their outputs in float64."""
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(value.shape, generator=generator, dtype=value.dtype) for name, value in before.items()}
 

@@ -1,11 +1,12 @@
 """Is the target wired like the source? Both models are built without weights, and compared block by block.
 
-What is not a tensor is decided by config.json and by a block's index: its window, the type of its layer, whether it
-turns queries and keys, its shift, scale and activation. Sizes may differ from the source's, places may not. So a third
-model stands between the two, as wide as the target and as deep as the source. Between it and the source a number may
-change, but alike in all blocks; between it and the target every block must have all that the block it comes from has.
+config.json and a block's index decide everything that is not a tensor: the attention window, the layer type, whether
+queries and keys are rotated, shift, scale and activation. Sizes may differ from the source's; the arrangement may not.
+So a third model stands between the two, as wide as the target and as deep as the source. Between it and the source a
+number may change, but in the same way in all blocks. Between it and the target, every block must have all attributes of
+the block that it comes from.
 
-And config.json, and the files beside it that a loader reads, may say nothing but what the plan makes them say.
+config.json, and the files beside it that a loader reads, must say exactly what the plan makes them say.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.models import door
 from lemonx.models.building import config_fields, skeleton
 from lemonx.models.foreign import foreign
@@ -50,12 +52,12 @@ class Structure:
         first, *others = self.wrong
         return f"{first}, and {len(others)} more" if others else str(first)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JsonValue]:
         return {**asdict(self), "passed": self.passed}
 
 
 def check_structure(plan: Plan, source: Checkpoint, target: Checkpoint) -> Structure:
-    """Compare the model of the source's config.json with the target's, as it lies on disk, and the files beside."""
+    """Compare the model of the source's config.json with that of the target's on disk, and the files beside them."""
     with foreign(f"build the model of {str(target.origin)!r}", "mend its config.json"):
         wrong = [*_config_faults(plan, target), *_list_faults(plan, target)]
         compared = _Compared(plan)
@@ -97,8 +99,8 @@ def _list_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
             yield f"config.json makes {name} {new!r}, which does not follow the source's {old!r} block by block"
 
 
-def _as_read(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of a config as transformers reads it, defaults and all; the dtypes as they are written."""
+def _as_read(config: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Every field of a config as transformers reads it, including defaults; dtypes as they are written."""
     found = config_fields(config)
     found |= {name: None for name in found if name.rpartition(".")[2] == "dtype"}
     for name, value in flat_fields(config).items():
@@ -108,7 +110,7 @@ def _as_read(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _unread(config: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+def _unread(config: Mapping[str, JsonValue], read: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """The fields of a config.json that transformers takes, or passes over, and does not show."""
     shown = {*read, *_DTYPES, *getattr(type(door.config_object(config)), "attribute_map", {})}
     # The parts of a config are shown field by field.
@@ -128,7 +130,7 @@ def _same(one: Any, other: Any) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-def as_deep_as_the_source(plan: Plan) -> dict[str, Any]:
+def as_deep_as_the_source(plan: Plan) -> dict[str, JsonValue]:
     """The target's config.json with as many blocks as the source has, and its lists with an entry a block."""
     source, target = config_fields(plan.read_as), flat_fields(plan.target_config)
     stacks = plan.source_spec.stacks.values()
@@ -150,14 +152,14 @@ def _grew(old: Any, new: Any) -> bool:
 
 
 class _Compared:
-    """Three models without weights, and what became of every number that a block of the source has."""
+    """Three models without weights, and what every number in a block of the source became."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.blocks = self.attributes = 0
         self._became: dict[tuple[str, str], dict[Any, Any]] = {}
 
-    def faults(self, target: Mapping[str, Any]) -> list[str]:
+    def faults(self, target: Mapping[str, JsonValue]) -> list[str]:
         plan = self.plan
         before, wide, after = skeleton(plan.read_as), skeleton(as_deep_as_the_source(plan)), skeleton(target)
         if type(before) is not type(after):
@@ -204,14 +206,14 @@ class _Compared:
                     yield f"{here}.{path} has {name} = {other!r}, in the source it is {one!r}"
 
     def _follows(self, where: tuple[str, str], old: Any, new: Any) -> bool:
-        """Whether a block may have this value: the source's, or a size that changed alike everywhere."""
+        """Whether a block may have this value: the source's, or a size that changed in the same way everywhere."""
         # A number that is 0 in one of them alone is a switch, no size; NaN is what it was, if it still is NaN.
         if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0) or old != old:
             return _same(old, new)
         return self._became.setdefault(where, {}).setdefault(old, new) == new
 
     def _placed(self, here: str, there: str, others: list[Any], new: Any, index: tuple[int, int]) -> Iterator[str]:
-        """What a block of the target has that none of these blocks of as wide a model has."""
+        """What a block of the target has that none of these blocks of the equally wide model has."""
         known = [dict(other.named_modules()) for other in others]
         after, first = dict(new.named_modules()), len(known) > 1 and self._has_its_own(there)
         lost = sorted(set.intersection(*(set(modules) for modules in known)) - after.keys())
@@ -240,11 +242,11 @@ class _Compared:
 
 
 def _only_trains(module: Any) -> bool:
-    """Dropout and what drops whole branches: they do nothing but in training."""
+    """Dropout, of entries or of whole branches, which acts only in training."""
     return "Drop" in type(module).__name__
 
 
-def _like(path: str, before: Mapping[str, Any]) -> str | None:
+def _like(path: str, before: Mapping[str, JsonValue]) -> str | None:
     """The module of the source that one of the target is: its own name, or a unit's (head 0's norm for head 5's)."""
     if path in before:
         return path
@@ -265,7 +267,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def plain_attributes(module: Any) -> dict[str, Any]:
+def plain_attributes(module: Any) -> dict[str, object]:
     """The attributes of a module that are numbers, words and lists of them; functions by their names."""
     found = {}
     for name, value in vars(module).items():

@@ -1,15 +1,16 @@
-"""Twins: copies of a unit that no weight tells apart, so that they would stay equal for ever.
+"""Finds twins: copies of a unit with identical weights, which would stay equal forever.
 
-Two copies of a unit are twins if exchanging them leaves every tensor of their block as it is: same fan-in,
-same fan-out. Then their gradients are equal too. LEMON leaves none; an even split (Net2Net) leaves all.
+Two copies of a unit are twins if exchanging them changes no tensor of their block: same incoming and same outgoing
+weights. Then their gradients are equal too. LEMON leaves no twins; with an even split (Net2Net) all copies are twins.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +19,19 @@ from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.coverage import UNIT
 from lemonx.specs.rows import Axis
+from lemonx.specs.spaces import Grouped
+
+if TYPE_CHECKING:
+    import torch
+
+
+# Entries along each axis that are looked at first, and numbers that are compared at a time.
+FEW, MANY = 8, 1 << 22
 
 
 @dataclass(frozen=True)
 class Symmetry:
-    """How many further copies of units the target holds, how many pairs of copies are twins, and where."""
+    """How many extra copies of units the target holds, how many pairs of copies are twins, and where."""
 
     copies: int
     twins: int
@@ -30,25 +39,44 @@ class Symmetry:
 
 
 def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
-    """Compare every further copy of every unit with the earlier ones, over all tensors that touch it."""
+    """Compare every extra copy of every unit with the earlier ones, over all tensors that touch it."""
     equal: dict[_Scope, np.ndarray] = {}
     _compare_modules(plan, target, equal)
-    for step in plan.steps:
-        axes = list(_unit_axes(step, plan))
-        if not axes:
-            continue
-        tensor = target.read(step.name)
-        for piece, (scope, shape, axis, first, further) in axes:
+    axes = {step.name: list(_unit_axes(step, plan)) for step in plan.steps}
+    for scope, _, _, _, further in (pair for pairs in axes.values() for _, pair in pairs):
+        equal.setdefault(scope, np.ones(len(further), bool))
+    # Small tensors first: who is told apart by one need not be looked for in a larger one.
+    for name in sorted(axes, key=lambda name: target.tensors[name].nbytes):
+        open_ = [(piece, pair) for piece, pair in axes[name] if equal[pair[0]].any()]
+        tensor = target.read(name) if open_ else None
+        for piece, (scope, shape, axis, first, further) in open_:
+            left = np.flatnonzero(equal[scope])
+            if not len(left):
+                continue  # another part of this tensor told them apart
             units = piece.of(tensor).reshape(shape).movedim(axis, 0)
-            same = (units[further] == units[first]).reshape(len(further), -1).all(1).numpy()
-            equal[scope] = equal.get(scope, np.ones(len(further), bool)) & same
+            equal[scope][left] = _same(units, first[left], further[left])
     twins = {scope: int(same.sum()) for scope, same in equal.items() if same.any()}
     where = tuple(f"{space} in {block}" if block else space for space, block, _ in twins)
     return Symmetry(sum(len(same) for (*_, base), same in equal.items() if base == 0), sum(twins.values()), where)
 
 
+def _same(units: torch.Tensor, first: np.ndarray, further: np.ndarray) -> np.ndarray:
+    """Which of these pairs of units are equal in every entry; most that are not differ in the first few."""
+    few = units[(slice(None), *(slice(FEW) for _ in units.shape[1:]))]
+    same = _all_equal(few, first, further)
+    left, step = np.flatnonzero(same), max(1, MANY // max(1, units[:1].numel()))
+    for start in range(0, len(left), step):
+        some = left[start : start + step]
+        same[some] = _all_equal(units, first[some], further[some])
+    return same
+
+
+def _all_equal(units: torch.Tensor, first: np.ndarray, further: np.ndarray) -> np.ndarray:
+    return (units[further] == units[first]).reshape(len(further), -1).all(1).numpy()
+
+
 def _compare_modules(plan: Plan, target: Checkpoint, equal: dict[_Scope, np.ndarray]) -> None:
-    """Units that are modules with tensors of their own (experts): every tensor with that of each earlier copy."""
+    """For units that are whole modules (experts): compare every tensor with that of each earlier copy."""
     named = {(step.source, step.block, step.unit): step.name for step in plan.steps if step.unit is not None}
     for step in plan.steps:
         if step.unit is None:
@@ -71,34 +99,46 @@ _UnitAxis = tuple[_Scope, tuple[int, ...], int, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
+class _Cut:
+    """A part of an axis that several are joined along: in each of so many slices, the entries start..stop."""
+
+    axis: int
+    slices: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
 class _Piece:
-    """A part of a tensor whose axes are products: along `axis`, in each of `slices`, the entries start..stop."""
+    """A part of a tensor whose axes are products, cut out along every axis that is a sum."""
 
     names: tuple[tuple[str, ...], ...]
-    axis: int = 0
-    slices: int = 1
-    start: int = 0
-    stop: int | None = None
+    cuts: tuple[_Cut, ...] = ()
 
     def of(self, tensor: Any) -> Any:
-        if self.stop is None:
-            return tensor
-        cut = tensor.unflatten(self.axis, (self.slices, -1)).narrow(self.axis + 1, self.start, self.stop - self.start)
-        return cut.flatten(self.axis, self.axis + 1)
+        for cut in self.cuts:
+            parts = tensor.unflatten(cut.axis, (cut.slices, -1)).narrow(cut.axis + 1, cut.start, cut.stop - cut.start)
+            tensor = parts.flatten(cut.axis, cut.axis + 1)
+        return tensor
 
 
 def _pieces(axes: tuple[Axis, ...], plan: Plan) -> Iterator[_Piece]:
-    """The whole tensor, or the parts of the axis along which several are joined."""
-    names = tuple(axis.side.axes for axis in axes)
-    joined = next((i for i, axis in enumerate(axes) if len(axis.side.parts) > 1), None)
-    if joined is None:
-        yield _Piece(names)
-        return
-    side, start = axes[joined].side, 0
-    slices = plan.types.spaces[side.by].target_size if side.by else 1
-    for part in side.parts:
+    """The whole tensor, or the parts of the axes along which several are joined."""
+    whole = _Piece(tuple(axis.side.axes for axis in axes))
+    choices = [list(_cuts(place, axis, plan)) for place, axis in enumerate(axes) if len(axis.side.parts) > 1]
+    for chosen in itertools.product(*choices):
+        names = list(whole.names)
+        for part, cut in chosen:
+            names[cut.axis] = part
+        yield _Piece(tuple(names), tuple(cut for _, cut in chosen))
+
+
+def _cuts(place: int, axis: Axis, plan: Plan) -> Iterator[tuple[tuple[str, ...], _Cut]]:
+    """The parts of one axis and where they lie in it."""
+    start, slices = 0, plan.types.spaces[axis.side.by].target_size if axis.side.by else 1
+    for part in axis.side.parts:
         width = math.prod(plan.target_spec.axis_size(name) or 1 for name in part) // slices
-        yield _Piece((*names[:joined], part, *names[joined + 1 :]), joined, slices, start, start + width)
+        yield part, _Cut(place, slices, start, start + width)
         start += width
 
 
@@ -111,7 +151,7 @@ def _unit_axes(step: Step, plan: Plan) -> Iterator[tuple[_Piece, _UnitAxis]]:
             space = plan.source_spec.spaces.get(name)
             if space is not None:
                 yield from ((piece, pair) for pair in _pairs(step, plan, name, shape, position))
-            if space is not None and space.under:
+            if isinstance(space, Grouped):
                 # A key-value head is told from its copy by the query heads that belong to it.
                 over = plan.types.spaces[space.under].target_size
                 fine = (*shape[:position], over, shape[position] // over, *shape[position + 1 :])
@@ -119,7 +159,7 @@ def _unit_axes(step: Step, plan: Plan) -> Iterator[tuple[_Piece, _UnitAxis]]:
 
 
 def _pairs(step: Step, plan: Plan, name: str, shape: tuple[int, ...], position: int) -> Iterator[_UnitAxis]:
-    """Every further copy with every earlier copy of its unit: a third may be the twin of the second."""
+    """Pairs of every extra copy with every earlier copy of its unit; the third may be a twin of the second."""
     expansion = plan.types.spaces[name]
     for base in range(int(expansion.copies.max()) - 1):
         pairs = [
@@ -138,9 +178,9 @@ def _unfused(piece: _Piece, shape: tuple[int, ...], plan: Plan) -> tuple[int, ..
 
 
 def _scope(step: Step, plan: Plan, space: str) -> tuple[str, str]:
-    """Which units these are: those inside a block are others in every block, all others are one throughout.
+    """Which units these are: each block has its own inner units; all other units are shared by all blocks.
 
-    A norm keeps units in place, so what it reads and what it writes are the same units.
+    A norm keeps units in place, so its input and its output are the same units.
     """
     units = _joined_by_norms(plan, space)
     spec = plan.source_spec

@@ -8,23 +8,25 @@ that reaches every branch, which shows that the spec is true of the model's code
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint, names_its_folder
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError, Refused, UnknownArchitecture, raise_first
 from lemonx.planning.exactness import MADE, ROUNDED
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import FLOATS
 from lemonx.specs.coverage import eps_problems, match, tensor_problems
-from lemonx.verification import layerwise
-from lemonx.verification import outputs as whole
+from lemonx.verification import layerwise, memory
 from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.comparison import Comparison
 from lemonx.verification.finite import check_numbers
 from lemonx.verification.layerwise import Layers, compare_layerwise
-from lemonx.verification.outputs import Comparison, Rounding, compare
+from lemonx.verification.rounding import WIRING, Rounding
 from lemonx.verification.structure import Structure, check_structure
 from lemonx.verification.symmetry import Symmetry, find_twins
+from lemonx.verification.twin import has_twin
+from lemonx.verification.whole import compare
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Verified:
 
     @property
     def passed(self) -> bool:
-        evidence = [part for part in (self.algebra, self.structure, self.outputs) if part is not None]
+        evidence = [part for part in (self.algebra, self.structure, self.outputs, self.layers) if part is not None]
         return bool(evidence) and all(part.passed for part in evidence)
 
     @property
@@ -56,10 +58,11 @@ class Verified:
         """Why it did not pass, in one line."""
         failed = [part for part in (self.algebra, self.structure, self.outputs) if part is not None and not part.passed]
         first = self.layers.first if self.layers else None
-        where = "" if first is None else f"; the first block that differs is {first.block}, by {first.difference:.2e}"
-        return (failed[0].reason() if failed else self.skipped or "nothing was compared") + where
+        where = [] if first is None else [f"the first block that differs is {first.block}, by {first.difference:.2e}"]
+        why = [failed[0].reason()] if failed else []
+        return "; ".join([*why, *where]) or self.skipped or "nothing was compared"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JsonValue]:
         return {
             "proven": self.proven,
             "algebra": self.algebra.as_dict() if self.algebra else None,
@@ -88,14 +91,15 @@ def measure(
     wrong = not all(part is None or part.passed for part in (algebra, structure))
     # What a method makes anew has no copies of units to look at, and wrong tensors may have other shapes.
     symmetry = None if plan.exactness == MADE or wrong else find_twins(plan, target)
-    by_layer = by_layer or not whole.runs_whole(source, target) or whole.memory_short(source, target) is not None
+    by_layer = by_layer or not memory.runs_whole(source, target) or memory.memory_short(source, target) is not None
     skipped = "the tensors or the structure are wrong already" if wrong else None
     if by_layer and skipped is None:
         skipped = layerwise.memory_short(source, target)
     if skipped is not None and not must:
         return Verified(None, algebra, structure, symmetry, skipped=skipped)
     try:
-        outputs, layers = compare_outputs(source, target, plan, by_layer=by_layer)
+        twin = not wrong and has_twin(plan)
+        outputs, layers = compare_outputs(source, target, plan, by_layer=by_layer, twin=twin)
     except LemonxError as error:
         if not wrong:
             raise
@@ -106,18 +110,21 @@ def measure(
 
 
 def compare_outputs(
-    source: Checkpoint, target: Checkpoint, plan: Plan | None, *, by_layer: bool
+    source: Checkpoint, target: Checkpoint, plan: Plan | None, *, by_layer: bool, twin: bool = False
 ) -> tuple[Comparison, Layers | None]:
-    """Compare what two checkpoints compute; without a plan every weight may have been rounded."""
+    """Compare what two checkpoints compute; without a plan every weight may have been rounded.
+
+    `twin`: the tensors obey the plan, so a target in which nothing is rounded can show how they are wired.
+    """
     if plan is None:
         for checkpoint in (source, target):
             check_covered(checkpoint)
             check_numbers(checkpoint)
     rounding = _rounding(plan) if plan is not None else Rounding()
     if by_layer:
-        return compare_layerwise(source, target, plan, rounding=rounding)
+        return compare_layerwise(source, target, plan, rounding=rounding, twin=twin)
     back = plan.frames.ways_back if plan is not None and plan.frames else None
-    return compare(source, target, rounding=rounding, back=back, plan=plan), None
+    return compare(source, target, rounding=rounding, back=back, plan=plan, twin=twin), None
 
 
 @names_its_folder
@@ -141,4 +148,4 @@ def _rounding(plan: Plan) -> Rounding | None:
     if not plan.is_rounded:
         return None
     rounded = frozenset(step.source for step in plan.steps if step.exactness == ROUNDED)
-    return Rounding(rounded or None, framed=plan.frames is not None, cap=whole.WIRING)
+    return Rounding(rounded or None, framed=plan.frames is not None, cap=WIRING)

@@ -22,7 +22,7 @@ from lemonx.planning.plan import Plan
 from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
 from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, measure
-from lemonx.workflows.options import Growth, Writing
+from lemonx.workflows.options import GrowthOptions, Writing
 from lemonx.workflows.planning import plan_growth
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Expanded(os.PathLike[str]):
         return self.path / name
 
 
-def expand_model(model: PreTrainedModel, growth: Growth, writing: Writing) -> PreTrainedModel:
+def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing) -> PreTrainedModel:
     """A larger model of the same class, by way of a temporary folder."""
     with Temporary() as folder:
         in_memory.save(model, folder / "source", verify=writing.verify)
@@ -59,7 +59,7 @@ def expand_model(model: PreTrainedModel, growth: Growth, writing: Writing) -> Pr
         return in_memory.load_like(model, expanded.path, expanded.plan)
 
 
-def expand_folder(source: Path, output: Path, growth: Growth, writing: Writing) -> Expanded:
+def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Writing) -> Expanded:
     """Write the expansion of a checkpoint."""
     with Checkpoint.open(source, allow_pickle=writing.allow_pickle) as checkpoint:
         plan = plan_growth(checkpoint, growth)
@@ -88,7 +88,7 @@ def expand_folder(source: Path, output: Path, growth: Growth, writing: Writing) 
 def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing) -> None:
     method = methods.find(plan.policy.method)
     if writing.lessons and writing.lessons.data and not method.learns:
-        raise BadTarget(f"{method.name} grows a model without data: leave the data out, or use --method ligo")
+        raise BadTarget(f"{method.name} does not learn from data", "leave --data out, or use --method ligo")
     if method.make:
         write_made(plan, method.make(plan, checkpoint, writing.lessons or Lessons()), writer, writing.progress)
     else:
@@ -98,10 +98,10 @@ def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter,
 def _certify(
     plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing
 ) -> tuple[Verified, Certificate]:
-    """Verify what lies in the writer's folder, still hidden, and write down what was measured."""
+    """Verify the folder while it is still hidden, and add the certificate with what was measured."""
     optimizer = None
     if writing.with_optimizer:
-        from lemonx.optimizer_state.folder import grow_folder
+        from lemonx.optimizer_state.on_disk import grow_folder
 
         optimizer = grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=writing.max_shard_size)
     verified = Verified(None, skipped="--no-verify")
@@ -110,7 +110,7 @@ def _certify(
             # Hours of expansion must not be thrown away because the machine is small.
             verified = measure(plan, checkpoint, written, must=False)
         if plan.policy.lossless and not verified.passed:
-            raise NotVerified(f"nothing was written: {verified.reason()}")
+            raise NotVerified("nothing was written", verified.reason())
     content = replace(
         certificate(plan, checkpoint, verified),
         optimizer=optimizer,

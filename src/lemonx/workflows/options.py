@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,10 +12,12 @@ from typing import Literal
 from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.opening import MAX_JSON, read_given
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.methods import Lessons
 from lemonx.planning.plan import Plan
 from lemonx.planning.request import Target
+from lemonx.planning.sizes import Relative, parse_ratio, parse_size
 
 # A path, as every function of Python's takes it.
 PathLike = str | os.PathLike[str]
@@ -28,8 +29,8 @@ SHARD = 5 * 10**9
 
 
 @dataclass(frozen=True)
-class Growth:
-    """The sizes to grow to, and the choices that losslessness leaves open."""
+class GrowthOptions:
+    """The sizes to grow to, and the choices that a lossless expansion leaves open."""
 
     sizes: Target
     method: str = "lemon"
@@ -57,42 +58,52 @@ class Writing:
 
 def sizes(
     *,
-    width: int | None = None,
-    depth: int | None = None,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    ffn: int | None = None,
+    width: int | str | None = None,
+    depth: int | str | None = None,
+    heads: int | str | None = None,
+    kv_heads: int | str | None = None,
+    ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
     fields: Mapping[str, FieldValue] | None = None,
-    like: PathLike | Mapping[str, object] | None = None,
+    like: PathLike | Mapping[str, JsonValue] | None = None,
 ) -> Target:
     """The sizes that were asked for; BadTarget if there are none."""
-    target = Target(width, depth, heads, kv_heads, ffn, _factor(width_factor), dict(fields or {}), _like(like))
+    asked = {"width": width, "depth": depth, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
+    given = {name: parse_size(f"--{name.replace('_', '-')}", value) for name, value in asked.items()}
+    factor = _factor(width_factor)
+    if isinstance(wide := given["width"], Relative) and not wide.plus:
+        if factor is not None:
+            raise BadTarget("--width and --width-factor both set the width", "give one of them")
+        factor, given["width"] = wide.times, None
+    target = Target(**given, width_factor=factor, fields=dict(fields or {}), like=_like(like))
     if target == Target():
-        raise BadTarget("no size was asked for: give --width, --depth, --ffn, --width-factor, --set or --like")
+        raise BadTarget("no size was given", "give --width, --depth, --ffn, --width-factor, --set or --like")
     return target
 
 
 def _factor(value: float | str | Fraction | None) -> Fraction | None:
     if value is None:
         return None
-    # No exponent: Fraction would compute all digits of 1e999999999.
-    text = str(value)
-    ratio = re.fullmatch(r"\+?([0-9]{1,7})(\.[0-9]{0,20}|/0*[1-9][0-9]{0,6})?", text)
-    if ratio is None:
-        raise BadTarget(f"--width-factor {text[:40]}: want a ratio such as 2, 1.5 or 3/2")
-    factor = Fraction(text).limit_denominator(4096)
+    factor = parse_ratio(str(value).removeprefix("+"))
+    if factor is None:
+        raise BadTarget(f"--width-factor {str(value)[:40]} is not a ratio", "use a ratio such as 2, 1.5 or 3/2")
     if factor < 1:
-        raise BadTarget(f"--width-factor {value}: only growth is possible, so at least 1")
+        raise BadTarget(f"--width-factor {value} is less than 1", "lemonx only grows models, so use at least 1")
     return factor
 
 
-def _like(value: PathLike | Mapping[str, object] | None) -> Mapping[str, object] | None:
+def _like(value: PathLike | Mapping[str, JsonValue] | None) -> Mapping[str, JsonValue] | None:
     if value is None or isinstance(value, Mapping):
         return value
     path = Path(value)
     try:
         raw, path = read_given(path, "config.json", MAX_JSON)
         return parse_config(raw, path)
-    except (OSError, RuntimeError, BadCheckpoint) as error:
-        raise BadTarget(f"--like {value}: cannot read a config from {path} ({error})") from None
+    except BadCheckpoint as error:
+        raise BadTarget.of(error) from None
+    except (OSError, RuntimeError) as error:
+        raise BadTarget(
+            f"cannot be read as a config ({error.strerror if isinstance(error, OSError) else error})",
+            "give --like a config.json",
+            file=path,
+        ) from None

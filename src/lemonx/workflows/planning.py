@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
 from lemonx.planning.summary import changed_fields
 from lemonx.specs.config import TIED
-from lemonx.workflows.options import Growth
+from lemonx.workflows.options import GrowthOptions
 
 if TYPE_CHECKING:
     from lemonx.verification.certificate import Said
 
 
-def plan_growth(checkpoint: Checkpoint, growth: Growth, *, solve: bool = True) -> Plan:
+def plan_growth(checkpoint: Checkpoint, growth: GrowthOptions, *, solve: bool = True) -> Plan:
     """The plan for these sizes; BadTarget where nothing would change."""
     plan = make_plan(
         checkpoint,
@@ -33,14 +34,15 @@ def plan_growth(checkpoint: Checkpoint, growth: Growth, *, solve: bool = True) -
         solve=solve,
     )
     if not any(changed_fields(plan)):
-        raise BadTarget("the source has these sizes already: nothing would change")
+        raise BadTarget("the source has these sizes already, so nothing would change", "give a size that grows")
     return plan
 
 
 def plan_again(small: Checkpoint, large: Checkpoint, said: Said) -> Plan:
     """The plan of an expansion that lies on disk: sizes from its config.json, choices from its certificate.
 
-    Whatever these choices are, a plan for them is lossless, or says that it is not; nothing else is believed.
+    Whatever these choices are, the plan for them is lossless or says that it is not. Nothing else in the certificate is
+    trusted.
     """
     try:
         return make_plan(
@@ -56,18 +58,20 @@ def plan_again(small: Checkpoint, large: Checkpoint, said: Said) -> Plan:
         raise
     except LemonxError as error:
         raise NotVerified(
-            f"{str(large.origin)!r} has a lemonx.json, but is no expansion of {str(small.origin)!r}: {error}"
+            f"has a lemonx.json, but is not an expansion of {str(small.origin)!r} ({error.found})",
+            "compare a model with its own expansion",
+            file=large.origin,
         ) from error
 
 
 def _sizes_of(small: Checkpoint, large: Checkpoint) -> Target:
-    """The sizes of a checkpoint, and whether its decoder is still the embedding."""
+    """The sizes of a checkpoint, and whether its decoder is still tied to the embedding."""
     tied = [architectures.find(checkpoint.config).spec(checkpoint.config).ties for checkpoint in (small, large)]
     return Target(like=large.config, fields={TIED: False} if tied == [True, False] else {})
 
 
-def as_read(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of a config.json as transformers reads it; a plan that needs none of this does not import it."""
+def as_read(config: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Every field of a config.json as transformers reads it; transformers is imported only if a plan needs this."""
     from lemonx.models.building import config_fields
 
     return config_fields(config)

@@ -12,7 +12,7 @@ from lemonx.workflows.planning import plan_again
 
 
 def verify_folders(source: Path, target: Path, *, layerwise: bool, allow_pickle: bool) -> Verified:
-    """All that a certificate lets check; without one, outputs alone."""
+    """Check everything that the certificate makes checkable; without a certificate, only the outputs."""
     with (
         Checkpoint.open(source, allow_pickle=allow_pickle) as small,
         Checkpoint.open(target, allow_pickle=allow_pickle) as large,

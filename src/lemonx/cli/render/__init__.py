@@ -1,1 +1,1 @@
-"""What a person sees: tables, progress, results; one module a group of commands."""
+"""Prints tables, progress and results; one module per group of commands."""

@@ -1,46 +1,64 @@
-"""The families and the methods as tables."""
+"""Prints the families and the methods as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lemonx import architectures, methods
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.cli.render.console import Out, styled, table
 from lemonx.diagnostics import capabilities
+from lemonx.diagnostics.capabilities import Cell, Verdict
+from lemonx.methods import Method
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from lemonx.diagnostics.why import Diagnosis
 
-def methods_json(check: bool) -> list[dict[str, Any]]:
-    """Every method: its title, paper, what it grows; with `check` what was measured."""
+CapabilityTable = Mapping[str, Mapping[str, Cell]]
+_STYLES = {Verdict.EXACT: "green", Verdict.REFUSED: "red", Verdict.NONE: "dim"}
+# Words and headings with which the matrix fits a terminal of 80 columns.
+_WORDS = {Verdict.EXACT: "ok", Verdict.REFUSED: "no", Verdict.NONE: "-"}
+_SHORT = {"width x2": "x2", "width x1.5": "x1.5", "kv_heads": "kv", "head_dim": "dim", "experts": "exp."}
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method, and what was measured of it, by column."""
+
+    method: Method
+    measured: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, JsonValue]:
+        own = self.method
+        return {"method": own.name, "title": own.title, "paper": own.paper, "grows": [*own.grows], **self.measured}
+
+
+def listed_methods(check: bool) -> list[MethodEntry]:
+    """Every method; with `check` what was measured."""
     from lemonx.experiments import method_table
 
     measured = method_table.overview() if check else {}
-    return [
-        {"method": name, "title": m.title, "paper": m.paper, "grows": list(m.grows), **measured.get(name, {})}
-        for name, m in sorted(methods.methods().items())
-    ]
+    return [MethodEntry(method, measured.get(name, {})) for name, method in sorted(methods.methods().items())]
 
 
-def print_methods(content: list[dict[str, Any]]) -> None:
+def print_methods(entries: Sequence[MethodEntry]) -> None:
     out = Out()
-    columns = [key for key in content[0] if key not in ("title", "paper", "grows")]
-    if len(columns) > 1:
-        found = table(*columns)
-        for entry in content:
-            found.add_row(*(str(entry[column]) for column in columns))
+    if columns := [*entries[0].measured]:
+        found = table("method", *columns)
+        for entry in entries:
+            found.add_row(entry.method.name, *(entry.measured[column] for column in columns))
         out.table(found)
         out.line("lossless, or the largest difference of an output relative to the largest output; -: not defined")
-    for entry in content:
-        out.line(styled("bold", entry["method"]), f" ({' and '.join(entry['grows'])}): {entry['title']}.")
-        out.line(f"  {entry['paper']}")
+    for method in (entry.method for entry in entries):
+        out.line(styled("bold", method.name), f" ({' and '.join(method.grows)}): {method.title}.")
+        out.line(f"  {method.paper}")
 
 
-def architectures_json() -> list[dict[str, Any]]:
+def architectures_json(cells: CapabilityTable) -> list[dict[str, JsonValue]]:
     """Every family: its title, the config fields behind each option, and what can grow."""
     known = architectures.families()
     return [
@@ -49,73 +67,67 @@ def architectures_json() -> list[dict[str, Any]]:
             "title": known[name].title,
             "sizes": {option: list(fields) for option, fields in known[name].sizes.items()},
             "kind": known[name].kind,
-            "grows": cells,
+            "grows": {column: cell.as_dict() for column, cell in row.items()},
         }
-        for name, cells in capabilities.matrix().items()
+        for name, row in cells.items()
     ]
 
 
-def print_architectures(content: list[dict[str, Any]]) -> None:
+def print_architectures(cells: CapabilityTable) -> None:
     """The matrix, with what needs more words as numbered notes below it."""
     out, notes = Out(), list[str]()
-    found = table("model_type", *capabilities.COLUMNS)
-    for entry in content:
-        found.add_row(entry["model_type"], *(_cell(cell, notes) for cell in entry["grows"].values()))
+    found = table("model_type", *(_SHORT.get(column, column) for column in capabilities.COLUMNS))
+    found.padding = (0, 1, 0, 0)  # whole on a terminal of 80 columns
+    for name, row in cells.items():
+        found.add_row(name, *(_styled(cell, notes) for cell in row.values()))
     out.table(found)
     for number, note in enumerate(notes, start=1):
         out.line(f"[{number}] {note}")
-    out.line("exact: the same function in exact arithmetic, for every input; -: the family has no such size")
-    for entry in content:
-        sizes = ", ".join(field for fields in entry["sizes"].values() for field in fields)
-        out.line(styled("bold", entry["model_type"]), f": {entry['title']}. Sizes for --set: {sizes}")
+    out.line("x2, x1.5: the width; kv: kv_heads; dim: head_dim; exp.: experts")
+    out.line("ok: the same function in exact arithmetic, for every input; -: the family has no such size")
+    known = architectures.families()
+    for name in cells:
+        sizes = ", ".join(field for fields in known[name].sizes.values() for field in fields)
+        out.line(styled("bold", name), f": {known[name].title}. Sizes for --set: {sizes}")
 
 
-def why_json(folder: Path) -> dict[str, Any]:
-    """What a checkpoint lacks."""
-    from lemonx.checkpoints import Checkpoint
-    from lemonx.diagnostics.why import diagnose
-
-    with Checkpoint.open(folder) as checkpoint:
-        return asdict(diagnose(checkpoint))
-
-
-def print_why(found: dict[str, Any]) -> None:
+def print_why(found: Diagnosis) -> None:
     """The family, what has no row, what has no tensor, and what to do."""
     out = Out()
-    if found["reason"] is None:
-        out.line(f"{found['model_type']}: nothing; all {found['tensors']} tensors have a row")
+    if found.reason is None:
+        out.line(f"{found.model_type}: nothing is missing; all {found.tensors} tensors have a row")
         return
-    out.line(f"{found['model_type']}: {found['reason']}")
-    word = "its own" if found["known"] else "the nearest"
-    out.line(f"{word} family is {found['family']}: {found['covered']} of {found['tensors']} tensors have a row there")
-    for name in found["without_row"]:
+    out.line(f"{found.model_type}: {found.reason}")
+    word = "its own" if found.known else "the nearest"
+    out.line(f"{word} family is {found.family}: {found.covered} of {found.tensors} tensors have a row there")
+    for name in found.without_row:
         out.line(f"  no row for {name}")
-    for name in found["without_tensor"]:
+    for name in found.without_tensor:
         out.line(f"  no tensor for {name}")
-    if not found["known"]:
-        out.line("docs/add-an-architecture.md shows how to write a spec: one file, one row a module")
+    if not found.known:
+        out.line("docs/add-an-architecture.md shows how to write a spec: one file, one row per module")
 
 
-def architectures_markdown(cells: Mapping[str, Mapping[str, str]]) -> str:
+def architectures_markdown(cells: CapabilityTable) -> str:
     """The matrix for a page, with its notes below."""
     known, notes = architectures.families(), list[str]()
     lines = [f"| family | {' | '.join(capabilities.COLUMNS)} |", "|---" * (len(capabilities.COLUMNS) + 1) + "|"]
     for name, row in cells.items():
-        words = [_noted(cell, notes) for cell in row.values()]
-        marked = [f"{word} ({number})" if number else word for word, number in words]
+        marked = [
+            f"{cell.verdict.value} ({number})" if (number := _number(cell, notes)) else cell.verdict.value
+            for cell in row.values()
+        ]
         lines.append(f"| {known[name].title.partition(':')[0]} (`{name}`) | {' | '.join(marked)} |")
     return "\n".join([*lines, "", *(f"{number}. {note}" for number, note in enumerate(notes, start=1))])
 
 
-def _noted(text: str, notes: list[str]) -> tuple[str, int]:
-    """The first word of a cell, and the number of its note among all notes (0: none)."""
-    word, _, note = text.partition(", " if text.startswith(capabilities.EXACT) else ": ")
-    if note and note not in notes:
-        notes.append(note)
-    return word, notes.index(note) + 1 if note else 0
+def _number(cell: Cell, notes: list[str]) -> int:
+    """The number of a cell's note among all notes (0: it has none)."""
+    if cell.note and cell.note not in notes:
+        notes.append(cell.note)
+    return notes.index(cell.note) + 1 if cell.note else 0
 
 
-def _cell(text: str, notes: list[str]) -> Text:
-    word, number = _noted(text, notes)
-    style = "green" if word == capabilities.EXACT else "dim" if word == capabilities.NONE else "red"
-    return styled(style, word) + (f" [{number}]" if number else "")
+def _styled(cell: Cell, notes: list[str]) -> Text:
+    number = _number(cell, notes)
+    return styled(_STYLES[cell.verdict], _WORDS[cell.verdict]) + (f" {number}" if number else "")

@@ -1,4 +1,4 @@
-"""Lines, tables and bars on the terminal. Strings are text and never markup; style is given beside them."""
+"""Lines, tables and progress bars on the terminal. Strings are text, never markup; style is given separately."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lemonx.guards.terminal import bare, leave
 
 
 class _Plain(Console):
-    """Strings, wherever they stand, are shown as they are and fit to be shown: no markup, no emoji, no escapes."""
+    """A console that prints strings literally, wherever they occur: no markup, no emoji, no escape sequences."""
 
     def __init__(self, *, stderr: bool) -> None:
         stream = bare(sys.stderr if stderr else sys.stdout)
@@ -34,7 +34,7 @@ class _Plain(Console):
 
 
 class Out:
-    """Where results are printed, or, as `Out(stderr=True)`, how far it is."""
+    """Prints results, or, as `Out(stderr=True)`, progress."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         self.console = _Plain(stderr=stderr)
@@ -44,7 +44,7 @@ class Out:
         return self.console.is_terminal
 
     def line(self, *parts: str | Text, wrapped: bool = True) -> None:
-        """One line, put together from its parts."""
+        """Print one line, joined from its parts."""
         self.console.print(Text.assemble(*(_text(part) for part in parts)), soft_wrap=not wrapped)
 
     def table(self, table: Table) -> None:
@@ -71,7 +71,7 @@ class _Description(ProgressColumn):
 
 
 def bar(*columns: ProgressColumn, out: Out | None = None, hidden: bool) -> Progress:
-    """A bar behind the description of a task, and what else is told of it."""
+    """A progress bar after the description of a task, with further columns."""
     console = (out or Out(stderr=True)).console
     return Progress(
         _Description(),
@@ -88,7 +88,7 @@ def bar(*columns: ProgressColumn, out: Out | None = None, hidden: bool) -> Progr
 
 @contextmanager
 def waiting(what: str, *, quiet: bool) -> Iterator[None]:
-    """A word while something takes long."""
+    """Show a message while something takes long."""
     if quiet:
         yield
         return

@@ -1,4 +1,4 @@
-"""The progress of an expansion, and what was measured."""
+"""Prints the progress of an expansion, and what was measured."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from lemonx.checkpoints.destination import size_text
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.cli.render.console import Out, bar, styled
 from lemonx.planning import summary
 from lemonx.planning.plan import Plan
-from lemonx.verification.certificate import stability_text
+from lemonx.verification.certificate import stability_text, twin_text
+from lemonx.verification.comparison import Comparison
 from lemonx.verification.layerwise import Layers
-from lemonx.verification.outputs import EXACT, Comparison
+from lemonx.verification.rounding import EXACT_TOLERANCE
 from lemonx.verification.symmetry import Symmetry
 from lemonx.verification.verify import Verified
 from lemonx.workflows.expanding import Expanded
@@ -24,7 +25,7 @@ from lemonx.workflows.expanding import Expanded
 
 @dataclass(frozen=True)
 class Told:
-    """What the progress bar listens to: the plan, bytes written, and the steps of a method that learns."""
+    """What the progress bar is told: the plan, bytes written, and the steps of a method that learns."""
 
     planned: Callable[[Plan], None]
     written: Callable[[int], None]
@@ -33,7 +34,7 @@ class Told:
 
 @contextmanager
 def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
-    """A bar over the bytes written; then a word on the verification, which takes the rest of the time."""
+    """A bar over the bytes written, then a message during the verification, which takes the rest of the time."""
     with bar(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), hidden=quiet) as far:
         task = far.add_task("planning", total=None)
 
@@ -50,15 +51,14 @@ def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
         yield Told(planned, written, learned)
 
 
-def print_expanded(source: Path, made: Expanded) -> None:
-    out, content = Out(), made.certificate
+def print_expanded(source: Path, expanded: Expanded) -> None:
+    out, content = Out(), expanded.certificate
     before, after = summary.human(content.source.parameters), summary.human(content.parameters)
-    out.line(f"wrote {made.path}: {before} -> {after} parameters")
+    out.line(f"wrote {expanded.path}: {before} -> {after} parameters")
     if content.optimizer:
-        moments: Any = content.optimizer["moments"]
-        counts = ", ".join(f"{count} {status}" for status, count in sorted(moments.items()))
-        out.line(f"Adam's moments at step {content.optimizer['step']}: {counts} (docs/optimizer-state.md)")
-    verified = made.verified
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(content.optimizer.moments.items()))
+        out.line(f"Adam's moments at step {content.optimizer.step}: {counts} (docs/optimizer-state.md)")
+    verified = expanded.verified
     _print_evidence(out, verified)
     if verified.outputs and not content.lossless:
         kl = verified.outputs.kl
@@ -66,10 +66,10 @@ def print_expanded(source: Path, made: Expanded) -> None:
         out.line(styled("yellow", f"{content.method} is not lossless here"), far)
     if not verified.outputs:
         what = "outputs not compared" if verified.algebra else "not verified"
-        out.line(f"{what} ({verified.skipped}): `lemonx verify {source} {made.path}` does it later")
+        out.line(f"{what} ({verified.skipped}): `lemonx verify {source} {expanded.path}` does it later")
 
 
-def verified_json(measured: Verified) -> dict[str, Any]:
+def verified_json(measured: Verified) -> dict[str, JsonValue]:
     return {"passed": measured.passed, **measured.as_dict()}
 
 
@@ -79,7 +79,7 @@ def print_verified(measured: Verified) -> None:
     if measured.layers:
         _print_layers(out, measured.layers)
     if measured.proven and measured.outputs:
-        rounded = "" if measured.outputs.tolerance <= EXACT else ", up to the rounding of the stored weights"
+        rounded = "" if measured.outputs.tolerance <= EXACT_TOLERANCE else ", up to the rounding of the stored weights"
         eps = ", up to the eps of its norms" if measured.outputs.stream_loss else ""
         out.line(styled("green", "the same function"), f"{eps}{rounded}")
     elif measured.passed and measured.algebra:
@@ -95,7 +95,7 @@ def print_verified(measured: Verified) -> None:
 
 
 def _print_evidence(out: Out, verified: Verified) -> None:
-    """What was checked, a line for each kind."""
+    """Print what was checked, one line per kind of evidence."""
     algebra, structure = verified.algebra, verified.structure
     if algebra and algebra.passed:
         out.line(f"tensors: all {algebra.entries:,} entries of {algebra.tensors} tensors obey their rules")
@@ -115,6 +115,8 @@ def _print_outputs(out: Out, outputs: Comparison) -> None:
         f"outputs: {', '.join(outputs.outputs)} on {outputs.inputs}, in float64: largest difference "
         f"{outputs.difference:.1e} of the largest output (tolerance {outputs.tolerance:.1e}: {outputs.derived})"
     )
+    if outputs.twin:
+        out.line(twin_text(outputs))
     if outputs.stream_loss:
         out.line(
             f"this is against the source with its norms applied as often as in the target, which moves its stream by "

@@ -1,11 +1,10 @@
-"""Experiments: the list of them, how far one is, and its answer."""
+"""Prints the list of experiments, the progress of one, and its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
@@ -13,6 +12,7 @@ from lemonx.cli.render.console import Out, bar, styled, table
 from lemonx.experiments import wording
 from lemonx.experiments.pool import Progress as Far
 from lemonx.experiments.pool import Tell
+from lemonx.experiments.result_file import Result
 from lemonx.experiments.spec import Experiment
 
 
@@ -36,7 +36,7 @@ def progress(*, quiet: bool) -> Iterator[Tell]:
         yield tell
 
 
-def print_result(content: dict[str, Any], page: Path) -> None:
+def print_result(content: Result, page: Path) -> None:
     out, experiment = Out(), content["experiment"]
     out.line(styled("bold", experiment["title"]))
     out.line(f"mark: {wording.mark_text(content)}; {wording.seeds_text(content)}")

@@ -1,4 +1,4 @@
-"""A plan: sizes as config.json names them, and the rules of its tensors."""
+"""Prints a plan: sizes by their names in config.json, and the rules of the tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STYLE = {
 }
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Plan) -> dict[str, object]:
     """The plan as data, in the order of the printed tables."""
     return {
         "source": str(plan.source),
@@ -83,7 +83,7 @@ def print_plan(plan: Plan, *, tensors: bool = False) -> None:
 
 
 def _print_tensors(out: Out, plan: Plan) -> None:
-    """The name of a tensor, then a line for all blocks in which it is made alike."""
+    """Print the name of each tensor, then one line for all blocks in which it has the same rule."""
     groups = [(" x ".join(map(str, group.shape)) or "scalar", group) for group in summary.groups(plan)]
     width, rules = max(len(shape) for shape, _ in groups), max(len(group.rule) for _, group in groups)
     heading = None

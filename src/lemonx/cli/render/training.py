@@ -1,4 +1,4 @@
-"""Recipes, the progress of a run, what it ended with, and advice."""
+"""Prints recipes, the progress and the result of a run, and advice."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
 
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.cli.render.console import Out, bar, table
 from lemonx.planning.summary import human
 from lemonx.training.advice import REASONS, Advice, as_arguments, as_recipe
 from lemonx.training.curve import COLUMNS, columns
-from lemonx.training.run import Run
+from lemonx.training.run import FinishedRun
 
 # Rows of the printed curve; the whole of it is in curve.csv.
 _ROWS = 12
@@ -28,14 +28,14 @@ def print_recipes(found: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[Callable[[int, int, Mapping[str, Any]], None]]:
-    """A bar over the steps with the last validation loss; where no terminal can show one, a line an evaluation."""
+def progress(*, quiet: bool) -> Iterator[Callable[[int, int, Mapping[str, float]], None]]:
+    """A bar over the steps with the last validation loss; without a terminal, one line per evaluation."""
     err = Out(stderr=True)
     hidden = quiet or not err.is_terminal
     with bar(MofNCompleteColumn(), TimeRemainingColumn(), out=err, hidden=hidden) as steps:
         task = steps.add_task("preparing", total=None)
 
-        def tell(step: int, total: int, figures: Mapping[str, Any]) -> None:
+        def tell(step: int, total: int, figures: Mapping[str, float]) -> None:
             steps.update(task, completed=step, total=total)
             if "eval_loss" in figures:
                 text = f"validation loss {figures['eval_loss']:.4f}"
@@ -46,11 +46,11 @@ def progress(*, quiet: bool) -> Iterator[Callable[[int, int, Mapping[str, Any]],
         yield tell
 
 
-def run_json(done: Run) -> dict[str, Any]:
+def run_json(done: FinishedRun) -> dict[str, JsonValue]:
     return {**asdict(done), "output": str(done.output)}
 
 
-def print_run(done: Run) -> None:
+def print_run(done: FinishedRun) -> None:
     out = Out()
     shown = [row for row in done.curve if "validation_loss" in row]
     every = -(-len(shown) // _ROWS)
@@ -63,7 +63,7 @@ def print_run(done: Run) -> None:
     out.line(f"wrote {done.output}: {human(done.flops)} FLOPs, {done.seconds:.0f} s; curve.csv, curve.png, run.json")
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: float | None) -> str:
     if value is None:
         return ""
     if name == "flops":

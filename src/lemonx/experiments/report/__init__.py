@@ -8,15 +8,13 @@ import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.opening import open_file, read_given
 from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
-from lemonx.experiments.report.schema import check
 from lemonx.experiments.report.view import page
-from lemonx.experiments.result import FILE
+from lemonx.experiments.result_file import FILE, Result, check
 from lemonx.guards.shown import shown_lines
 
 __all__ = ["read", "write", "render", "check_page"]
@@ -27,17 +25,18 @@ MAX_RESULT = 1_000_000
 _MARK, _WITHIN = b": lemonx report</title>", 1 << 16
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Result:
     """The content of a result.json, or of the one in a folder."""
     file = path / FILE if path.is_dir() else path
     try:
         content = parse_json(read_given(path, FILE, MAX_RESULT)[0])
     except OSError as error:
-        raise BadRecipe(f"{file}: {error.strerror}: give a result.json that `lemonx compare` wrote") from None
+        found = f"cannot be read ({error.strerror})"
+        raise BadRecipe(found, "give a result.json that `lemonx compare` wrote", file=file) from None
     except BadCheckpoint as error:
-        raise BadRecipe(str(error)) from None
+        raise BadRecipe.of(error) from None
     except (RuntimeError, ValueError) as error:  # RuntimeError: a loop of links
-        raise BadRecipe(f"{file} is not a result: {error}; `lemonx compare` writes one") from None
+        raise BadRecipe(f"is not a result ({error})", "`lemonx compare` writes one", file=file) from None
     return check(content, file)
 
 
@@ -53,10 +52,10 @@ def check_page(output: Path) -> None:
     except OSError:
         ours = False
     if not ours:
-        raise BadOutput(f"{str(output)!r} exists and is not a report of lemonx's: choose another output, or remove it")
+        raise BadOutput("exists and is not a report of lemonx's", "choose another output, or remove it", file=output)
 
 
-def write(results: Sequence[dict[str, Any]], output: Path) -> Path:
+def write(results: Sequence[Result], output: Path) -> Path:
     """Write the page, also in the place of an older one; it appears whole or not at all."""
     text = render(results)
     try:
@@ -64,11 +63,11 @@ def write(results: Sequence[dict[str, Any]], output: Path) -> Path:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_whole(output, text)
     except OSError as error:
-        raise BadOutput(f"{str(output)!r} cannot be written ({error.strerror}): choose another output") from None
+        raise BadOutput(f"cannot be written ({error.strerror})", "choose another output", file=output) from None
     return output
 
 
-def render(results: Sequence[dict[str, Any]]) -> str:
+def render(results: Sequence[Result]) -> str:
     """The page as text. It allows itself its own script alone, and nothing from anywhere else."""
     from jinja2 import Environment, StrictUndefined
 

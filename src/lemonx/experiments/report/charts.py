@@ -1,4 +1,4 @@
-"""Charts as inline SVG: thin lines, one colour a method, a mark to reach; values on hover come with the points."""
+"""Charts as inline SVG: thin lines, one colour per method, a mark to reach; hovering over a point shows its value."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Style:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """`low` to `high`; values read as `text` says, with the unit behind them, and at the ticks as `short` says.
+class ChartAxis:
+    """An axis from `low` to `high`; `text` formats values, followed by the unit, and `short` formats ticks.
 
     `ticks` where they are given, round numbers otherwise.
     """
@@ -71,13 +71,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """`mark`: a horizontal line and what it is."""
+    """A chart; `mark`: a horizontal line and its label."""
 
     key: str
     title: str
     description: str
-    x: Axis
-    y: Axis
+    x: ChartAxis
+    y: ChartAxis
     series: tuple[Series, ...]
     mark: tuple[float, str] | None = None
 

@@ -1,12 +1,14 @@
-"""The charts of a result: final quality by length of the schedule, then the course of the runs."""
+"""The charts of a result: final quality by length of the schedule, then the learning curves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from lemonx.experiments import wording
-from lemonx.experiments.report.charts import Axis, Chart, Series, Style, Text, finite, svg
+from lemonx.experiments.report.charts import Chart, ChartAxis, Series, Style, Text, finite, svg
+from lemonx.experiments.report.parts import Charts, Keyed
+from lemonx.experiments.result_file import Curve, Result
 from lemonx.planning.summary import human
 
 # The first steps are far above all that follows: the frame begins where this part of the longest run is done.
@@ -32,6 +34,9 @@ def seconds(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
+Column = Literal["step", "validation_loss", "learning_rate", "flops", "seconds"]
+
+
 class Across(NamedTuple):
     """An x axis before its ends are known."""
 
@@ -40,31 +45,27 @@ class Across(NamedTuple):
     unit: str
 
 
-def charts(content: dict[str, Any], looks: Mapping[str, Style], key: str) -> dict[str, Any]:
-    """Charts by name, as SVG; without a curve there is none of its course."""
+def charts(content: Result, looks: Mapping[str, Style], key: str) -> Charts:
+    """The charts as SVG; without a curve there is none of its course."""
     shown = _shown(content)
-    wanted = {
-        "steps": ("step", Across("steps", wording.steps, "steps"), "validation_loss", wording.metric),
-        "flops": ("flops", Across("FLOPs of the target's training", human, "FLOPs"), "validation_loss", wording.metric),
-        "time": ("seconds", Across("seconds of training", seconds, "s"), "validation_loss", wording.metric),
-        "rate": ("step", Across("steps", wording.steps, "steps"), "learning_rate", rate),
-    }
-    found = {"finals": svg(_finals(content, looks, f"{key}-finals"))}
-    for name, columns in wanted.items():
-        chart = _course(content, looks, shown, f"{key}-{name}", *columns)
-        found[name] = svg(chart) if chart else ""
-    return {**found, "legend": _legend(looks), "seed": _seed(shown)}
+
+    def course(name: str, column: Column, across: Across, y: Column = "validation_loss", text: Text = wording.metric):
+        chart = _course(content, looks, shown, f"{key}-{name}", column, across, y, text)
+        return svg(chart) if chart else ""
+
+    steps = Across("steps", wording.steps, "steps")
+    return Charts(
+        finals=svg(_finals(content, looks, f"{key}-finals")),
+        steps=course("steps", "step", steps),
+        flops=course("flops", "flops", Across("FLOPs of the target's training", human, "FLOPs")),
+        time=course("time", "seconds", Across("seconds of training", seconds, "s")),
+        rate=course("rate", "step", steps, "learning_rate", rate),
+        legend=[Keyed(label, look.classes) for label, look in looks.items()],
+        seed=shown[0]["seed"] if shown else None,
+    )
 
 
-def _seed(shown: Sequence[dict[str, Any]]) -> int | None:
-    return shown[0]["seed"] if shown else None
-
-
-def _legend(looks: Mapping[str, Style]) -> list[dict[str, Any]]:
-    return [{"label": label, "look": look.classes} for label, look in looks.items()]
-
-
-def _finals(content: dict[str, Any], looks: Mapping[str, Style], key: str) -> Chart:
+def _finals(content: Result, looks: Mapping[str, Style], key: str) -> Chart:
     series = []
     for arm in content["arms"]:
         points = [(at["steps"], at["mean"], at["spread"]) for at in arm["at"] if finite([(at["steps"], at["mean"])])]
@@ -82,12 +83,12 @@ def _finals(content: dict[str, Any], looks: Mapping[str, Style], key: str) -> Ch
         key,
         f"Final {metric} against the length of the schedule",
         f"Each point is the mean of the runs of one length over seeds, with its spread; the mark is {metric} "
-        f"{wording.metric(mark)}, what {content['experiment']['baseline']} reaches.",
+        f"{wording.metric(mark)}, which {content['experiment']['baseline']} reaches.",
         # Between two lengths the answer is interpolated in log steps: there the lines are straight.
-        Axis(
+        ChartAxis(
             "steps of the schedule (log scale)", *_wide(lengths), wording.steps, "steps", None, True, _thinned(lengths)
         ),
-        Axis(metric, *_padded([*ends, mark]), wording.metric, short=_digits([*ends, mark])),
+        ChartAxis(metric, *_padded([*ends, mark]), wording.metric, short=_digits([*ends, mark])),
         tuple(series),
         mark=(mark, f"mark {wording.metric(mark)}"),
     )
@@ -110,14 +111,14 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _digits(values: Sequence[float]) -> Text:
-    """As many digits as tell ticks apart."""
+    """As many digits as are needed to make the ticks differ."""
     width = max(values) - min(values)
     digits = next((n for n in range(1, 5) if width * 10**n >= 20), 4)
     return lambda value: f"{value:.{digits}f}"
 
 
-def _shown(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """One run an arm: the shortest that ends at the mark or beyond, else the longest."""
+def _shown(content: Result) -> list[Curve]:
+    """One run per arm: the shortest that reaches the mark, or else the longest."""
     mark, better = content["mark"]["by_seed"][0], content["experiment"]["better"]  # curves are of the first seed
     found = []
     for arm in content["arms"]:
@@ -133,13 +134,13 @@ def _shown(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _course(
-    content: dict[str, Any],
+    content: Result,
     looks: Mapping[str, Style],
-    shown: Sequence[dict[str, Any]],
+    shown: Sequence[Curve],
     key: str,
-    x_name: str,
+    x_name: Column,
     across: Across,
-    y_name: str,
+    y_name: Column,
     y_text: Text,
 ) -> Chart | None:
     series = [Series(c["arm"], looks[c["arm"]], finite(list(zip(c[x_name], c[y_name], strict=True)))) for c in shown]
@@ -163,8 +164,8 @@ def _course(
         key,
         f"{y_label.capitalize()} against {across.label}",
         _described(series, y_text),
-        Axis(across.label, 0.0, right, across.text, across.unit),
-        Axis(y_label, low, high, y_text, short=_digits([low, high]) if is_loss else None),
+        ChartAxis(across.label, 0.0, right, across.text, across.unit),
+        ChartAxis(y_label, low, high, y_text, short=_digits([low, high]) if is_loss else None),
         tuple(series),
         mark=None if mark is None else (mark, f"mark {wording.metric(mark)}"),
     )

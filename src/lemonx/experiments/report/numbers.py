@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Text = Callable[[Any], str]
+from lemonx.experiments.report.charts import Text
+from lemonx.experiments.result_file import Result
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,17 @@ class Mean:
 class Numbers:
     """Takes numbers out of one result."""
 
-    def __init__(self, content: dict[str, Any], index: int) -> None:
+    def __init__(self, content: Result, index: int) -> None:
         self._content, self._index = content, index
 
-    def one(self, *path: Any, text: Text = str) -> Number:
+    def one(self, *path: str | int, text: Text = str) -> Number:
         value: Any = self._content
         for key in path:
             value = value[key]
+        assert isinstance(value, int | float | None), path
         return Number(json.dumps(value), "" if value is None else text(value), "/".join(map(str, (self._index, *path))))
 
-    def mean(self, *path: Any, text: Text = str, before: str = "", unit: str = "") -> Mean:
+    def mean(self, *path: str | int, text: Text = str, before: str = "", unit: str = "") -> Mean:
         spread = self.one(*path, "spread", text=text)
         mean = self.one(*path, "mean", text=text)
         return Mean(mean, None if spread.value == "null" else spread, before, unit)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from lemonx.experiments.report.charts import Style
+from lemonx.experiments.result_file import Result
 from lemonx.experiments.verdict import LEMON, lemons
 from lemonx.experiments.wording import is_baseline
 
@@ -14,17 +14,17 @@ BASELINE, LEMONS, OTHERS = 0, 1, tuple(range(2, 9))
 DASHES = 4
 
 
-def other_methods(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The methods of a page but LEMON and the baselines, in the order of their appearance."""
+def other_methods(results: Sequence[Result]) -> list[str]:
+    """The methods of a page other than LEMON and the baselines, in order of appearance."""
     arms = [arm for content in results for arm in content["arms"] if not is_baseline(content, arm)]
     return list(dict.fromkeys(arm["method"] for arm in arms if arm["method"] != LEMON))
 
 
-def styles(content: dict[str, Any], others: Sequence[str]) -> dict[str, Style]:
+def styles(content: Result, others: Sequence[str]) -> dict[str, Style]:
     """Label -> style; `others` are the page's methods.
 
-    A colour is a method, and dashes tell its arms apart. Where most arms are of few methods, a colour is an arm, and
-    only the first LEMON is emphasised.
+    A method has a colour, and its arms differ by dashes. If most arms belong to few methods, each arm has a colour,
+    and only the first LEMON arm is emphasised.
     """
     arms = content["arms"]
     methods = {arm["method"] for arm in arms}

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, where the run stopped, and files that appear whole."""
+"""The folder of a run: which run it belongs to, where the run stopped, and files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lemonx.checkpoints.creating import own_folder, remove, write_whole
 from lemonx.checkpoints.destination import OLD, beside, check_apart, clear_leftovers, hold, leftovers
 from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import read_inside
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.replaceable import check_holds, is_of_a_model, is_of_a_run
 from lemonx.errors import BadCheckpoint, BadOutput
 from lemonx.execution.sidecar_files import Carried
+from lemonx.training.curve import CurveRow
 from lemonx.training.recipe import Recipe
 from lemonx.verification.certificate import versions
 
@@ -32,28 +33,35 @@ _LOGS = "runs"  # tensorboard's
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint of the run itself: the weights at `step`, for the stage with this number."""
+    """A checkpoint of the run: the weights at `step`, for the stage with this number."""
 
     path: Path
     step: int
     stage: int
 
     @property
-    def history(self) -> list[dict[str, Any]]:
-        """What had been logged when it was saved."""
+    def history(self) -> list[CurveRow]:
+        """The log at the time it was saved."""
         file = self.path / _STATE
         lines = parse_object(read_inside(self.path.resolve(), _STATE), file).get("log_history")
-        if not isinstance(lines, list) or not all(isinstance(line, dict) and "seconds" in line for line in lines):
-            raise BadOutput(f"{str(file)!r} is not the log of a run: remove {self.path.name} to start again")
-        return lines
+        rows = [_row(line) for line in lines] if isinstance(lines, list) else []
+        if not isinstance(lines, list) or not all("seconds" in row for row in rows):
+            raise BadOutput("is not the log of a run", f"remove {self.path.name} to start again", file=file)
+        return rows
+
+
+def _row(line: JsonValue) -> CurveRow:
+    """The figures of a line of Trainer's log."""
+    pairs = line.items() if isinstance(line, dict) else ()
+    return {name: value for name, value in pairs if isinstance(value, int | float)}
 
 
 @contextmanager
 def claimed(output: Path, recipe: Recipe, *, resume: bool, force: bool) -> Iterator[None]:
-    """`output` as the folder of a run of this recipe, new or unfinished; anything else is a BadOutput.
+    """Claim `output` as the folder of a new or unfinished run of this recipe; BadOutput if it is anything else.
 
-    A run that fails before its first checkpoint leaves things as they were; one that was killed, once it is started
-    again.
+    A run that fails before its first checkpoint leaves everything as it was; after a killed run, the next one restores
+    it.
     """
     for read in (recipe.source, recipe.inheritance and recipe.inheritance.teacher):
         if read is not None:
@@ -80,9 +88,8 @@ def claimed(output: Path, recipe: Recipe, *, resume: bool, force: bool) -> Itera
         elif old:
             remove(old)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise BadOutput(
-                f"{str(output)!r}: disk full: free some space and run the same command again to resume"
-            ) from None
+            remedy = "free some space and run the same command again to resume"
+            raise BadOutput("cannot be written (disk full)", remedy, file=output) from None
         raise
     else:
         if old:
@@ -93,7 +100,7 @@ def claimed(output: Path, recipe: Recipe, *, resume: bool, force: bool) -> Itera
 
 
 def _put_aside(output: Path) -> Path | None:
-    """The run that a killed one was about to replace, if that one has saved nothing yet; else such are cleared."""
+    """The old run that a killed one was about to replace, if the killed one saved nothing; otherwise it is removed."""
     if not output.parent.is_dir():
         return None
     aside = [path for path in leftovers(output) if OLD in path.name.removeprefix(f".{output.name}")]
@@ -104,7 +111,7 @@ def _put_aside(output: Path) -> Path | None:
 
 
 def _undo(output: Path, old: Path | None) -> None:
-    """Remove a run that has saved nothing, and put back what it was to replace; what others put there stays."""
+    """Remove a run that has saved nothing, and put back the run it was to replace; keep files that others put there."""
     try:
         check_holds(output, "a run", _may_hold(_run_of(output) or {}))
     except BadOutput:
@@ -114,10 +121,9 @@ def _undo(output: Path, old: Path | None) -> None:
         os.rename(old, output)
 
 
-def _may_hold(content: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Which names the folder of a run may have: its figures, its model, its checkpoints, and what it brought along."""
-    listed = content.get("files")
-    brought = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
+def _may_hold(content: Mapping[str, JsonValue]) -> Callable[[str], bool]:
+    """Which names the folder of a run may hold: its figures, model and checkpoints, and the files copied to it."""
+    brought = set(_files(content))
 
     def allowed(name: str) -> bool:
         first, slash, below = name.partition("/")
@@ -132,13 +138,13 @@ def _may_hold(content: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 def saved_folders(output: Path) -> list[Path]:
-    """The checkpoints in the folder of a run, by their exact names: a copy that somebody keeps has another."""
+    """The checkpoints in the folder of a run, by their exact names; a copy that somebody keeps has another name."""
     found = [entry for entry in os.scandir(output) if _SAVED.fullmatch(entry.name)] if output.is_dir() else []
     return [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
 def bring_along(output: Path, files: Mapping[str, Carried]) -> None:
-    """Put files beside a run's model, and write down that they are the run's."""
+    """Copy files next to a run's model, and record that they belong to the run."""
     content = _run_of(output) or {}
     write_whole(output / RUN, json.dumps({**content, "files": sorted(files)}))
     for name, source in files.items():
@@ -151,34 +157,40 @@ def bring_along(output: Path, files: Mapping[str, Carried]) -> None:
 
 
 def brought_along(output: Path) -> list[str]:
-    """The names of these files."""
-    return (_run_of(output) or {}).get("files", [])
+    """The names of the files that `bring_along` recorded."""
+    return _files(_run_of(output) or {})
 
 
-def _check_resumable(output: Path, content: Mapping[str, Any], recipe: Recipe, resume: bool) -> None:
+def _files(content: Mapping[str, JsonValue]) -> list[str]:
+    listed = content.get("files")
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+
+
+def _check_resumable(output: Path, content: Mapping[str, JsonValue], recipe: Recipe, resume: bool) -> None:
     if content.get("finished"):
-        raise BadOutput(f"{str(output)!r} holds a finished run: choose another output, or --force its replacement")
+        raise BadOutput("holds a finished run", "choose another output, or replace it with --force", file=output)
     if content.get("recipe") != recipe.as_dict():
         raise BadOutput(
-            f"{str(output)!r} holds an unfinished run of another recipe: give that recipe to go on with it, "
-            "choose another output, or --force its replacement"
+            "holds an unfinished run of another recipe",
+            "continue it with that recipe, choose another output, or replace it with --force",
+            file=output,
         )
     if not resume:
-        raise BadOutput(f"{str(output)!r} holds an unfinished run: resume it, or --force its replacement")
+        raise BadOutput("holds an unfinished run", "resume it, or replace it with --force", file=output)
 
 
-def _run_of(output: Path) -> dict[str, Any] | None:
-    """The content of run.json; None if there is nothing yet. A folder of something else is a BadOutput."""
+def _run_of(output: Path) -> dict[str, JsonValue] | None:
+    """The content of run.json; None if the folder is new or empty. BadOutput if it holds something else."""
     if not os.path.lexists(output) or (output.is_dir() and not any(output.iterdir())):
         return None
     if not output.is_dir():
-        raise BadOutput(f"{str(output)!r} is not a folder: choose another output")
+        raise BadOutput("is not a folder", "choose another output", file=output)
     try:
         content = parse_object(read_inside(output.resolve(), RUN), output / RUN)
     except BadCheckpoint:
         content = {}
     if "lemonx" not in content:
-        raise BadOutput(f"{str(output)!r} exists and is not the folder of a run (no {RUN}): choose another output")
+        raise BadOutput(f"exists and is not the folder of a run (no {RUN})", "choose another output", file=output)
     return content
 
 
@@ -188,11 +200,11 @@ def _create(output: Path, recipe: Recipe) -> None:
         begun = {"lemonx": versions()["lemonx"], "finished": False, "recipe": recipe.as_dict()}
         write_whole(output / RUN, json.dumps(begun))
     except OSError as error:
-        raise BadOutput(f"{str(output)!r} cannot be written ({error.strerror}): choose another output") from None
+        raise BadOutput(f"cannot be written ({error.strerror})", "choose another output", file=output) from None
 
 
 def last_saved(output: Path, ends: Mapping[int, int]) -> Saved | None:
-    """The checkpoint to go on from; `ends` maps the number of a stage to its last step."""
+    """The checkpoint to continue from; `ends` maps the number of a stage to its last step."""
     found = []
     for path in saved_folders(output):
         kind, _, number = path.name.partition("-")

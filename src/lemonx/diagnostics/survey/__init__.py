@@ -1,0 +1,1 @@
+"""A survey of every model type of the installed transformers: which are built tiny, run, and grown, and how exactly."""

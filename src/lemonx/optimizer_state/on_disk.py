@@ -1,0 +1,50 @@
+"""The optimizer state of a checkpoint folder, in whichever of the two forms it is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lemonx.errors import BadCheckpoint
+from lemonx.optimizer_state import by_name, trainer
+from lemonx.optimizer_state.moments import moments
+from lemonx.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class GrownState:
+    """What a certificate says of a grown optimizer state.
+
+    `form`: Trainer's own file, or tensors by name. `moments` counts the tensors by how well their moments are known,
+    `reasons` why they are not known exactly.
+    """
+
+    form: str
+    step: int | None
+    moments: Mapping[str, int]
+    reasons: Mapping[str, int]
+    tensors: Mapping[str, str]
+
+
+def grow_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) -> GrownState:
+    """Write the grown optimizer state of `source` into a folder; returns what a certificate says of it."""
+    if (source / trainer.OPTIMIZER).exists():
+        form, step = "Trainer", trainer.grow_trainer_folder(plan, source, into)
+    elif by_name.has_named_state(source):
+        form, step = "by name", by_name.grow_named_folder(plan, source, into, max_shard_size=max_shard_size)
+    else:
+        raise BadCheckpoint(
+            f"has no optimizer state, neither {trainer.OPTIMIZER} nor {by_name.FOLDER}/*.safetensors",
+            "give a checkpoint-N folder of a training run, or expand without --with-optimizer",
+            file=source,
+        )
+    readings = moments(plan).values()
+    return GrownState(
+        form,
+        step,
+        moments=dict(Counter(reading.status for reading in readings)),
+        reasons=dict(Counter(why for reading in readings for why in sorted(reading.why))),
+        tensors={reading.name: reading.status for reading in readings},
+    )

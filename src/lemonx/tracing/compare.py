@@ -1,0 +1,283 @@
+"""Two runs of one class at two sizes: which axis of the one is which of the other, and what else differs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from lemonx.errors import Refused
+from lemonx.planning.depth import arrange
+from lemonx.specs.spec import Block, Stack
+from lemonx.tracing.axes import ATOM, DATA, Axis, Misfit, find, leaves, say, unify
+from lemonx.tracing.tracer import Call, Tracer
+from lemonx.tracing.values import Norm
+
+_INDEX = re.compile(r"\.(\d+)(?=\.)")
+# Numbers that two runs compute from the same sizes differ by rounding alone.
+_ROUNDING = 1e-9
+_ONE_MODEL = "give two sizes of one model, which compute alike"
+
+
+@dataclass(frozen=True)
+class Deeper:
+    """A stack of so few blocks that has so many in the larger model; `pinned` first ones are unlike the others."""
+
+    few: int
+    many: int
+    pinned: int = 0
+
+
+def starred(name: str, stacks: Mapping[str, int]) -> tuple[str, str]:
+    """A name with `*` for the number of its block, and that number; `stacks`: how many first blocks keep theirs.
+
+    >>> starred("blocks.3.up.weight", {"blocks": 1}), starred("blocks.0.up.weight", {"blocks": 1})
+    (('blocks.*.up.weight', '3'), ('blocks.0.up.weight', ''))
+    """
+    for stack, pinned in stacks.items():
+        number, _, inside = name.removeprefix(f"{stack}.").partition(".")
+        if name.startswith(f"{stack}.") and number.isdecimal() and int(number) >= pinned:
+            return ".".join(filter(None, (stack, "*", inside))), number
+    return name, ""
+
+
+@dataclass
+class Matched:
+    """Two runs and the stacks that are deeper in the second; `sizes`: each atom of the first in the second."""
+
+    small: Tracer
+    large: Tracer
+    stacks: dict[str, Deeper]
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> dict[str, tuple[Block, ...]]:
+        """The blocks of the larger model, as they are arranged: which comes from which, and which are added."""
+        return {name: arrange(name, Stack(s.few, "", pinned=s.pinned), s.many) for name, s in self.stacks.items()}
+
+    def starred(self, name: str) -> str:
+        """A name with `*` for the number of a block in a stack that grows, but for blocks unlike the others."""
+        return starred(name, {stack: deeper.pinned for stack, deeper in self.stacks.items()})[0]
+
+    def origin(self, name: str, *, added: bool = True) -> str | None:
+        """What a parameter or module of the larger model is in the smaller one; None for one in an added block."""
+        for stack, blocks in self.blocks.items():
+            if name.startswith(f"{stack}."):
+                index, _, inside = name.removeprefix(f"{stack}.").partition(".")
+                block = blocks[int(index)]
+                return None if block.added and not added else ".".join(filter(None, (stack, str(block.source), inside)))
+        return name
+
+    def size(self, axis: Axis) -> int:
+        """The size of an atom in the larger model."""
+        return self.sizes.get(id(find(axis)), find(axis).size)
+
+
+def match(small: Tracer, large: Tracer) -> Matched:
+    """What of two runs belongs together; Refused where they are not the same but for sizes."""
+    for tracer in (small, large):
+        for problem in tracer.problems:
+            raise Refused(problem, "write a table for it (docs/add-an-architecture.md)")
+    found = Matched(small, large, _stacks(small, large))
+    for tracer in (small, large):
+        for stack, deeper in found.stacks.items():
+            _unify_blocks(tracer, stack, deeper.pinned)
+        _unify_shared(tracer)
+    _align_all(found)
+    return found
+
+
+def _stacks(small: Tracer, large: Tracer) -> dict[str, Deeper]:
+    """Lists of modules that are longer in the larger model."""
+    if small.names.keys() == large.names.keys():
+        return {}
+    few, many = _counts(small), _counts(large)
+    longer = {name: (few[name], number) for name, number in many.items() if few.get(name, number) != number}
+    outer = {name: sizes for name, sizes in longer.items() if not any(name.startswith(f"{other}.") for other in longer)}
+    pinned = {
+        name: max(_unlike(small, name, sizes[0]), _unlike(large, name, sizes[1])) for name, sizes in outer.items()
+    }
+    known = {starred(name, pinned)[0] for name in small.names}
+    for name in large.names:
+        if starred(name, pinned)[0] not in known:
+            raise Refused(f"the larger model has {name}, and the smaller has nothing like it", _ONE_MODEL)
+    for name in sorted(small.names.keys() - large.names.keys()):
+        raise Refused(f"the larger model has no {name}", "only growth is possible: give the smaller model first")
+    return {name: Deeper(*sizes, pinned[name]) for name, sizes in outer.items()}
+
+
+def _counts(tracer: Tracer) -> dict[str, int]:
+    """Every list of modules that parameters name, and how long it is."""
+    found: dict[str, set[int]] = {}
+    for name in tracer.names:
+        for number in _INDEX.finditer(name):
+            found.setdefault(name[: number.start()], set()).add(int(number[1]))
+    return {name: len(numbers) for name, numbers in found.items() if numbers == set(range(len(numbers)))}
+
+
+def _unlike(tracer: Tracer, stack: str, count: int) -> int:
+    """How many first blocks have other parameters than the last: a strided one, say."""
+    kinds: list[dict[str, tuple[int, ...]]] = [{} for _ in range(count)]
+    for name, info in tracer.parameters.items():
+        if name.startswith(f"{stack}."):
+            index, _, inside = name.removeprefix(f"{stack}.").partition(".")
+            kinds[int(index)][inside] = tuple(1 if axis is None else axis.size for axis in info.axes)
+    return max((index + 1 for index, kind in enumerate(kinds) if kind != kinds[-1]), default=0)
+
+
+def _unify_blocks(tracer: Tracer, stack: str, pinned: int) -> None:
+    """Blocks that are alike are described once: what is in one is what is in the others."""
+    first: dict[str, list[Axis | None]] = {}
+    for name, info in tracer.parameters.items():
+        general, number = starred(name, {stack: pinned})
+        if number:
+            _unify_all(first.setdefault(general, info.axes), info.axes, name)
+    norms: dict[tuple[str, int], Norm] = {}
+    count: dict[str, int] = {}
+    for norm in tracer.norms:
+        general, number = starred(norm.path, {stack: pinned})
+        if number:
+            count[norm.path] = count.get(norm.path, 0) + 1
+            other = norms.setdefault((general, count[norm.path]), norm)
+            _unify_all([other.reads, other.out], [norm.reads, norm.out], norm.path)
+    _unify_chains(tracer, stack)
+
+
+def _unify_chains(tracer: Tracer, stack: str) -> None:
+    """Norms that lead from a stream back into it stand in the stream: all they pass is the stream."""
+    norms = [norm for norm in tracer.norms if norm.path.startswith(f"{stack}.")]
+    for norm in norms:
+        reached, size = {id(find(norm.out))}, 0
+        while len(reached) > size:
+            size = len(reached)
+            reached |= {id(find(other.out)) for other in norms if id(find(other.reads)) in reached}
+        if id(find(norm.reads)) in reached:
+            _unify_all([norm.reads], [norm.out], norm.path)
+
+
+def _unify_shared(tracer: Tracer) -> None:
+    """A norm's gain that several norms have reads and writes one space in all of them."""
+    first: dict[str, Norm] = {}
+    for norm in tracer.norms:
+        if norm.gain is not None:
+            other = first.setdefault(norm.gain, norm)
+            _unify_all([other.reads, other.out], [norm.reads, norm.out], norm.path)
+            if (other.kind, other.eps, other.offset, other.bias) != (norm.kind, norm.eps, norm.offset, norm.bias):
+                say(norm.reads, "fixed", f"{norm.place}: norms that are not alike share a gain")
+
+
+def _unify_all(mine: list[Axis | None], other: list[Axis | None], name: str) -> None:
+    for a, b in zip(mine, other, strict=True):
+        if a is not None and b is not None:
+            try:
+                unify(a, b)
+            except Misfit as misfit:
+                raise Refused(f"{name} is used in two ways, which want {misfit}", "keep the depth") from None
+
+
+def _align_all(found: Matched) -> None:
+    """Find the size in the larger model of every atom of the smaller."""
+    small, large = found.small, found.large
+    for name, info in large.parameters.items():
+        origin = found.origin(name)
+        mine = small.parameters.get(origin or "")
+        if mine is None:
+            raise Refused(f"{name} is a parameter of the larger model alone", _ONE_MODEL)
+        for place, (a, b) in enumerate(zip(mine.axes, info.axes, strict=True)):
+            _align(found, a, b, f"{name}, axis {place}")
+    for name, axis in large.ties.items():
+        if name not in small.ties:
+            raise Refused(f"{name} is a decoder too in the larger model alone", _ONE_MODEL)
+        _align(found, small.ties[name], axis, name)
+    for place, norm in enumerate(large.norms):
+        if norm.gain is None and found.origin(norm.path, added=False) is not None:
+            mine = _same_norm(found, norm, place)
+            _align(found, mine.reads, norm.reads, norm.path)
+            _align(found, mine.out, norm.out, norm.path)
+
+
+def _same_norm(found: Matched, norm: Norm, place: int) -> Norm:
+    """A norm without parameters is known by its module and its number there."""
+    before = sum(other.path == norm.path for other in found.large.norms[:place])
+    mine = [other for other in found.small.norms if other.path == found.origin(norm.path)]
+    if before >= len(mine):
+        raise Refused(f"{norm.place}: the smaller model has no such norm", _ONE_MODEL)
+    return mine[before]
+
+
+def _align(found: Matched, first: Axis | None, second: Axis | None, where: str) -> None:
+    """Pair the atoms of two structures; what is said of either is said of both."""
+    if first is None and second is None:
+        return
+    if first is None or second is None:
+        raise Refused(f"{where}: an axis of one entry cannot grow, nor an axis become one", "give larger sizes")
+    a, b = find(first), find(second)
+    if a.kind != b.kind:
+        raise Refused(f"{where}: it is {a!r} in the smaller model and {b!r} in the larger", _ONE_MODEL)
+    if a.kind == DATA:
+        if a.size != b.size:
+            raise Refused(f"{where}: {a.size} entries of it belong to the inputs, and would be {b.size}", "keep them")
+        return
+    for fact, why in b.facts.items():
+        say(a, fact, why)
+    if a.kind == ATOM:
+        if found.sizes.setdefault(id(a), b.size) != b.size:
+            raise Refused(
+                f"{where}: what is one size in the smaller model is {found.sizes[id(a)]} and {b.size} in the larger",
+                "give both the same size",
+            )
+        return
+    mine, other = leaves(a, a.kind), leaves(b, b.kind)
+    if len(mine) != len(other):
+        raise Refused(f"{where}: it is {a!r} in the smaller model and {b!r} in the larger", _ONE_MODEL)
+    for x, y in zip(mine, other, strict=True):
+        _align(found, x, y, where)
+
+
+def differing(found: Matched) -> frozenset[tuple[str, int]]:
+    """The multiplications, by module and number, whose numbers the sizes decide; Refused for any other difference."""
+    result = set()
+    for path, place, mine, other in _calls(found):
+        if mine.op != other.op:
+            raise Refused(
+                f"{path or 'the model'}: its operation {place} is {mine.op} in the smaller model and {other.op} in the "
+                "larger",
+                _ONE_MODEL,
+            )
+        equal = len(mine.numbers) == len(other.numbers) and all(map(_close, mine.numbers, other.numbers))
+        if not equal and mine.op in ("mul", "div") and len(mine.numbers) == 1 == len(other.numbers):
+            result.add((path, place))
+        elif not equal:
+            raise Refused(
+                f"{path or 'the model'}, {mine.op}: its numbers are {mine.numbers} in the smaller model and "
+                f"{other.numbers} in the larger",
+                "the sizes must not change them",
+            )
+        for one, two in zip(mine.constants, other.constants, strict=False):
+            if one[0] == two[0] and not math.isclose(one[1], two[1], rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+                raise Refused(
+                    f"{path or 'the model'}, {mine.op}: a constant has other numbers in the larger model", _ONE_MODEL
+                )
+    return frozenset(result)
+
+
+def _close(a: float, b: float) -> bool:
+    return a == b or math.isclose(a, b, rel_tol=_ROUNDING)
+
+
+def _calls(found: Matched) -> Iterator[tuple[str, int, Call, Call]]:
+    """Every call of the smaller model with the one that the larger has in its place."""
+    for path, calls in found.large.calls.items():
+        origin = found.origin(path, added=False)
+        if origin is None:
+            continue
+        mine = found.small.calls.get(origin, [])
+        if len(mine) != len(calls):
+            raise Refused(
+                f"{path or 'the model'} runs {len(mine)} operations in the smaller model and {len(calls)} in the "
+                "larger",
+                "only what is inside the blocks of a list may be run more often",
+            )
+        for place, (one, two) in enumerate(zip(mine, calls, strict=True)):
+            yield origin, place, one, two

@@ -1,0 +1,45 @@
+"""The table of a class of models, from a run of a small instance and one of a large instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lemonx.errors import Refused
+from lemonx.tracing.compare import Matched, differing, match
+from lemonx.tracing.table import Table, table
+from lemonx.tracing.tracer import trace
+
+Run = Callable[[torch.nn.Module], Sequence[Any]]
+
+
+def infer(small: torch.nn.Module, large: torch.nn.Module, run: Run) -> Table:
+    """The table of both; Refused where they do not compute alike.
+
+    `run` calls a module with all example inputs. Numbers that the sizes decide are found by comparing the two runs;
+    a second pair of runs then takes what they are multiplied with for a space of its own.
+    """
+    found = match(trace(small, run), trace(large, run))
+    if scaled := differing(found):
+        both = trace(small, run, scaled), trace(large, run, _in_large(found, scaled))
+        found = match(*both)
+        if left := sorted(differing(found)):
+            path, place = left[0]
+            raise Refused(
+                f"{path or 'the model'}, operation {place}: a weight, or what has no axis that could take it up, is "
+                "multiplied by another number in the larger model",
+                "the sizes must not change it",
+            )
+    return table(found)
+
+
+def _in_large(found: Matched, scaled: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+    """The same calls in the larger model, whose blocks may be more."""
+    places: dict[str, set[int]] = {}
+    for path, place in scaled:
+        places.setdefault(path, set()).add(place)
+    return frozenset(
+        (path, place) for path in found.large.calls for place in places.get(found.origin(path) or "", set())
+    )

@@ -1,0 +1,157 @@
+"""What kind of space every axis is: by what reads it, what writes it, and what stands in the way of its growth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from lemonx.errors import Refused
+from lemonx.specs.spaces import Space, avg, circ, fresh, key, query, scaled, zero
+from lemonx.tracing.axes import Axis, find, say
+from lemonx.tracing.compare import Matched
+from lemonx.tracing.tracer import share_fixed
+from lemonx.tracing.values import Norm
+
+
+def fix_conflicts(found: Matched) -> None:
+    """An axis that one use of a parameter reads and another writes cannot grow; nor what no run has used."""
+    tracer = found.small
+    for name, info in tracer.parameters.items():
+        if name not in tracer.used:
+            for axis in info.axes:
+                say(axis, "fixed", f"{name} is not used by the inputs that were given")
+        for place, axis in enumerate(info.axes):
+            both = (name, place) in tracer.reads & tracer.wrote
+            if both and not (name in tracer.ties and place == 1):
+                say(axis, "fixed", f"{name} is used in two directions")
+    for norm in tracer.norms:
+        if norm.gain is None and norm.bias is not None:
+            say(norm.reads, "fixed", f"{norm.place}: it has a bias and no gain")
+    for scalar in tracer.scalars:
+        ends = [find(scalar.reads), find(scalar.writes)]
+        clash = any(find(n.reads) is ends[0] for n in tracer.norms) or "act" in ends[0].facts or ends[0] is ends[1]
+        if clash or any("fixed" in end.facts for end in ends) or any(end.parts for end in ends):
+            for end in ends:
+                say(end, "fixed", scalar.place)
+    _pairs(found)
+    for _ in tracer.norms:
+        if not any([share_fixed(norm.reads, norm.out) for norm in tracer.norms]):
+            break
+
+
+@dataclass
+class Kinds:
+    """The spaces of a table at both sizes; those that cannot grow, with the reason; and those under a nonlinearity."""
+
+    spaces: dict[str, tuple[Space, Space]] = field(default_factory=dict)
+    fixed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    still: dict[str, str] = field(default_factory=dict)
+    acts: list[str] = field(default_factory=list)
+
+
+def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
+    """What every named axis is."""
+    pairs, result = _pairs(found), Kinds()
+    for name, atom in names.items():
+        sizes = atom.size, found.size(atom)
+        if "fixed" in atom.facts:
+            result.fixed[name], result.still[name] = sizes, atom.facts["fixed"]
+            continue
+        if "act" in atom.facts:
+            result.acts.append(name)
+        build = _kind(found.small.norms, atom)
+        result.spaces[name] = build(sizes[0]), build(sizes[1])
+        if id(atom) in pairs:
+            kind, scales = pairs[id(atom)]
+            made = [
+                query(size, scale=by) if kind == "query" else key(size) for size, by in zip(sizes, scales, strict=True)
+            ]
+            result.spaces[name] = made[0], made[1]
+    _scale(found, names, result.spaces)
+    return result
+
+
+def _kind(norms: list[Norm], atom: Axis) -> Callable[[int], Space]:
+    """What new entries of a space may hold, by what reads it."""
+    reading = {norm.kind for norm in norms if any(find(a) is atom for a in all_atoms(norm.reads))}
+    if "layer" in reading:
+        return avg
+    if "rms" in reading:
+        return zero
+    if "act" in atom.facts or "group" in reading:
+        return circ
+    if any(find(a) is atom for norm in norms for a in all_atoms(norm.out)):
+        return zero
+    return fresh
+
+
+def all_atoms(axis: Axis) -> Iterator[Axis]:
+    axis = find(axis)
+    if not axis.parts:
+        yield axis
+    for inner in axis.parts:
+        yield from all_atoms(inner)
+
+
+def _pairs(found: Matched) -> dict[int, tuple[str, tuple[float, float]]]:
+    """Entries of queries and keys that may grow, with what their products are multiplied by at both sizes."""
+    result: dict[int, tuple[str, tuple[float, float]]] = {}
+    normed = {id(a) for norm in found.small.norms for end in (norm.reads, norm.out) for a in all_atoms(end)}
+    scalars = {id(find(end)) for scalar in found.small.scalars for end in (scalar.reads, scalar.writes)}
+    factors = _factors(found)
+    for pair in found.small.pairs:
+        first, second = find(pair.first), find(pair.second)
+        scale = factors.get(id(first))
+        plain = not (first.parts or second.parts) and "act" not in {*first.facts, *second.facts}
+        alone = not ({id(first), id(second)} & (normed | scalars))
+        roles = {result.get(id(first), ("query", scale)), result.get(id(second), ("key", (1.0, 1.0)))}
+        if not (plain and alone and scale is not None and roles == {("query", scale), ("key", (1.0, 1.0))}):
+            for end in (pair.first, pair.second):
+                say(end, "fixed", pair.place)
+            continue
+        result[id(first)], result[id(second)] = ("query", scale), ("key", (1.0, 1.0))
+    return result
+
+
+def _factors(found: Matched) -> dict[int, tuple[float, float]]:
+    """What the products of each query are multiplied by, where that is one number, in both models."""
+    ends = []
+    for tracer in (found.small, found.large):
+        known: dict[int, set[float]] = {}
+        for pair in tracer.pairs:
+            known.setdefault(id(find(pair.first)), set()).update(pair.factors)
+        ends.append([(pair, known[id(find(pair.first))]) for pair in tracer.pairs])
+    by_place = {}
+    for pair, values in ends[1]:
+        by_place.setdefault(_where(found, pair.place), values)
+    result = {}
+    for pair, values in ends[0]:
+        other = by_place.get(pair.place, set())
+        if len(values) == 1 == len(other):
+            result[id(find(pair.first))] = (next(iter(values)), next(iter(other)))
+    return result
+
+
+def _where(found: Matched, place: str) -> str:
+    """The place of a pair in the larger model, as the smaller one names it."""
+    path, _, rest = place.partition(",")
+    return f"{found.origin(path) or path},{rest}"
+
+
+def _scale(found: Matched, names: Mapping[str, Axis], spaces: dict[str, tuple[Space, Space]]) -> None:
+    """What a number that the sizes decide is multiplied with expands as the product does, less the change of it."""
+    called = {id(atom): name for name, atom in names.items()}
+    others = {_where(found, scalar.place): scalar for scalar in found.large.scalars}
+    for scalar in found.small.scalars:
+        reads, writes = (called.get(id(find(end)), "") for end in (scalar.reads, scalar.writes))
+        numbers = scalar.number, others[scalar.place].number
+        if reads in spaces and writes in spaces:
+            like = spaces[writes]
+            spaces[reads] = scaled(like[0], writes, numbers[0]), scaled(like[1], writes, numbers[1])
+        elif not math.isclose(*numbers):
+            raise Refused(
+                f"{scalar.place}: it is {numbers[0]:.6g} in the smaller model and {numbers[1]:.6g} in the larger, and "
+                "no weight that grows can make up for that",
+                "the sizes must not change it",
+            )

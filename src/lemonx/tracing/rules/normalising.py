@@ -1,0 +1,100 @@
+"""Norms that are written out: squares, means, roots and products that together are one."""
+
+from __future__ import annotations
+
+from lemonx.tracing.axes import Axis, find
+from lemonx.tracing.tracer import Op, Tracer
+from lemonx.tracing.values import Carry, Centred, Info, Mean, Norm, Normed, Spread, shape_of
+
+__all__ = ["Centred", "centred", "changed", "divided", "shape_of", "start", "through", "with_eps"]
+
+
+def start(tracer: Tracer, kind: str, info: Info, place: int, eps: float) -> tuple[Norm, list[Axis | None]]:
+    """A norm over one axis of a tensor, and the axes of what it writes before its gain."""
+    axes = list(info.axes)
+    reads = axes[place]
+    assert reads is not None
+    norm = Norm(kind, reads, Axis(reads.size), eps, tracer.path, tracer.why(f"a norm ({kind})"))
+    tracer.norms.append(norm)
+    axes[place] = norm.raw
+    return norm, axes
+
+
+def through(info: Info, norm: Norm) -> tuple[Carry, ...]:
+    """Streams behind a norm that stands in them."""
+    return tuple(carry.through(norm) for carry in info.carries)
+
+
+def centred(tracer: Tracer, op: Op, one: Info | None, two: Info | None) -> bool:
+    """x - mean(x)."""
+    if op.name != "sub" or one is None or two is None or not isinstance(two.value, Mean):
+        return False
+    if two.value.token is not one.token or op.arg(2, "alpha", 1) != 1 or not _reduced(two, one, two.value.axis):
+        return False
+    tracer.keep(two.value)
+    tracer.put(op.out, one.axes, value=Centred(one.token, two.value.axis), carries=one.carries)
+    return True
+
+
+def with_eps(tracer: Tracer, op: Op, info: Info, number: float) -> bool:
+    """mean square + eps, before the root is taken."""
+    value = info.value
+    if not isinstance(value, Spread) or value.state != "square":
+        return False
+    tracer.keep(value)
+    tracer.put(op.out, info.axes, value=Spread(value.kind, value.token, value.axis, value.eps + number))
+    return True
+
+
+# The state of a mean square behind an operation, by the state before it.
+_STATES = {
+    ("sqrt", "square"): "root",
+    ("rsqrt", "square"): "inverse",
+    ("reciprocal", "root"): "inverse",
+}
+
+
+def changed(tracer: Tracer, op: Op, info: Info) -> bool:
+    """A root, or one over it."""
+    value = info.value
+    if not isinstance(value, Spread):
+        return False
+    power = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}.get(op.arg(1, default=0)) if op.name == "pow" else op.name
+    state = _STATES.get((str(power), value.state))
+    if state is None:
+        return False
+    tracer.keep(value)
+    tracer.put(op.out, info.axes, value=Spread(value.kind, value.token, value.axis, value.eps, state))
+    return True
+
+
+def divided(tracer: Tracer, op: Op, one: Info, two: Info) -> bool:
+    """x times one over its root mean square, or the same of x less its mean: a norm."""
+    if op.name == "mul" and isinstance(one.value, Spread):
+        one, two = two, one
+    spread = two.value
+    wanted = "inverse" if op.name == "mul" else "root"
+    if not isinstance(spread, Spread) or spread.state != wanted or list(op.out.shape) != shape_of(one):
+        return False
+    value = one.value
+    if spread.kind == "layer":
+        of = isinstance(value, Centred) and value.token is spread.token and find(value.axis) is find(spread.axis)
+    else:
+        of = one.token is spread.token
+    places = [p for p, axis in enumerate(one.axes) if axis is not None and find(axis) is find(spread.axis)]
+    if not of or len(places) != 1 or not _reduced(two, one, spread.axis):
+        return False
+    tracer.keep(spread)
+    tracer.keep(value if spread.kind == "layer" else None)
+    norm, axes = start(tracer, spread.kind, one, places[0], spread.eps)
+    tracer.put(op.out, axes, value=Normed(norm, raw=True), carries=through(one, norm))
+    return True
+
+
+def _reduced(info: Info, whole: Info, axis: Axis) -> bool:
+    """Whether one tensor has the axes of another, but for one entry in the place of this axis."""
+    if len(info.axes) != len(whole.axes):
+        return False
+    places = [own is not None and find(own) is find(axis) for own in whole.axes]
+    sizes = zip(shape_of(info), shape_of(whole), places, strict=True)
+    return sum(places) == 1 and all(one == (1 if here else other) for one, other, here in sizes)

@@ -1,0 +1,140 @@
+"""Sums, means and maxima over axes, and what looks at neighbouring pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lemonx.tracing.axes import Axis, data, is_data
+from lemonx.tracing.tracer import Op, Tracer, rule
+from lemonx.tracing.values import Info, Mean, Spread, Square, Value
+
+
+def _places(op: Op, info: Info, asked: Any) -> list[int]:
+    dims = len(info.axes)
+    if asked is None or (isinstance(asked, Sequence) and not asked):
+        return list(range(dims))
+    return [place % dims for place in ([asked] if isinstance(asked, int) else asked)]
+
+
+def _left(info: Info, places: Sequence[int], out: Any) -> list[Axis | None]:
+    """The axes that are left; a reduced one stays, with one entry, where it is kept."""
+    if out.dim() == len(info.axes):
+        return [None if place in places else axis for place, axis in enumerate(info.axes)]
+    return [axis for place, axis in enumerate(info.axes) if place not in places]
+
+
+@rule("mean", "sum")
+def summed(tracer: Tracer, op: Op) -> None:
+    info = tracer.info(op.args[0])
+    assert info is not None
+    places = _places(op, info, op.arg(1, "dim"))
+    axes = _left(info, places, op.out)
+    tracer.numbers = ()
+    gone = [axis for place in places if (axis := info.axes[place]) is not None and not is_data(axis)]
+    origins = tuple(o for p, o in enumerate(info.origins) if p not in places) if info.weight else ()
+    known: dict[str, Any] = {"weight": info.weight, "linear": False, "origins": origins}
+    if info.weight and len(origins) != len(axes):
+        known = {}
+    if not gone:
+        tracer.put(op.out, axes, **known, silent=info.silent)
+        return
+    value = _known(tracer, op.name, info, gone) if len(places) == 1 else None
+    if value is None:
+        for axis in gone:
+            tracer.fix(axis, "it is summed over")
+    tracer.put(op.out, axes, **known, value=value)
+
+
+def _known(tracer: Tracer, name: str, info: Info, gone: list[Axis]) -> Value | None:
+    """A mean that may be a norm's."""
+    if name != "mean" or info.weight:
+        return None
+    square = info.value
+    if isinstance(square, Square):
+        tracer.keep(square)
+        if square.centred is not None:
+            tracer.keep(square.centred)
+            return Spread("layer", square.centred.token, gone[0])
+        return Spread("rms", square.token, gone[0])
+    return Mean(info.token, gone[0])
+
+
+@rule("var", "var_mean")
+def variance(tracer: Tracer, op: Op) -> None:
+    """The mean square of what is left when the mean is taken away; with n - 1 in place of n it is no norm's."""
+    info = tracer.info(op.args[0])
+    assert info is not None
+    first, *others = op.out if isinstance(op.out, tuple) else (op.out,)
+    places = _places(op, info, op.arg(1, "dim"))
+    correction = op.kwargs.get("correction", op.arg(2))
+    gone = [axis for place in places if (axis := info.axes[place]) is not None and not is_data(axis)]
+    axes = _left(info, places, first)
+    value = None
+    if len(places) == 1 and gone and correction in (0, False) and not info.weight:
+        value = Spread("layer", info.token, gone[0])
+    else:
+        for axis in gone:
+            tracer.fix(axis, "a variance is taken over it")
+        if not gone:
+            tracer.act(axes)
+    tracer.put(first, axes, value=value)
+    for mean in others:
+        tracer.put(mean, axes, value=Mean(info.token, gone[0]) if len(gone) == 1 and len(places) == 1 else None)
+        if len(gone) > 1:
+            for axis in gone:
+                tracer.fix(axis, "a mean is taken over it")
+
+
+@rule("amax", "amin", "max", "min", "any", "all", "logsumexp", "prod", "linalg_vector_norm", "norm", "std", "aminmax")
+def extreme(tracer: Tracer, op: Op) -> None:
+    """A function of all entries along an axis: of tokens; units would have to be told apart."""
+    info = tracer.info(op.args[0])
+    assert info is not None
+    if op.name in ("max", "min") and len(op.args) > 1 and not isinstance(op.args[1], int):
+        raise_pointwise(tracer, op)
+        return
+    outs = op.out if isinstance(op.out, tuple) else (op.out,)
+    asked = op.arg(2, "dim") if op.name in ("linalg_vector_norm", "norm") else op.arg(1, "dim")
+    places = _places(op, info, asked)
+    tracer.numbers = ()
+    for place in places:
+        tracer.fix(info.axes[place], "all its entries are compared, or their size is taken")
+    axes = _left(info, places, outs[0])
+    tracer.act(axes)
+    for out in outs:
+        tracer.put(out, axes)
+
+
+def raise_pointwise(tracer: Tracer, op: Op) -> None:
+    """max(a, b): a function of single entries."""
+    from lemonx.tracing.rules.pointwise import pointwise
+
+    pointwise(tracer, op)
+
+
+_LINEAR = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
+           "adaptive_avg_pool1d", "upsample_bilinear2d", "upsample_nearest2d", "upsample_nearest1d",
+           "upsample_linear1d", "upsample_bicubic2d", "upsample_nearest3d", "upsample_trilinear3d",
+           "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")  # fmt: skip
+_CHOOSING = ("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices",
+             "adaptive_max_pool2d", "max_pool1d_with_indices")  # fmt: skip
+
+
+@rule(*_LINEAR, *_CHOOSING)
+def pooled(tracer: Tracer, op: Op) -> None:
+    """Pixels, of every channel by itself."""
+    info = tracer.info(op.args[0])
+    assert info is not None
+    out = op.out[0] if isinstance(op.out, tuple) else op.out
+    dims = {"1": 1, "2": 2, "3": 3}[next(c for c in op.name if c in "123")]
+    keep = out.dim() - dims
+    for axis in info.axes[keep:]:
+        tracer.fix(axis, "its entries are pooled")
+    axes = [*info.axes[:keep], *(None if size == 1 else data(size) for size in out.shape[keep:])]
+    linear = op.name in _LINEAR
+    if not linear:
+        tracer.act(axes)
+        tracer.put(out, axes, token=type(info.token)(positive=info.token.positive))
+        return
+    tracer.put(out, axes, silent=info.silent)

@@ -1,0 +1,60 @@
+"""Whether an added block, in which nothing writes the stream, is the identity: asked of the run of the larger model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lemonx.planning.depth import in_stream
+from lemonx.specs.rows import Row
+from lemonx.tracing.compare import Matched
+from lemonx.tracing.tracer import BlockRun
+from lemonx.tracing.values import Carry, shape_of
+
+
+def identity_problem(
+    found: Matched, stack: str, stream: str, rows: Mapping[str, Row], held: Mapping[str, object]
+) -> str | None:
+    """Why a silent block of this stack would not be the identity; None if it is, by what was computed in each."""
+    written = [name for name, row in rows.items() if name.startswith(f"{stack}.*.") and stream in row.writes.axes]
+    standing = {name for name in written if in_stream(rows[name], stream)}
+    silenced = {
+        str(getattr(where, "parameter", ""))
+        for tensor, where in held.items()
+        if any(tensor.startswith(name) for name in written if name not in standing)
+    }
+    for index, block in enumerate(found.blocks[stack]):
+        if index < found.stacks[stack].pinned:
+            continue
+        runs = [run for run in found.large.blocks if run.path == f"{stack}.{index}"]
+        if not runs:
+            return f"{stack}.{index} is not called as a module"
+        for run in runs:
+            problem = _problem(run, stack, index, silenced, bool(standing))
+            if problem and (block.added or standing):
+                return problem
+    return None
+
+
+def _problem(run: BlockRun, stack: str, index: int, silenced: set[str], norms: bool) -> str | None:
+    if not run.given or not run.made:
+        return f"{run.path} was given, or gave, nothing that parameters had a part in"
+    for place, made in enumerate(run.made):
+        given = run.given[place].token if place < len(run.given) else None
+        carry = next((carry for carry in made.carries if carry.token is given), None)
+        if carry is None or shape_of(made) != shape_of(run.given[place]):
+            return f"what {run.path} gives is not what it was given, plus what its own parameters write"
+        inside = {name.replace(f"{stack}.{index}.", f"{stack}.*.", 1) for name in carry.silent}
+        if loud := sorted(inside - silenced):
+            return f"{loud[0]} would have to be zero in an added block, and it does not write the stream alone"
+        if problem := _norm_problem(run, carry, norms):
+            return problem
+    return None
+
+
+def _norm_problem(run: BlockRun, carry: Carry, norms: bool) -> str | None:
+    """Norms in the stream are applied again: the same kind, with one eps, and the last thing in a block."""
+    if bool(carry.norms) != norms:
+        return f"{run.path} has norms in its stream that are not in the table"
+    if carry.norms and (not carry.ends or len({(norm.kind, norm.eps) for norm in carry.norms}) > 1):
+        return f"the norms in the stream of {run.path} are not alike, or not the last thing in it"
+    return None

@@ -1,0 +1,477 @@
+"""Runs a module once and lets every axis of every parameter find its space.
+
+A dispatch mode sees each ATen operation with its tensors. A rule for that operation (rules/) says which axes are one,
+and what the operation needs of them. Where there is no rule, all axes that it touches are fixed.
+
+Tensors that derive from no parameter (inputs, masks, rotary tables) are not tracked; persistent buffers are learned
+state and count as parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from lemonx.tracing.axes import Axis, Misfit, atoms, data, is_data, mirror, say, settle, spread, unify
+from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value
+
+ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
+
+
+@dataclass
+class Op:
+    """One call of an ATen operation."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    out: Any
+    func: Any
+    in_place: bool
+
+    def arg(self, place: int, name: str = "", default: Any = None) -> Any:
+        """An argument by place or by name."""
+        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation of a module as two runs are compared by: its name, its numbers, and prints of its constants."""
+
+    op: str
+    numbers: tuple[float, ...]
+    constants: tuple[tuple[tuple[int, ...], float], ...]
+
+
+@dataclass
+class BlockRun:
+    """A call of a module of a list: the tensors that went in, and what came out."""
+
+    path: str
+    given: list[Info]
+    made: list[Info] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A multiplication by a number that the sizes decide: `reads` times it is `writes`."""
+
+    reads: Axis
+    writes: Axis
+    number: float
+    place: str
+
+
+Rule = Callable[["Tracer", Op], None]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for these operations."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Tracer(TorchDispatchMode):
+    """The record of a run: axes and roles of every parameter, norms, products, and what each module called.
+
+    `scaled`: calls, by path and number, whose multiplication by a number makes another space.
+    """
+
+    def __init__(self, module: torch.nn.Module, scaled: frozenset[tuple[str, int]] = frozenset()) -> None:
+        super().__init__()
+        self.scaled = scaled
+        self.paths = {id(child): name for name, child in module.named_modules()}
+        self.stack: list[str] = []
+        self.fresh: list[torch.Tensor] = []
+        self.infos: Any = WeakTensorKeyDictionary()
+        self.prints: Any = WeakTensorKeyDictionary()
+        self.written: set[int] = set()
+        self.parameters: dict[str, Info] = {}
+        self.names: dict[str, str] = {}
+        self.reads: set[Origin] = set()
+        self.used: dict[str, int] = {}
+        self.indexed: set[str] = set()
+        self.norms: list[Norm] = []
+        self.pairs: list[Pair] = []
+        self.scalars: list[Scalar] = []
+        self.ties: dict[str, Axis] = {}
+        self.batch_norms: dict[str, dict[str, str]] = {}
+        self.depthwise: dict[str, int] = {}
+        self.calls: dict[str, list[Call]] = defaultdict(list)
+        self.blocks: list[BlockRun] = []
+        self.problems: list[str] = []
+        self.op = ""
+        self.kept: set[int] = set()
+        self.changed: set[int] = set()
+        self.summed: set[Origin] = set()
+        self.exempt: set[Origin] = set()
+        self.wrote: set[Origin] = set()
+        self.numbers: tuple[float, ...] = ()
+        self._register(module)
+
+    def _register(self, module: torch.nn.Module) -> None:
+        persistent = module.state_dict(keep_vars=True)
+        for name, tensor in persistent.items():
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+                continue
+            if tensor in self.infos:  # one tensor under two names
+                self.names[name] = next(iter(self.infos[tensor].origins[0]))[0] if tensor.dim() else name
+                continue
+            origins = tuple(frozenset({(name, place)}) for place in range(tensor.dim()))
+            axes = [None if size == 1 else Axis(size) for size in tensor.shape]
+            info = Info(axes, weight=True, origins=origins, silent=frozenset({name}))
+            self.fresh.append(tensor)
+            self.names[name] = name
+            self.infos[tensor] = self.parameters[name] = info
+
+    # -- what rules ask and say
+
+    @property
+    def path(self) -> str:
+        return self.stack[-1] if self.stack else ""
+
+    def why(self, reason: str) -> str:
+        """Where this is, and a reason."""
+        return f"{self.path or 'the model'}, {self.op}: {reason}"
+
+    def info(self, tensor: Any) -> Info | None:
+        """What is known of a tensor that derives from parameters."""
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        found = self.infos.get(tensor)
+        if found is None and self._storage(tensor) in self.written:
+            found = self._opaque_info(tensor, self.why("it is written into a tensor piece by piece"))
+            self.infos[tensor] = found
+        if found is not None and found.version not in (None, tensor._version):  # an alias was changed in place
+            found.value, found.carries, found.silent, found.token = None, (), None, Token()
+            found.version = tensor._version
+        return found
+
+    def _storage(self, tensor: torch.Tensor) -> int:
+        return tensor.untyped_storage()._cdata
+
+    def axes(self, tensor: torch.Tensor) -> list[Axis | None]:
+        """Its axes; of a constant those of the inputs, and of zeros any."""
+        info = self.info(tensor)
+        if info is not None:
+            return list(info.axes)
+        free = self.along(tensor, None) == ZERO
+        return [None if size == 1 else Axis(size) if free else data(size) for size in tensor.shape]
+
+    def along(self, tensor: torch.Tensor, place: int | None) -> str:
+        """How a constant's numbers are along an axis: all zero, the same, or others. On meta nobody knows."""
+        if tensor.is_meta or tensor.numel() == 0:
+            return VARIES
+        known = self.prints.setdefault(tensor, {})
+        key = place, tensor._version
+        if key not in known:
+            with _disable_current_modes():
+                if not bool(tensor.count_nonzero()):
+                    known[key] = ZERO
+                elif place is None or not bool((tensor == tensor.narrow(place, 0, 1)).all()):
+                    known[key] = VARIES
+                else:
+                    known[key] = UNIFORM
+        return known[key]
+
+    def put(self, tensor: Any, axes: Sequence[Axis | None], **known: Any) -> Info | None:
+        """Note what is known of a result."""
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        sizes = [1 if axis is None else axis.size for axis in axes]
+        if sizes != list(tensor.shape):
+            raise Misfit(f"axes of {sizes} for a tensor of {list(tensor.shape)}")
+        old = self.infos.get(tensor)
+        if (
+            old is not None and old.axes is not axes and self.op not in _TURNED
+        ):  # in place: other views of it keep their axes, so these are one
+            axes = [self.unified(a, b) for a, b in zip(old.axes, axes, strict=True)]
+        elif old is None and id(tensor) in self.changed:
+            self._written_into(tensor, axes)
+        info = self.infos[tensor] = Info(list(axes), **known)
+        self.fresh.append(tensor)
+        return info
+
+    def _sync(self) -> None:
+        """Note the versions of what was made last: torch counts them up only after it was made."""
+        for tensor in self.fresh:
+            self.infos[tensor].version = tensor._version
+        self.fresh.clear()
+
+    def _written_into(self, tensor: torch.Tensor, axes: Sequence[Axis | None]) -> None:
+        """A constant was changed in place, and with it all that shares its memory, of which nothing is known."""
+        self.written.add(self._storage(tensor))
+        if tensor._is_view():
+            for axis in axes:
+                self.fix(axis, "it is written into a tensor piece by piece")
+
+    def unified(self, first: Axis | None, second: Axis | None) -> Axis | None:
+        """Both axes as one; None is an axis of one entry, repeated."""
+        if first is None or second is None:
+            return first if second is None else second
+        return unify(first, second, self.why("it meets an axis of the inputs"))
+
+    def act(self, axes: Sequence[Axis | None], reason: str = "single entries pass a nonlinearity") -> None:
+        """These axes must hold plain copies."""
+        for axis in axes:
+            if axis is not None and not is_data(axis):
+                say(axis, "act", self.why(reason))
+
+    def fix(self, axis: Axis | None, reason: str) -> None:
+        """This axis cannot grow."""
+        if axis is not None and not is_data(axis):
+            say(axis, "fixed", self.why(reason))
+
+    def keep(self, value: Value | None) -> None:
+        """This operation knew what it was given."""
+        self.kept.add(id(value))
+
+    def read(self, info: Info, place: int) -> None:
+        """An axis of a weight is summed over: its parameter reads."""
+        self.summed |= info.origins[place] if info.origins else frozenset()
+        if not info.linear or info.offset:
+            self.fix(info.axes[place], "a weight that was changed nonlinearly reads it")
+
+    # -- the run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._sync()
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        before = [info for tensor in given if (info := self.info(tensor)) is not None]
+        out = func(*args, **kwargs)
+        full = func._schema.name.partition("::")[2]
+        changes = func._schema.is_mutable
+        name = full.removesuffix("_") if changes and not full.startswith("_") else full
+        op = Op(name, args, kwargs, out, func, changes)
+        if before:
+            if changes:  # what is changed in place is for the rule to say
+                for tensor in given:
+                    if tensor in self.infos:
+                        self.infos[tensor].version = None
+                        self.fresh.append(tensor)
+            self._apply(op, before)
+        return out
+
+    def _apply(self, op: Op, known: list[Info]) -> None:
+        self.op, self.kept, self.numbers, self.summed, self.exempt = op.name, set(), _numbers(op), set(), set()
+        made = {id(tensor) for tensor in tree_leaves(op.out)}
+        self.changed = {id(tensor) for tensor in op.tensors if op.in_place and id(tensor) in made}
+        for name in sorted({name for info in known for origin in info.origins for name, _ in origin}):
+            self.used.setdefault(name, len(self.used))
+        for info in known:  # a parameter without axes has no origins
+            if info.weight and not info.axes and info.silent:
+                for name in info.silent:
+                    self.used.setdefault(name, len(self.used))
+        pending = [info.value for info in known if info.value is not None]
+        try:
+            self._rule(op)(self, op)
+        except Misfit as misfit:
+            self.opaque(op, f"no rule fits ({misfit})")
+        for value in pending:
+            if id(value) not in self.kept:
+                value.leak(self.why("it is used"))
+        self._note_roles(op, known)
+        self.calls[self.path].append(Call(op.name, self.numbers, self._constants(op)))
+
+    def _note_roles(self, op: Op, known: list[Info]) -> None:
+        """What is summed over is read; all other axes of a weight that is used, and not only moved, are written."""
+        self.reads |= self.summed
+        made = [self.infos.get(tensor) for tensor in tree_leaves(op.out) if isinstance(tensor, torch.Tensor)]
+        if not any(info is not None and info.weight for info in made):
+            used = {origin for info in known if info.weight for axis in info.origins for origin in axis}
+            self.wrote |= used - self.summed - self.exempt
+
+    def _rule(self, op: Op) -> Rule:
+        if op.name in RULES:
+            return RULES[op.name]
+        if torch.Tag.pointwise in op.func.tags:
+            return RULES["pointwise"]
+        return lambda tracer, op: tracer.opaque(op, "there is no rule for it")
+
+    def _constants(self, op: Op) -> tuple[tuple[tuple[int, ...], float], ...]:
+        """Prints of what is no parameter; a factor of one number is among the numbers."""
+        known = [tensor for tensor in op.tensors if self.infos.get(tensor) is None]
+        factors = op.name in ("mul", "div")
+        return tuple((tuple(t.shape), self._print(t)) for t in known if not (factors and t.numel() == 1))
+
+    def _print(self, tensor: torch.Tensor) -> float:
+        """A number that tells two constants apart, but for a coincidence."""
+        if tensor.is_meta or tensor.is_complex():
+            return 0.0
+        known = self.prints.setdefault(tensor, {})
+        if ("print", tensor._version) not in known:
+            with _disable_current_modes():
+                flat = tensor.detach().reshape(-1).double().nan_to_num()
+                weights = torch.arange(1, flat.numel() + 1, dtype=torch.float64, device=flat.device).sin()
+                known["print", tensor._version] = float((flat.clamp(-1e6, 1e6) * weights).sum())
+        return known["print", tensor._version]
+
+    def opaque(self, op: Op, reason: str) -> None:
+        """Nothing is known of this operation: whatever it touches is fixed."""
+        for tensor in op.tensors:
+            info = self.info(tensor)
+            for axis in info.axes if info else ():
+                self.fix(axis, reason)
+        for tensor in tree_leaves(op.out):
+            if isinstance(tensor, torch.Tensor):
+                if id(tensor) in self.changed:
+                    self.written.add(self._storage(tensor))
+                self.infos[tensor] = self._opaque_info(tensor, self.why(reason))
+                self.fresh.append(tensor)
+
+    def _opaque_info(self, tensor: torch.Tensor, why: str) -> Info:
+        axes = [None if size == 1 else Axis(size) for size in tensor.shape]
+        for axis in axes:
+            say(axis, "fixed", why)
+        return Info(list(axes))
+
+    # -- modules
+
+    def entered(self, module: torch.nn.Module, given: Any) -> None:
+        self._sync()
+        self.stack.append(self.paths.get(id(module), self.path))
+        if self.stack[-1].rpartition(".")[2].isdecimal():
+            infos = self._tracked(given)
+            for info in infos:
+                info.carries = (*info.carries, Carry(info.token))
+            self.blocks.append(BlockRun(self.stack[-1], [replace(info) for info in infos]))
+
+    def left(self, module: torch.nn.Module, made: Any) -> None:
+        self._sync()
+        path = self.stack.pop()
+        if path.rpartition(".")[2].isdecimal():
+            run = next(run for run in reversed(self.blocks) if run.path == path and not run.made)
+            infos, own = self._tracked(made), {info.token for info in run.given}
+            run.made = [replace(info) for info in infos]
+            for info in infos:
+                info.carries = tuple(carry for carry in info.carries if carry.token not in own)
+
+    def _tracked(self, tree: Any) -> list[Info]:
+        return [info for tensor in tree_leaves(tree) if (info := self.info(tensor))]
+
+    def finish(self, outputs: Any) -> None:
+        """What leaves the model keeps its size, and structures that were found late are everywhere."""
+        self._sync()
+        self.op = "output"
+        for tensor in tree_leaves(outputs):
+            if (info := self.info(tensor)) is not None:
+                if info.value is not None:
+                    info.value.leak(self.why("it leaves the model"))
+                for axis in info.axes:
+                    self.fix(axis, "it leaves the model")
+
+    def settled(self) -> Tracer:
+        """The record, with norms and structures completed."""
+        self.op = "norm"
+        for norm in self.norms:
+            if norm.bare and norm.writes is not None:
+                norm.writes = self.unified(norm.raw, norm.writes)
+                say(norm.raw, "act", norm.place)
+        everywhere = [*(axis for info in self.parameters.values() for axis in info.axes), *self.ties.values()]
+        everywhere += [axis for norm in self.norms for axis in (norm.reads, norm.raw, norm.out)]
+        everywhere += [axis for pair in self.pairs for axis in (pair.first, pair.second)]
+        everywhere += [axis for scalar in self.scalars for axis in (scalar.reads, scalar.writes)]
+        for step in (spread, settle, spread):
+            for axis in everywhere:
+                step(axis)
+        edges = [(norm.reads, norm.out) for norm in self.norms] + [(s.reads, s.writes) for s in self.scalars]
+        for _ in range(len(edges) + 1):
+            if not any([self._mirrored(a, b) for a, b in edges]):
+                break
+        for axis in everywhere:
+            spread(axis)
+        for _ in range(len(edges) + 1):
+            if not any([share_fixed(a, b) for a, b in edges]):
+                break
+        return self
+
+    def _mirrored(self, first: Axis, second: Axis) -> bool:
+        try:
+            return mirror(first, second)
+        except Misfit as misfit:
+            for atom in (*atoms(first), *atoms(second)):
+                self.fix(atom, f"it wants {misfit}")
+            return False
+
+
+def share_fixed(first: Axis, second: Axis) -> bool:
+    """What is on one side of a norm is on the other: neither grows alone. True if something changed."""
+    changed = False
+    for pair in zip(atoms(first), atoms(second), strict=False):
+        for one, other in (pair, pair[::-1]):
+            if "fixed" in one.facts and "fixed" not in other.facts:
+                say(other, "fixed", one.facts["fixed"])
+                changed = True
+    return changed
+
+
+# In place these change the axes of a tensor, and none of its numbers.
+_TURNED = frozenset(("t", "transpose", "swapaxes", "squeeze", "unsqueeze", "movedim"))
+
+# Numbers of these operations are sizes, which structures are compared by.
+_SIZES = frozenset(
+    ("view", "_unsafe_view", "reshape", "expand", "slice", "split", "split_with_sizes", "unsafe_split", "narrow",
+     "unsafe_split_with_sizes", "_reshape_alias", "unflatten", "repeat", "chunk", "unsafe_chunk", "as_strided",
+     "_to_copy", "clone", "native_layer_norm", "native_group_norm", "empty_like", "zeros_like", "new_zeros",
+     "new_empty", "_adaptive_avg_pool2d", "constant_pad_nd")
+)  # fmt: skip
+
+
+def _numbers(op: Op) -> tuple[float, ...]:
+    """The numbers that an operation was given, as far as they are not sizes."""
+    leaves = tree_leaves((op.args, dict(op.kwargs)))
+    found = [float(leaf) for leaf in leaves if isinstance(leaf, bool | int | float)]
+    return () if op.name in _SIZES else tuple(found)
+
+
+@contextlib.contextmanager
+def _watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
+    """The tracer knows which module is running; fused kernels that hide operations are off."""
+    hooks = [
+        register_module_forward_pre_hook(lambda child, given: tracer.entered(child, given)),
+        register_module_forward_hook(lambda child, given, made: tracer.left(child, made), always_call=True),
+    ]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for hook in hooks:
+            hook.remove()
+
+
+def trace(
+    module: torch.nn.Module,
+    run: Callable[[torch.nn.Module], Sequence[Any]],
+    scaled: frozenset[tuple[str, int]] = frozenset(),
+) -> Tracer:
+    """The record of a run of the module; `run` calls it and gives its outputs."""
+    from lemonx.tracing import rules
+
+    rules.register()
+    tracer = Tracer(module, scaled)
+    with _watching(tracer, module), tracer:
+        outputs = run(module)
+    tracer.finish(outputs)
+    return tracer.settled()

@@ -1,0 +1,138 @@
+"""Any two modules compared by their outputs: on the inputs that were given, in float64."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lemonx.errors import BadTarget, NotVerified, Refused
+from lemonx.tracing.storing import floating
+from lemonx.verification.float64 import Float64
+
+_UNCHANGED = "nothing was changed"
+
+
+@dataclass(frozen=True)
+class Example:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def check_modules(small: torch.nn.Module, large: torch.nn.Module) -> None:
+    """Two instances of one class, with plain tensors that hold numbers."""
+    if type(small) is not type(large):
+        raise BadTarget(
+            f"the smaller module is a {type(small).__name__}, the larger a {type(large).__name__}",
+            "give two instances of one class",
+        )
+    for module in (small, large):
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if isinstance(tensor, torch.Tensor) and (tensor.is_meta or type(tensor.data) is not torch.Tensor):
+                raise Refused(f"{name} is not a plain tensor with numbers", "load the weights, and dequantise them")
+
+
+def examples(given: Any) -> list[Example]:
+    """Each example as arguments: a tensor, a tuple, a dict, or a list of these."""
+    several = given if isinstance(given, list) else [given]
+    if not several:
+        raise BadTarget("there are no example inputs", "give a tensor, a tuple, a dict, or a list of these")
+    return [_example(one) for one in several]
+
+
+def _example(given: Any) -> Example:
+    if isinstance(given, Mapping):
+        return Example((), given)
+    return Example(given if isinstance(given, tuple) else (given,), {})
+
+
+def outputs(module: torch.nn.Module, inputs: Sequence[Example]) -> list[Any]:
+    """What a module gives for every example, with the same random numbers each time."""
+    device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+
+    def placed(leaf: Any) -> Any:
+        return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
+
+    made = []
+    for example in inputs:
+        args, kwargs = tree_map(placed, (example.args, dict(example.kwargs)))
+        torch.manual_seed(0)
+        made.append(module(*args, **kwargs))
+    return made
+
+
+@contextlib.contextmanager
+def still(*modules: torch.nn.Module) -> Generator[None]:
+    """Without dropout; all modes, and the random state, are put back."""
+    modes = [(child, child.training) for module in modules for child in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for child, training in modes:
+            child.training = training
+
+
+def randomised(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy in float64 with all parameters random, so that nothing is right by accident: no gain is one, no bias zero.
+
+    Numbers keep their size and sign roughly, so that logarithms and variances stay what they are.
+    """
+    result = copy.deepcopy(module).double()
+    rng = torch.Generator().manual_seed(0)
+    for name, tensor in floating(result).items():
+        size = float(tensor.square().mean().sqrt()) if tensor.numel() else 0.0
+        first, second = (torch.randn(tensor.shape, generator=rng, dtype=torch.float64).clamp(-3, 3) for _ in range(2))
+        tensor.mul_(1 + 0.1 * first.to(tensor.device))
+        if not name.endswith("running_var"):
+            tensor.add_(0.05 * (size or 1.0) * second.to(tensor.device))
+    return result
+
+
+def difference(small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example]) -> float:
+    """The largest difference of any output in float64, relative to the largest number of that output."""
+
+    def widened(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    with Float64(), torch.no_grad():
+        wide = [Example(*tree_map(widened, (one.args, dict(one.kwargs)))) for one in inputs]
+        ours, theirs = (tree_leaves(outputs(copy.deepcopy(module).double(), wide)) for module in (small, large))
+    if len(ours) != len(theirs):
+        raise NotVerified(f"the modules give {len(ours)} and {len(theirs)} outputs", _UNCHANGED)
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(a, torch.Tensor)]
+    return max((_apart(a, b) for a, b in pairs), default=0.0)
+
+
+def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    if ours.shape != theirs.shape:
+        raise NotVerified(f"an output is {list(ours.shape)} and {list(theirs.shape)}", _UNCHANGED)
+    if not ours.is_floating_point():
+        return 0.0 if bool((ours == theirs).all()) else float("inf")
+    if not ours.numel():
+        return 0.0
+    # Where both are infinite in the same way (a mask), they agree; NaN agrees with nothing.
+    off = torch.where(ours == theirs, 0.0, (ours - theirs).abs()).max()
+    size = ours.abs()[ours.isfinite()]
+    largest = float(size.max()) if size.numel() else 1.0
+    return float(off) / (largest or 1.0) if bool(off.isfinite()) else float("inf")
+
+
+def rounding(small: torch.nn.Module, inputs: Sequence[Example]) -> float:
+    """What it changes to round every parameter once, in the dtype that it is stored in."""
+    other = copy.deepcopy(small).double()
+    rng = torch.Generator().manual_seed(1)
+    stored = floating(small)
+    for name, tensor in floating(other).items():
+        noise = torch.rand(tensor.shape, generator=rng, dtype=torch.float64) - 0.5
+        tensor.mul_(1 + torch.finfo(stored[name].dtype).eps * noise.to(tensor.device))
+    return difference(small, other, inputs)

@@ -1,0 +1,213 @@
+"""Grow any module: fill a larger instance of its class with the same function, and prove it.
+
+The table is inferred from a run of both (tracing/). From there on a module is a checkpoint like any other: its tensors
+go through a folder, and check, plan, execution and the check of every entry are the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lemonx.algebra.free_parameters import Free
+from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.checkpoints.temporary import Temporary
+from lemonx.errors import NotVerified, Refused
+from lemonx.execution.runner import run_plan
+from lemonx.planning.plan import Plan, make_plan
+from lemonx.planning.request import Target
+from lemonx.planning.summary import size_table
+from lemonx.specs.family import Architecture
+from lemonx.tracing.infer import infer
+from lemonx.tracing.storing import ONE_SHARD, filled, floating, held_by, save
+from lemonx.tracing.table import Table
+from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.modules import (
+    Example,
+    check_modules,
+    difference,
+    examples,
+    outputs,
+    randomised,
+    rounding,
+    still,
+)
+from lemonx.verification.symmetry import Symmetry, find_twins
+
+# Outputs in float64 may differ by so much of the largest.
+TOLERANCE = 1e-10
+# What is stored in fewer bits may differ by so many times what one rounding of every parameter changes: a weight that
+# is split is rounded in each part, and every part adds up.
+TIMES_ROUNDING = 16.0
+# The one "size" of a module's config: 1 is the smaller instance, 2 the larger.
+_FIELD = "instance"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where a parameter of the larger module comes from, by which rule, and how exactly."""
+
+    origin: str
+    rule: str
+    exactness: str
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What `grow` did, and what shows that the larger module computes the same function.
+
+    `sizes`: every space and stack, before and after. `rehearsed`: how much outputs differed, of the largest, when all
+    parameters were random and all was computed in float64; `difference`: the same of the parameters as they are stored,
+    which may differ by `tolerance`. `exercised`: the share of the smaller module's learned numbers that the inputs
+    used; nothing is claimed of `unused` parameters, which were copied. The proof holds for the way that the inputs took
+    through the code: another branch is another function.
+    """
+
+    method: str
+    sizes: Mapping[str, tuple[int, int]]
+    parameters: tuple[int, int]
+    rules: Mapping[str, Rule]
+    rehearsed: float
+    difference: float
+    tolerance: float
+    algebra: Algebra
+    symmetry: Symmetry
+    exercised: float
+    unused: tuple[str, ...]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class _Choices:
+    free: str | Free | None
+    depth_type: int | None
+    seed: int
+
+
+def grow_module(
+    small: torch.nn.Module,
+    large: torch.nn.Module,
+    example_inputs: object,
+    *,
+    free: str | Free | None = None,
+    depth_type: int | None = None,
+    seed: int = 0,
+) -> Grown:
+    """Fill `large` with the function of `small`; it stays as it was unless all is shown."""
+    check_modules(small, large)
+    inputs, choices = examples(example_inputs), _Choices(free, depth_type, seed)
+    with still(small, large):
+        table = infer(small, large, lambda module: outputs(module, inputs))
+        rehearsed = _rehearse(small, large, inputs, table, choices)
+        with Temporary() as folder, _planned(small, table, choices, folder) as (plan, source, target):
+            algebra, symmetry = check_algebra(plan, source, target), find_twins(plan, target)
+            if not algebra.passed:
+                raise NotVerified(algebra.reason(), "please report this module; nothing was changed")
+            made = filled(large, table, [step.name for step in plan.steps], target)
+        off, tolerance = _compare(small, made, inputs, plan)
+    with torch.no_grad():
+        made_tensors = floating(made)
+        for name, tensor in floating(large).items():
+            tensor.copy_(made_tensors[name])
+    learned = {name: tensor.numel() for name, tensor in floating(small).items()}
+    return Grown(
+        method=plan.policy.method,
+        sizes={name: (before, after) for name, before, after in size_table(plan)},
+        parameters=(sum(learned.values()), sum(tensor.numel() for tensor in floating(large).values())),
+        rules={
+            held_by(table, step.name)[0]: Rule(held_by(table, step.source)[0], step.rule, step.exactness)
+            for step in plan.steps
+        },
+        rehearsed=rehearsed,
+        difference=off,
+        tolerance=tolerance,
+        algebra=algebra,
+        symmetry=symmetry,
+        exercised=1 - sum(learned[name] for name in table.unused) / max(1, sum(learned.values())),
+        unused=table.unused,
+        plan=plan,
+    )
+
+
+class _planned:
+    """A module's tensors and those of the larger one, as open checkpoints in a folder, with the plan between them."""
+
+    def __init__(self, module: torch.nn.Module, table: Table, choices: _Choices, folder: Path) -> None:
+        save(module, table, folder / "small", {"model_type": "module", _FIELD: 1})
+        self._source = Checkpoint.open(folder / "small")
+        self._plan = _plan(self._source, table, choices)
+        entries = [(step.name, step.dtype, step.shape) for step in self._plan.steps]
+        with CheckpointWriter(folder / "large", entries, max_shard_size=ONE_SHARD) as writer:
+            run_plan(self._plan, self._source, writer)
+            writer.add_text("config.json", json.dumps(dict(self._plan.target_config)))
+        self._target = Checkpoint.open(folder / "large")
+
+    def __enter__(self) -> tuple[Plan, Checkpoint, Checkpoint]:
+        return self._plan, self._source, self._target
+
+    def __exit__(self, *exception: object) -> None:
+        self._source.close()
+        self._target.close()
+
+
+def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
+    family = Architecture(
+        model_types=("module",),
+        build=lambda config: table.small if config[_FIELD] == 1 else table.large,
+        sizes={_FIELD: (_FIELD,)},
+        kind="language",
+        defaults={},
+    )
+    plan = make_plan(
+        source,
+        Target(fields={_FIELD: 2}),
+        free=choices.free,
+        depth_type=choices.depth_type,
+        seed=choices.seed,
+        family=family,
+    )
+    if plan.types.framed:
+        raise Refused(
+            "at this width a LayerNorm's output can only be carried by frames, which need a table written by hand",
+            "grow the width by a whole factor",
+        )
+    return plan
+
+
+def _rehearse(
+    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], table: Table, choices: _Choices
+) -> float:
+    """Do all of it in float64 with random parameters, and compare: is the table true of the code?"""
+    source = randomised(small)
+    with Temporary() as folder, _planned(source, table, choices, folder) as (plan, _, target):
+        made = filled(copy.deepcopy(large).double(), table, [step.name for step in plan.steps], target)
+    off = difference(source, made, inputs)
+    if not off <= _exact(plan):
+        raise NotVerified(
+            f"with random parameters in float64 the outputs differ by {off:.1e} of the largest, so the table that was "
+            "inferred is not true of the code",
+            "please report this module; nothing was changed",
+        )
+    return off
+
+
+def _exact(plan: Plan) -> float:
+    """What outputs may differ by in float64: rounding, and what the norms of added Post-LN blocks lose to eps."""
+    return max(TOLERANCE, plan.expected_loss) if plan.chains else TOLERANCE
+
+
+def _compare(small: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], plan: Plan) -> tuple[float, float]:
+    """How much outputs differ as the parameters are stored, and by how much they may."""
+    off, tolerance = difference(small, made, inputs), _exact(plan)
+    if plan.is_rounded:
+        tolerance += TIMES_ROUNDING * rounding(small, inputs)
+    if not off <= tolerance:
+        raise NotVerified(
+            f"the outputs differ by {off:.1e} of the largest, and {tolerance:.1e} may be", "nothing was changed"
+        )
+    return off, tolerance

@@ -1,0 +1,1 @@
+TIME_OUT_REMOTE_CODE: int

@@ -1,0 +1,3 @@
+from torch import Tensor
+
+def kaiming_normal_(tensor: Tensor, a: float = ..., mode: str = ..., nonlinearity: str = ...) -> Tensor: ...

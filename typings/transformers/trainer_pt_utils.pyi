@@ -1,0 +1,3 @@
+from contextlib import AbstractContextManager
+
+def safe_globals() -> AbstractContextManager[None]: ...

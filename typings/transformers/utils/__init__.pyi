@@ -1,0 +1,1 @@
+from transformers.utils import logging as logging
