@@ -28,7 +28,8 @@ def test_what_a_benchmark_writes_is_there() -> None:
         text = page.read_text()
         opened = re.findall(r"^<!-- (\w+) -->$", text, re.M)
         filled = re.findall(r"^<!-- (\w+) -->\n(.*?)\n<!-- /\1 -->$", text, re.M | re.S)
-        assert opened == [name for name, _ in filled], page
+        closed = re.findall(r"^<!-- /(\w+) -->$", text, re.M)
+        assert opened == closed == [name for name, _ in filled], page
         found += len(filled)
         for name, content in filled:
             assert re.search(r"\d", content), f"{page.name}: {name}"
