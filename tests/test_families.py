@@ -798,7 +798,7 @@ GROWTH |= {
         refused(
             "stage-leaves-stem",
             Refused,
-            r"would gain the module layer1.*from stage0 \(64\) to sum1 \(128\).*equal, as they were, with --set model_args",
+            r"would gain the module layer1.*from stage0 \(64\) to sum1 \(128\).*equal, as they were, with --set",
             width_factor=2,
         ),
     ),

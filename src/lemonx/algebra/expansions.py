@@ -134,6 +134,14 @@ class Expansion:
     def is_identity(self) -> bool:
         return self.target_size == self.size and self.is_plain and bool((self.source == np.arange(self.size)).all())
 
+    def holds_as(self, other: Expansion) -> bool:
+        """Whether every entry copies the same unit as the other's, or has the same fill, amplitudes and gains apart."""
+        return np.array_equal(self.source, other.source)
+
+    def copies_of(self, unit: int) -> list[int]:
+        """Where the copies of a unit stand, in order."""
+        return np.flatnonzero(self.source == unit).tolist()
+
     @cached_property
     def is_plain(self) -> bool:
         """Copies are exact copies: no amplitude, no gain."""

@@ -71,7 +71,7 @@ def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int
         everywhere = any(run.needs_every_unit for run in runs)
     else:
         here = slice(wanted.start, wanted.stop)
-        units = np.unique(how.columns.source[here][how.columns.is_copy[here]])
+        units = np.unique(how.columns.unit[here][how.columns.is_copy[here]])
         everywhere = not how.transposed or how.columns.frame is not None
     if everywhere:
         yield 0, rows

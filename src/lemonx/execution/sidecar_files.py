@@ -95,7 +95,7 @@ def _pointer(pair: Any, stack: str, space: str, plan: Plan, field: str) -> list[
         )
     here = [index for index, block in enumerate(blocks) if block.source == pair[0]]
     block = next((index for index in here if not blocks[index].added), here[0])
-    return [block, units.source.tolist().index(pair[1])]
+    return [block, units.copies_of(pair[1])[0]]
 
 
 def _modules(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:

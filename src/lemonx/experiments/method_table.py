@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.temporary import Temporary
@@ -107,7 +109,6 @@ def _digest(method: Method, folder: Path, number: int, seed: int) -> str:
 
 
 def _small_model(seed: int) -> GPT2LMHeadModel:
-    import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from lemonx.data.vocabulary import BYTES

@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from lemonx.algebra.expansions import Expansion, dense, expansion, multiples_near
 from lemonx.errors import Refused
@@ -289,12 +288,18 @@ def _placed(source: Spec, stream: str, rows: Collection[str], size: int, wide: i
         return None
     readers = tuple(n for n in norms if _of(source.rows[n].reads) == stream and n not in fed)
     angles = tuple(n for n in rows if isinstance(source.rows[n], UnitLength) and _of(source.rows[n].reads) == stream)
-    common: dict[str, Any] = {
-        **{"spec": source, "stream": stream, "stack": stack, "size": size, "target": wide},
-        **{"entry": outside[0] if outside else None, "readers": readers, "angles": angles},
-    }
+    plain = PreNormFrame(
+        spec=source,
+        stream=stream,
+        stack=stack,
+        size=size,
+        target=wide,
+        entry=outside[0] if outside else None,
+        readers=readers,
+        angles=angles,
+    )
     if not inside:
-        return PreNormFrame(**common)
+        return plain
     first, last = inside
     mlp = _mlp(source, stream, first, last)
     # Behind its first norm a block's stream has gains in it, under which no further norm finds mean and variance. A
@@ -302,7 +307,7 @@ def _placed(source: Spec, stream: str, rows: Collection[str], size: int, wide: i
     every = [n for n in readers if source.stack_of(n) == stack and not n.startswith(f"{stack}.{LAST}.")]
     if mlp is None or every:
         return None
-    return PostNormFrame(**common, first=first, last=last, up=mlp[0], down=mlp[1])
+    return PostNormFrame(**vars(plain), first=first, last=last, up=mlp[0], down=mlp[1])
 
 
 def _of(side: Side) -> str | None:

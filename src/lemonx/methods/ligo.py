@@ -110,7 +110,7 @@ class _Operators:
             start = torch.zeros(expansion.target_size, expansion.size)
             # New tokens and positions copy nothing: their rows begin as noise.
             copied = np.flatnonzero(expansion.is_copy)
-            origins, scale = expansion.source[copied], expansion.amp[copied] * expansion.gain
+            origins, scale = expansion.unit[copied], expansion.amp[copied] * expansion.gain
             start[copied, origins] = torch.as_tensor(scale, dtype=torch.float32)
             share = np.ones(expansion.target_size)
             share[copied] = 1 / (expansion.copies[origins] * scale**2)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 # What every loader of transformers is told.
-_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+_LOCAL: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
 # How a model is computed, in what dtype, and under what name it was saved.
 _NOT_READ = frozenset(
     f"{begin}{name}{end}"

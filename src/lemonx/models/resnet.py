@@ -212,9 +212,7 @@ def _guess(state_dict: Mapping[str, Tensor]) -> TorchvisionResNetConfig:
     stages = range(1, len(layers) + 1)
     try:
         stem = state_dict["conv1.weight"]
-        # Apart from the rest because the base class takes it without declaring it.
-        labels: dict[str, Any] = {"num_labels": state_dict[f"{classifier}.weight"].shape[0]}
-        return TorchvisionResNetConfig(
+        config = TorchvisionResNetConfig(
             block="bottleneck" if bottleneck else "basic",
             layers=layers,
             width=stem.shape[0],
@@ -225,7 +223,8 @@ def _guess(state_dict: Mapping[str, Tensor]) -> TorchvisionResNetConfig:
             # Without any projection, a network of more than one stage can only have parameter-free shortcuts.
             shortcut="B" if any(".downsample." in name for name in state_dict) or len(layers) == 1 else "A",
             classifier=classifier,
-            **labels,
         )
+        config.num_labels = state_dict[f"{classifier}.weight"].shape[0]
     except KeyError as error:
         raise ValueError(f"not a torchvision ResNet: {error.args[0]} is missing") from error
+    return config

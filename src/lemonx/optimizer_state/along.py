@@ -54,12 +54,13 @@ class Along:
 
 def reads(space: Expansion) -> Along:
     """E, the expansion of an activation, and so of the axis of a gradient that comes from the input."""
-    nothing = space.is_zero | space.is_free
+    held = space.is_copy | space.is_mean
+    source = np.where(space.is_copy, space.unit, np.where(space.is_mean, Fill.AVG, Fill.ZERO))
     amp = np.where(space.is_mean, 1.0, space.amp) * space.gain
-    return Along(space.size, np.where(nothing, Fill.ZERO, space.source), np.where(nothing, 0.0, amp))
+    return Along(space.size, source, np.where(held, amp, 0.0))
 
 
 def of_copies(space: Expansion, scale: NDArray[np.float64], counts: NDArray[np.bool_] | bool = True) -> Along:
     """The copies that count, each times its factor; nothing elsewhere."""
     copied = space.is_copy & counts
-    return Along(space.size, np.where(copied, space.source, Fill.ZERO), np.where(copied, scale, 0.0))
+    return Along(space.size, np.where(copied, space.unit, Fill.ZERO), np.where(copied, scale, 0.0))

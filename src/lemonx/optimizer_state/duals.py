@@ -99,7 +99,7 @@ def _served(plan: Plan, space: str, queries: str) -> NDArray[np.float64]:
     heads, keys = plan.types.spaces[queries], plan.types.spaces[space]
     group, target_group = heads.size // keys.size, heads.target_size // keys.target_size
     served = np.zeros((keys.target_size, group))
-    slots = np.arange(heads.target_size) // target_group, heads.source % group
+    slots = np.arange(heads.target_size) // target_group, heads.unit % group
     np.add.at(served, slots, _share(plan, queries, frozenset({queries}))[0])
     return served
 

@@ -144,7 +144,7 @@ def joined(side: Side, maps: Iterable[Along], plan: Plan) -> tuple[Along]:
     left = iter(maps)
     parts = [product(*(_as_expansion(next(left)) for _ in part)) for part in side.parts]
     whole = concat(*parts, by=plan.types.spaces[side.by] if side.by else None)
-    return (Along(whole.size, whole.source, whole.amp * whole.gain),)
+    return (reads(whole),)
 
 
 def _as_expansion(along: Along) -> Expansion:

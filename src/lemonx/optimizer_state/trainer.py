@@ -186,7 +186,7 @@ def _greedy(wanted: Sequence[tuple[int, ...] | None], shapes: Sequence[tuple[int
     return places
 
 
-def _groups(plan: Plan, groups: Sequence[Any], names: Mapping[int, str]) -> tuple[list[dict[str, Any]], list[str]]:
+def _groups(plan: Plan, groups: Sequence[Any], names: Mapping[int, str]) -> tuple[list[dict[str, object]], list[str]]:
     """The target's groups with the source's settings, and its parameters by position.
 
     A parameter is trained if the one it comes from is.

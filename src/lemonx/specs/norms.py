@@ -54,7 +54,7 @@ class Norm(Row):
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
         self.eta(reads)
-        if not np.array_equal(writes.source, reads.with_zeros().source):
+        if not writes.holds_as(reads.with_zeros()):
             raise Refused(
                 f"{reads.target_size} is not a multiple of {reads.size}, which the size of {self.writes} must be, as "
                 f"a {self.name} feeds it",
@@ -130,7 +130,7 @@ class BatchNorm(Row):
         return {name: (Axis(self.writes, "w"),) for name in names} | {"num_batches_tracked": ()}
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
-        if not np.array_equal(reads.source, writes.source):
+        if not reads.holds_as(writes):
             sizes = " and ".join(f"{e.size} -> {e.target_size}" for e in (reads, writes))
             raise Refused(
                 f"a BatchNorm reads and writes the same channels, but {self.reads} and {self.writes} would grow "
@@ -158,9 +158,9 @@ class GroupNorm(Row):
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
         inside = np.arange(reads.target_size) * self.groups // reads.target_size
-        at_home = np.array_equal(reads.source * self.groups // reads.size, inside)
+        at_home = reads.is_copy.all() and np.array_equal(reads.unit * self.groups // reads.size, inside)
         whole = at_home and bool((reads.copies * reads.size == reads.target_size).all())
-        if not (whole and reads.is_plain and writes.is_plain and np.array_equal(reads.source, writes.source)):
+        if not (whole and reads.is_plain and writes.is_plain and reads.holds_as(writes)):
             raise Refused(
                 f"a GroupNorm reads {self.reads}, so each of its {self.groups} groups must hold whole copies of its "
                 "channels",
@@ -187,7 +187,7 @@ class Scale(Row):
         return {self.suffix: (Axis(self.writes, "w"),)}
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
-        if not np.array_equal(reads.after_scale().source, writes.source):
+        if not reads.after_scale().holds_as(writes):
             raise Refused(
                 f"a scale per channel joins {self.reads} and {self.writes}, which would grow differently from "
                 f"{reads.size} to {reads.target_size}",

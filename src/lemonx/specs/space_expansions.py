@@ -58,7 +58,7 @@ def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Ex
             f"try {least} query heads, or a larger multiple of {under.target_size}, each as wide as before",
         )
     slot = np.arange(target) % target_group + under.copy_number.repeat(target_group) * target_group
-    source = under.source.repeat(target_group) * group + slot % group
+    source = under.unit.repeat(target_group) * group + slot % group
     if (fill := remainder(kind)) is not None:
         times = int(under.copies.min()) * target_group // group
         source = np.where(slot < times * group, source, fill)
@@ -71,7 +71,7 @@ def grouped_expansion(size: int, target: int, under: Expansion, kind: str) -> Ex
 def padded_expansion(size: int, target: int, inner: Expansion) -> Expansion:
     """Units to which a narrower space is added between zeros: its copies in the middle, copies of the edges around.
 
-    >>> padded_expansion(4, 8, expansion("circ", 2, 4)).source
+    >>> padded_expansion(4, 8, expansion("circ", 2, 4)).unit
     array([0, 3, 1, 2, 1, 2, 0, 3])
     """
     edges, slots = size - inner.size, target - inner.target_size

@@ -107,7 +107,7 @@ class Depthwise(Row):
     def require(self, reads: Expansion, writes: Expansion) -> None:
         legal = reads.is_copy | reads.is_zero | reads.is_free
         plain = reads.is_plain and writes.is_plain
-        if not (legal.all() and plain and np.array_equal(reads.source, writes.source)):
+        if not (legal.all() and plain and reads.holds_as(writes)):
             raise Refused(
                 f"a depthwise convolution reads {self.reads}, so every new channel must duplicate an old one, which "
                 f"is not possible from {reads.size} to {reads.target_size}",

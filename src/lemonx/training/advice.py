@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lemonx import api
 from lemonx.checkpoints.config import class_names
@@ -199,7 +198,7 @@ def as_recipe(advice: Advice) -> dict[str, JsonValue]:
     }
 
 
-def as_arguments(advice: Advice) -> dict[str, Any]:
+def as_arguments(advice: Advice) -> dict[str, JsonValue]:
     """The same as keywords of transformers' TrainingArguments."""
     length = {"max_steps": advice.length} if advice.unit == "steps" else {"num_train_epochs": advice.length}
     # A fraction below 1 is a part of all steps: Trainer knows how many an epoch has.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor
 
 IGNORED = -100  # the label of a position without a loss, everywhere in transformers
 
@@ -25,8 +23,6 @@ def inheritance_loss(kind: str, student: Tensor, teacher: Tensor, labels: Tensor
     soft: KL(teacher || student); hard: cross-entropy to the teacher's argmax. The paper writes the arguments the
     other way round, which for the hard kind would be infinite. `shifted`: position i is judged by label i + 1.
     """
-    import torch.nn.functional as F
-
     if shifted:
         student, teacher, labels = student[:, :-1], teacher[:, :-1], labels[:, 1:]
     used = labels != IGNORED

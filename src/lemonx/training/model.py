@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.config import odd_counts
 from lemonx.checkpoints.folder import CONFIG
@@ -40,7 +42,6 @@ def _auto(task: str) -> Any:
 
 def fresh(task: str, config: Mapping[str, JsonValue], decided: Mapping[str, JsonValue], seed: int) -> PreTrainedModel:
     """A newly initialised model, drawn with `seed`; `decided` are the config fields that the data decides."""
-    import torch
     from transformers import AutoConfig
 
     auto = _auto(task)
@@ -92,8 +93,6 @@ def _check_decided(config: Mapping[str, JsonValue], decided: Mapping[str, JsonVa
 
 def loaded(task: str, folder: Path, decided: Mapping[str, JsonValue], seed: int = 0) -> PreTrainedModel:
     """The model of a checkpoint, in float32; a head that it lacks is initialised with `seed`."""
-    import torch
-
     with Checkpoint.open(folder) as checkpoint:
         require_fitting(checkpoint)
         generation = door.generation_config(checkpoint, strict=True)
@@ -109,8 +108,6 @@ def loaded(task: str, folder: Path, decided: Mapping[str, JsonValue], seed: int 
 
 def empty(task: str, source: Path | Mapping[str, JsonValue], decided: Mapping[str, JsonValue]) -> PreTrainedModel:
     """The model of a checkpoint folder or a config, in float32 on the meta device: shapes without memory."""
-    import torch
-
     if isinstance(source, Path):
         with Checkpoint.open(source) as checkpoint:
             source = checkpoint.config

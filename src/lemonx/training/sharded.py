@@ -15,6 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import remove
@@ -24,8 +31,6 @@ from lemonx.optimizer_state.by_name import FOLDER, STATE, has_named_state
 from lemonx.optimizer_state.trainer import OPTIMIZER
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
 # Bytes per file of weights.
@@ -39,8 +44,6 @@ def processes() -> int:
 
 def start() -> DeviceMesh:
     """Join the other processes, if that was not done yet, in a mesh with one axis; on GPUs if there are any."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -54,8 +57,6 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
 
     Blocks are gathered one at a time. A model on the meta device stays there: `to_empty`, then load it.
     """
-    from torch.distributed.fsdp import fully_shard
-
     for block in blocks(model):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -79,8 +80,6 @@ def allocate(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
 
 def load(model: PreTrainedModel, folder: str | Path) -> bool:
     """Fill a sharded model from a checkpoint; each process reads its own slices. False if the names do not match."""
-    from torch.distributed.tensor import DTensor
-
     try:
         held = tensors_on_disk(model)
     except Refused:
@@ -127,11 +126,8 @@ def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _write(tensors: Mapping[str, Tensor], folder: Path, files: dict[str, int] | None) -> None:
     """Write slices as safetensors, one file per process; with `files`, then merge them."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
     writer = HuggingFaceStorageWriter(str(folder), files, save_distributed=True, enable_consolidation=files is not None)
-    save(dict(tensors), storage_writer=writer)
+    state_dict_saver.save(dict(tensors), storage_writer=writer)
 
 
 def save_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
@@ -144,10 +140,6 @@ def save_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path)
 
 def load_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path) -> None:
     """Load what `save_moments` wrote, with any number of processes; does nothing if there is no state."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
-    from torch.distributed.checkpoint.state_dict_loader import load
-
     if not has_named_state(Path(checkpoint)):
         if (Path(checkpoint) / OPTIMIZER).exists():
             raise BadCheckpoint(
@@ -156,14 +148,12 @@ def load_moments(model: nn.Module, optimizer: Optimizer, checkpoint: str | Path)
         return
     state = _state(model, optimizer)
     reader = HuggingFaceStorageReader(str(Path(checkpoint) / FOLDER))
-    load(_flat(state), storage_reader=reader, no_dist=not dist.is_initialized())
+    state_dict_loader.load(_flat(state), storage_reader=reader, no_dist=not dist.is_initialized())
     set_optimizer_state_dict(model, optimizer, optim_state_dict=state)
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> Any:
     """The state by name; if there is none yet, it is created with zeros."""
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
     return get_optimizer_state_dict(model, optimizer)
 
 

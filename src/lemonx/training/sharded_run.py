@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from lemonx import api
@@ -76,8 +77,6 @@ class ShardedTrainer(LemonTrainer):
 
 def _flops(shared: PreTrainedModel, example: torch.Tensor) -> int:
     """FLOPs of a forward pass, counted on a model without values; the meta device would count attention differently."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     kind: Any = next(base for base in type(shared).__mro__ if not base.__name__.startswith("FSDP"))
     with torch.random.fork_rng(devices=[]), FakeTensorMode():
         example = torch.empty(example.shape, dtype=example.dtype)

@@ -267,7 +267,7 @@ def _groups(steps: Sequence[Step]) -> dict[str, list[Group]]:
         for at, copies in enumerate(how.copied.copies):
             if copies > 1:
                 # Whose copy it is: several may lie in one tensor, and every one has rows of its origin's.
-                key = step.source, step.suffix, step.block, int(how.rows.source[at * size : (at + 1) * size].max())
+                key = step.source, step.suffix, step.block, int(how.rows.unit[at * size : (at + 1) * size].max())
                 found.setdefault(key, []).append((step, how, at))
     result: dict[str, list[Group]] = {}
     for group in found.values():

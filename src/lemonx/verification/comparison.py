@@ -14,6 +14,7 @@ import torch
 
 from lemonx.algebra.norm_chains import LIMIT
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import NotVerified
 from lemonx.verification.alignment import Back, aligned
 from lemonx.verification.finite import larger, not_finite
@@ -107,7 +108,7 @@ class Comparison:
         steady = self.stability is None or self.stability.passed
         return near and steady and same_tokens and not self.odd_keys and not self.not_finite
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, JsonValue]:
         found = self.stability.as_dict() if self.stability else None
         twin = {**asdict(self.twin), "passed": self.twin.passed} if self.twin else None
         return {**asdict(self), "stability": found, "twin": twin, "passed": self.passed}

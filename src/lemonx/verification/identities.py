@@ -214,11 +214,11 @@ def vector_fault(found: torch.Tensor, source: torch.Tensor, how: Vector) -> Faul
     values = source.reshape(-1).double().numpy()
     if how.constant is not None:
         values = np.full_like(values, how.constant - how.offset)
-    index, frame = how.expansion.source, how.expansion.frame
-    gains = how.expansion.expand(values) if frame else values[np.maximum(index, 0)]
+    frame, beside = how.expansion.frame, ~how.expansion.is_copy
+    gains = how.expansion.expand(values) if frame else values[how.expansion.unit]
     if how.levelled:
         root = float(np.sqrt(np.mean(np.square(values)))) or 1.0
-        gains = np.where(index < 0, root if how.constant is None else how.constant, gains)
+        gains = np.where(beside, root if how.constant is None else how.constant, gains)
     wanted = (gains + how.offset) * how.factor - how.offset + how.rest
     here = found.reshape(-1).double().numpy()
     # One rounding, and that of this sum, which its largest term decides.
@@ -227,7 +227,7 @@ def vector_fault(found: torch.Tensor, source: torch.Tensor, how: Vector) -> Faul
     allowed += largest * (8 * unit(torch.float64)) + (FRAME * largest.max(initial=0.0) if frame else 0.0)
     far = ~(np.abs(here - wanted) <= allowed)
     if how.fill and not frame:  # what is multiplied by them is zero
-        far &= ~((index < 0) & (np.abs(here) <= FREE))
+        far &= ~(beside & (np.abs(here) <= FREE))
     if not far.any():
         return None
     at = int(far.argmax())

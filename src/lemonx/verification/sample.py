@@ -8,7 +8,7 @@ too long to exceed is shortened in both models; structure.py checks that the two
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ class View:
 
     name: str
     inputs: dict[str, torch.Tensor]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
     def __str__(self) -> str:
         shapes = {name: list(value.shape) for name, value in self.inputs.items() if name in SHOWN}

@@ -103,7 +103,7 @@ def sums_fault(of: Sums, wanted: Wanted, columns: Expansion, stored: torch.dtype
     if not bool(far.any()):
         return None
     row, unit_ = (int(i) for i in far.nonzero()[0])
-    first, *copies = (int(i) for i in np.flatnonzero(columns.source == unit_))
+    first, *copies = columns.copies_of(unit_)
     rule = "must add up" if copies else "must be the source's"
     return Fault(row, first, float(of.values[row, unit_]), float(base[row, unit_]), rule, tuple(copies))
 

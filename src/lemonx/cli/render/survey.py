@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.cli.render.console import Out, styled, table
 from lemonx.diagnostics.survey.measuring import COLUMNS, EXACT, NONE, Row
 from lemonx.diagnostics.survey.record import best, counts
@@ -19,7 +20,7 @@ _SHORT = {"width x2": "x2", "width x1.5": "x1.5"}
 _LONGEST_NAME = 27
 
 
-def survey_json(rows: Sequence[Row]) -> dict[str, Any]:
+def survey_json(rows: Sequence[Row]) -> dict[str, JsonValue]:
     return {"rows": [asdict(row) for row in rows], "counts": counts(rows)}
 
 

@@ -32,18 +32,17 @@ def summed(tracer: Tracer, op: Op) -> None:
     axes = _left(info, places, op.out)
     tracer.numbers = ()
     gone = [axis for place in places if (axis := info.axes[place]) is not None and not is_data(axis)]
-    origins = tuple(o for p, o in enumerate(info.origins) if p not in places) if info.weight else ()
-    known: dict[str, Any] = {"weight": info.weight, "linear": False, "origins": origins}
-    if info.weight and len(origins) != len(axes):
-        known = {}
+    left = tuple(o for p, o in enumerate(info.origins) if p not in places) if info.weight else ()
+    known = not info.weight or len(left) == len(axes)
+    weight, origins = (info.weight, left) if known else (False, ())
     if not gone:
-        tracer.put(op.out, axes, **known, silent=info.silent)
+        tracer.put(op.out, axes, weight=weight, linear=not known, origins=origins, silent=info.silent)
         return
     value = _known(tracer, op.name, info, gone) if len(places) == 1 else None
     if value is None:
         for axis in gone:
             tracer.fix(axis, "it is summed over")
-    tracer.put(op.out, axes, **known, value=value)
+    tracer.put(op.out, axes, weight=weight, linear=not known, origins=origins, value=value)
 
 
 def _known(tracer: Tracer, name: str, info: Info, gone: list[Axis]) -> Value | None:
