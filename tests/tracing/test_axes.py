@@ -20,15 +20,12 @@ from lemonx.tracing.axes import (
     fused,
     joined,
     leaves,
-    mirror,
     part,
-    pick,
     say,
-    settle,
     split,
-    spread,
     unify,
 )
+from lemonx.tracing.settling import mirror, pick, settle, spread
 
 sizes = st.lists(st.integers(2, 5), min_size=1, max_size=4)
 

@@ -53,8 +53,8 @@ def keep_eps(
         if eta[name] != wanted:
             axis = next(axis for axis in row.reads.axes if axis in spaces)
             gains[axis] = spaces[axis].with_gain(wanted / eta[name])
-        if not row.affine:
-            axis = row.writes.axes[0]
+        axis = row.writes.axes[0]
+        if not row.affine and axis in spaces:
             gains[axis] = spaces[axis].with_gain(1.0 / eta[name])
     changed = {field: values[field] * level**2 for field, level in levels.items() if level is not None}
     return gains, {field: value for field, value in changed.items() if value != values[field]}

@@ -92,7 +92,7 @@ def say(axis: Axis | None, fact: str, why: str) -> None:
             say(inner, fact, why)
 
 
-def _made(kind: str, parts: Iterable[Axis]) -> Axis:
+def made(kind: str, parts: Iterable[Axis]) -> Axis:
     flat = [leaf for part in parts for leaf in leaves(part, kind)]
     if len(flat) == 1:
         return flat[0]
@@ -108,15 +108,15 @@ def fused(*parts: Axis) -> Axis:
     >>> fused(Axis(4), fused(Axis(2), Axis(3)))
     (4 2 3)
     """
-    return _made(PRODUCT, parts)
+    return made(PRODUCT, parts)
 
 
 def joined(*parts: Axis) -> Axis:
     """The sum of these axes, one after the other."""
-    return _made(SUM, parts)
+    return made(SUM, parts)
 
 
-def _become(axis: Axis, kind: str, parts: Sequence[Axis]) -> list[Axis]:
+def become(axis: Axis, kind: str, parts: Sequence[Axis]) -> list[Axis]:
     """Give an atom a structure."""
     axis.kind, axis.parts = kind, list(parts)
     if kind == PRODUCT:
@@ -139,7 +139,7 @@ def split(axis: Axis, outer: int) -> tuple[Axis, Axis]:
     if axis.kind == DATA:
         return data(outer), data(inner)
     if axis.kind == ATOM:
-        first, second = _become(axis, PRODUCT, (Axis(outer), Axis(inner)))
+        first, second = become(axis, PRODUCT, (Axis(outer), Axis(inner)))
         return first, second
     if axis.kind == PRODUCT:
         first, second = factors(axis, (outer, inner))
@@ -158,7 +158,7 @@ def _split_sum(axis: Axis, outer: int, inner: int) -> tuple[Axis, Axis]:
         inside = unify(inside, second)
         outside.append(first)
     found = joined(*outside)
-    _become(axis, PRODUCT, (found, inside))
+    become(axis, PRODUCT, (found, inside))
     return found, inside
 
 
@@ -204,7 +204,7 @@ def cut(axis: Axis, at: int) -> tuple[Axis, Axis]:
     if axis.kind == DATA:
         return data(at), data(axis.size - at)
     if axis.kind == ATOM:
-        first, second = _become(axis, SUM, (Axis(at), Axis(axis.size - at)))
+        first, second = become(axis, SUM, (Axis(at), Axis(axis.size - at)))
         return first, second
     if axis.kind == SUM:
         before, after, place = [], [], 0
@@ -317,96 +317,3 @@ def _pair(mine: list[Axis], other: list[Axis], divide: Callable[[Axis, int], tup
             b, rest = divide(b, a.size)
             other.insert(0, rest)
         unify(a, b, why)
-
-
-def pick(axes: Sequence[Axis | None], place: int, number: int) -> list[Axis | None]:
-    """The other axes of a tensor of which one entry of the axis at `place` is selected.
-
-    Where that axis and those inside it were split from one axis, each entry has insides of its own: (3 heads entry) is
-    queries, then keys, then values. `settle` says so in the axis that was split.
-    """
-    chosen, others = axes[place], [axis for at, axis in enumerate(axes) if at != place]
-    if chosen is None or is_data(chosen):
-        return others
-    chosen = find(chosen)
-    order = leaves(chosen.whole, PRODUCT) if chosen.whole is not None else []
-    mates = order[order.index(chosen) + 1 :] if chosen in order else []
-    say(chosen, "fixed", "single entries of it are selected")
-    if not chosen.mates:
-        chosen.mates = mates
-    own = chosen.picked.setdefault(number, [Axis(find(mate).size) for mate in chosen.mates])
-    instead = {id(find(mate)): mine for mate, mine in zip(chosen.mates, own, strict=True)}
-    return [axis if axis is None else _with(axis, instead) for axis in others]
-
-
-def _with(axis: Axis, instead: dict[int, Axis]) -> Axis:
-    axis = find(axis)
-    if id(axis) in instead:
-        return instead[id(axis)]
-    if axis.kind in (PRODUCT, SUM) and any(id(leaf) in instead for leaf in leaves(axis, axis.kind)):
-        return _made(axis.kind, [_with(leaf, instead) for leaf in leaves(axis, axis.kind)])
-    return axis
-
-
-def settle(axis: Axis | None) -> None:
-    """Turn a product with an axis of which single entries were selected into a sum of what is inside each of them.
-
-    Where the insides are also used as they are, for all entries alike, they stay one.
-    """
-    if axis is None or find(axis).kind not in (PRODUCT, SUM):
-        return
-    axis = find(axis)
-    chosen = next((leaf for leaf in axis.parts if find(leaf).picked), None) if axis.kind == PRODUCT else None
-    if chosen is not None:
-        _distribute(axis, find(chosen))
-    for inner in list(axis.parts):
-        settle(inner)
-
-
-def _distribute(axis: Axis, chosen: Axis) -> None:
-    order = leaves(axis, PRODUCT)
-    at, mates, picked = order.index(chosen), [find(mate) for mate in chosen.mates], chosen.picked
-    chosen.picked = {}
-    alike = any(mate.facts or mate.merged or mate.kind != ATOM for mate in mates)
-    if alike or not mates or order[at + 1 :] != mates:
-        for own in picked.values():
-            for mine, mate in zip(own, mates, strict=True):
-                unify(mine, mate)
-        return
-    terms = [fused(*picked.get(number, [Axis(mate.size) for mate in mates])) for number in range(chosen.size)]
-    before, inside = order[:at], joined(*terms)
-    axis.kind, axis.parts = (PRODUCT, [*before, inside]) if before else (SUM, leaves(inside, SUM))
-
-
-def spread(axis: Axis | None) -> None:
-    """Say of every atom what was said of the axes that it is a part of."""
-    if axis is not None:
-        axis = find(axis)
-        for inner in axis.parts:
-            for fact, why in axis.facts.items():
-                say(inner, fact, why)
-            spread(inner)
-
-
-def mirror(first: Axis, second: Axis) -> bool:
-    """Give two axes one structure, with atoms of their own: what a norm reads and writes. True if something changed.
-
-    Raises Misfit where they have different ones.
-    """
-    a, b = find(first), find(second)
-    if a is b or (a.kind in (ATOM, DATA) and b.kind in (ATOM, DATA)):
-        return False
-    if a.kind == ATOM:
-        a, b = b, a
-    if b.kind == ATOM:
-        twins: dict[int, Axis] = {}
-        whole = leaves(a, a.kind)
-        parts = [leaf if leaf.kind == DATA else twins.setdefault(id(leaf), Axis(leaf.size)) for leaf in whole]
-        _become(b, a.kind, parts)
-        for mine, other in zip(leaves(a, a.kind), parts, strict=True):
-            mirror(mine, other)
-        return True
-    mine, other = leaves(a, a.kind), leaves(b, b.kind)
-    if a.kind != b.kind or [x.size for x in mine] != [x.size for x in other]:
-        raise Misfit(f"one structure, of {a} and {b}")
-    return any([mirror(x, y) for x, y in zip(mine, other, strict=True)])

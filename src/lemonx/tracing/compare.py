@@ -11,7 +11,8 @@ from lemonx.errors import Refused
 from lemonx.planning.depth import arrange
 from lemonx.specs.spec import Block, Stack
 from lemonx.tracing.axes import ATOM, DATA, Axis, Misfit, find, leaves, say, unify
-from lemonx.tracing.tracer import Call, Tracer
+from lemonx.tracing.operations import Call
+from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Norm
 
 _INDEX = re.compile(r"\.(\d+)(?=\.)")
@@ -74,13 +75,12 @@ class Matched:
         return self.sizes.get(id(find(axis)), find(axis).size)
 
 
-def match(small: Tracer, large: Tracer) -> Matched:
+def match(found: Matched) -> Matched:
     """What of two runs belongs together; Refused where they are not the same but for sizes."""
-    for tracer in (small, large):
+    for tracer in (found.small, found.large):
         for problem in tracer.problems:
             raise Refused(problem, "write a table for it (docs/add-an-architecture.md)")
-    found = Matched(small, large, _stacks(small, large))
-    for tracer in (small, large):
+    for tracer in (found.small, found.large):
         for stack, deeper in found.stacks.items():
             _unify_blocks(tracer, stack, deeper.pinned)
         _unify_shared(tracer)
@@ -88,7 +88,7 @@ def match(small: Tracer, large: Tracer) -> Matched:
     return found
 
 
-def _stacks(small: Tracer, large: Tracer) -> dict[str, Deeper]:
+def stacks_of(small: Tracer, large: Tracer) -> dict[str, Deeper]:
     """Lists of modules that are longer in the larger model."""
     if small.names.keys() == large.names.keys():
         return {}

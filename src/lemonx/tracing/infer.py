@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 
 from lemonx.errors import Refused
-from lemonx.tracing.compare import Matched, differing, match
+from lemonx.tracing.compare import Matched, differing, match, stacks_of
+from lemonx.tracing.running import Run, run_traced
 from lemonx.tracing.table import Table, table
-from lemonx.tracing.tracer import trace
+from lemonx.tracing.tracer import Tracer
 
-Run = Callable[[torch.nn.Module], Sequence[Any]]
+Calls = frozenset[tuple[str, int]]
 
 
 def infer(small: torch.nn.Module, large: torch.nn.Module, run: Run) -> Table:
@@ -21,10 +19,9 @@ def infer(small: torch.nn.Module, large: torch.nn.Module, run: Run) -> Table:
     `run` calls a module with all example inputs. Numbers that the sizes decide are found by comparing the two runs;
     a second pair of runs then takes what they are multiplied with for a space of its own.
     """
-    found = match(trace(small, run), trace(large, run))
+    found = _traced(small, large, run)
     if scaled := differing(found):
-        both = trace(small, run, scaled), trace(large, run, _in_large(found, scaled))
-        found = match(*both)
+        found = _traced(small, large, run, scaled, _in_large(found, scaled))
         if left := sorted(differing(found)):
             path, place = left[0]
             raise Refused(
@@ -35,7 +32,22 @@ def infer(small: torch.nn.Module, large: torch.nn.Module, run: Run) -> Table:
     return table(found)
 
 
-def _in_large(found: Matched, scaled: frozenset[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+def _traced(
+    small: torch.nn.Module,
+    large: torch.nn.Module,
+    run: Run,
+    scaled: Calls = frozenset(),
+    in_large: Calls = frozenset(),
+) -> Matched:
+    """The runs of both, of which the second decides as the first does."""
+    first, second = run_traced(Tracer(small, scaled), small, run), Tracer(large, in_large)
+    found = Matched(first, second, stacks_of(first, second))
+    second.follows = lambda path: first.decisions.get(found.origin(path) or "", [])
+    run_traced(second, large, run)
+    return match(found)
+
+
+def _in_large(found: Matched, scaled: Calls) -> Calls:
     """The same calls in the larger model, whose blocks may be more."""
     places: dict[str, set[int]] = {}
     for path, place in scaled:

@@ -10,15 +10,19 @@ from lemonx.errors import Refused
 from lemonx.specs.spaces import Space, avg, circ, fresh, key, query, scaled, zero
 from lemonx.tracing.axes import Axis, find, say
 from lemonx.tracing.compare import Matched
-from lemonx.tracing.tracer import share_fixed
-from lemonx.tracing.values import Norm
+from lemonx.tracing.completion import share_fixed
+from lemonx.tracing.values import Norm, shape_of
+
+# What no run has used may grow by anything if it is at most this share of all parameters; nothing is claimed of it.
+FEW = 0.02
 
 
 def fix_conflicts(found: Matched) -> None:
     """An axis that one use of a parameter reads and another writes cannot grow; nor what no run has used."""
     tracer = found.small
+    spared = _spared(found)
     for name, info in tracer.parameters.items():
-        if name not in tracer.used:
+        if name not in tracer.used and name not in spared:
             for axis in info.axes:
                 say(axis, "fixed", f"{name} is not used by the inputs that were given")
         for place, axis in enumerate(info.axes):
@@ -40,6 +44,13 @@ def fix_conflicts(found: Matched) -> None:
             break
 
 
+def _spared(found: Matched) -> set[str]:
+    """Parameters that no run has used and that are few: a mask token, say. New entries of them may hold anything."""
+    sizes = {name: math.prod(shape_of(info)) for name, info in found.small.parameters.items()}
+    unused = sizes.keys() - found.small.used.keys()
+    return set(unused) if sum(sizes[name] for name in unused) <= FEW * sum(sizes.values()) else set()
+
+
 @dataclass
 class Kinds:
     """The spaces of a table at both sizes; those that cannot grow, with the reason; and those under a nonlinearity."""
@@ -48,6 +59,7 @@ class Kinds:
     fixed: dict[str, tuple[int, int]] = field(default_factory=dict)
     still: dict[str, str] = field(default_factory=dict)
     acts: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
 
 
 def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
@@ -60,6 +72,8 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
             continue
         if "act" in atom.facts:
             result.acts.append(name)
+        if "shown" in atom.facts:
+            result.shown.append(name)
         build = _kind(found.small.norms, atom)
         result.spaces[name] = build(sizes[0]), build(sizes[1])
         if id(atom) in pairs:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lemonx.planning.depth import in_stream
 from lemonx.specs.rows import Row
 from lemonx.tracing.compare import Matched
-from lemonx.tracing.tracer import BlockRun
+from lemonx.tracing.operations import BlockRun
 from lemonx.tracing.values import Carry, shape_of
 
 

@@ -33,7 +33,7 @@ def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def floating(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Those of them that are learned."""
-    return {name: tensor for name, tensor in tensors(module).items() if tensor.is_floating_point()}
+    return {name: tensor for name, tensor in tensors(module).items() if tensor.is_floating_point() and tensor.numel()}
 
 
 def held_by(table: Table, name: str) -> tuple[str, Held]:

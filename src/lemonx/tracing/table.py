@@ -80,14 +80,16 @@ class _Writer:
         at = next((place for place, factor in enumerate(outer) if factor.kind == SUM), None)
         if at is None:
             return Side((self.part(axis, hint),))
-        sums = [fused(*outer[:at], term, *outer[at + 1 :]) for term in leaves(outer[at], SUM)]
-        parts = tuple(self.part(term, hint) for term in sums)
+        inside = [fused(term, *outer[at + 1 :]) for term in leaves(outer[at], SUM)]
         if at == 0:
-            return Side(parts)
-        by = parts[0][0]
-        if at > 1 or by.isdigit() or "fixed" in find(outer[0]).facts:
+            return Side(tuple(self.part(term, hint) for term in inside))
+        if all(factor.kind == DATA or "fixed" in factor.facts for factor in outer[:at]):
+            each = tuple(self.part(term, hint) for term in inside)  # the same over and over
+            return Side(each * math.prod(factor.size for factor in outer[:at]))
+        parts = tuple(self.part(fused(*outer[:at], term), hint) for term in inside)
+        if at > 1 or "fixed" in find(outer[0]).facts:
             raise Refused(f"{hint}: its entries lie in a way that no signature can say", "write a table for the model")
-        return Side(parts, by)
+        return Side(parts, parts[0][0])
 
     def lumped(self, axis: Axis) -> Axis:
         """The axis with one atom in place of every part of it that cannot grow, however that is made up."""
@@ -293,7 +295,7 @@ def table(found: Matched) -> Table:
         for number, size in enumerate((deeper.few, deeper.many)):
             stacks[number][stack] = Stack(size, stream or "", pinned=deeper.pinned, still=problem or "")
     common = Spec(rows=writer.rows, spaces=small, stacks=stacks[0], fixed={n: s for n, (s, _) in kinds.fixed.items()},
-                  still=kinds.still, acts=tuple(kinds.acts))  # fmt: skip
+                  still=kinds.still, acts=tuple(kinds.acts), shown=tuple(kinds.shown))  # fmt: skip
     target = replace(common, spaces=large, stacks=stacks[1], fixed={n: s for n, (_, s) in kinds.fixed.items()})
     unused = tuple(name for name in tracer.parameters if name not in tracer.used)
     return Table(common, target, writer.held, unused)
@@ -301,9 +303,11 @@ def table(found: Matched) -> Table:
 
 def _stream(writer: _Writer, stack: str) -> str | None:
     """The space that the blocks of a stack are given and add to; the last of those that its axis is made of."""
-    names = set()
+    names: set[str | None] = set()
     for run in writer.found.small.blocks:
         if writer.starred(run.path) == f"{stack}.*" and run.given:
             axes = [axis for axis in run.given[0].axes if axis is not None and not is_data(axis)]
             names |= {writer.names.get(id(find(list(all_atoms(writer.lumped(axis)))[-1]))) for axis in axes}
+    if len(names) > 1:  # tokens may be parameters too, and blocks do not write to them one by one
+        names &= {row.writes.axes[-1] for key, row in writer.rows.items() if key.startswith(f"{stack}.*.")}
     return names.pop() if len(names) == 1 else None

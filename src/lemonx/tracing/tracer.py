@@ -9,90 +9,29 @@ state and count as parameters.
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lemonx.tracing.axes import Axis, Misfit, atoms, data, is_data, mirror, say, settle, spread, unify
+from lemonx.tracing.axes import Axis, Misfit, data, is_data, say, unify
+from lemonx.tracing.operations import DECISIONS, RULES, TURNED, BlockRun, Call, Op, Rule, Scalar, numbers
 from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value
 
 ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
 
 
-@dataclass
-class Op:
-    """One call of an ATen operation."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    out: Any
-    func: Any
-    in_place: bool
-
-    def arg(self, place: int, name: str = "", default: Any = None) -> Any:
-        """An argument by place or by name."""
-        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
-
-
-@dataclass(frozen=True)
-class Call:
-    """An operation of a module as two runs are compared by: its name, its numbers, and prints of its constants."""
-
-    op: str
-    numbers: tuple[float, ...]
-    constants: tuple[tuple[tuple[int, ...], float], ...]
-
-
-@dataclass
-class BlockRun:
-    """A call of a module of a list: the tensors that went in, and what came out."""
-
-    path: str
-    given: list[Info]
-    made: list[Info] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A multiplication by a number that the sizes decide: `reads` times it is `writes`."""
-
-    reads: Axis
-    writes: Axis
-    number: float
-    place: str
-
-
-Rule = Callable[["Tracer", Op], None]
-RULES: dict[str, Rule] = {}
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for these operations."""
-
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
 class Tracer(TorchDispatchMode):
     """The record of a run: axes and roles of every parameter, norms, products, and what each module called.
 
-    `scaled`: calls, by path and number, whose multiplication by a number makes another space.
+    `scaled`: calls, by path and number, whose multiplication by a number makes another space. `follows`: what the
+    smaller model decided in a module (which experts a token goes to), as a larger one that computes the same does too.
     """
 
     def __init__(self, module: torch.nn.Module, scaled: frozenset[tuple[str, int]] = frozenset()) -> None:
@@ -103,7 +42,7 @@ class Tracer(TorchDispatchMode):
         self.fresh: list[torch.Tensor] = []
         self.infos: Any = WeakTensorKeyDictionary()
         self.prints: Any = WeakTensorKeyDictionary()
-        self.written: set[int] = set()
+        self.written: dict[int, StorageWeakRef] = {}
         self.parameters: dict[str, Info] = {}
         self.names: dict[str, str] = {}
         self.reads: set[Origin] = set()
@@ -118,6 +57,9 @@ class Tracer(TorchDispatchMode):
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.blocks: list[BlockRun] = []
         self.problems: list[str] = []
+        self.shown: list[Axis] = []
+        self.decisions: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self.follows: Callable[[str], list[torch.Tensor]] | None = None
         self.op = ""
         self.kept: set[int] = set()
         self.changed: set[int] = set()
@@ -130,14 +72,15 @@ class Tracer(TorchDispatchMode):
     def _register(self, module: torch.nn.Module) -> None:
         persistent = module.state_dict(keep_vars=True)
         for name, tensor in persistent.items():
-            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
                 continue
             if tensor in self.infos:  # one tensor under two names
                 self.names[name] = next(iter(self.infos[tensor].origins[0]))[0] if tensor.dim() else name
                 continue
             origins = tuple(frozenset({(name, place)}) for place in range(tensor.dim()))
             axes = [None if size == 1 else Axis(size) for size in tensor.shape]
-            info = Info(axes, weight=True, origins=origins, silent=frozenset({name}))
+            rows = len(axes) > 1 and axes[0] is None
+            info = Info(axes, weight=True, origins=origins, silent=frozenset({name}), rows=rows)
             self.fresh.append(tensor)
             self.names[name] = name
             self.infos[tensor] = self.parameters[name] = info
@@ -165,6 +108,10 @@ class Tracer(TorchDispatchMode):
             found.version = tensor._version
         return found
 
+    def note_written(self, tensor: torch.Tensor) -> None:
+        """Its memory holds what the model computed; a reference to it, so that no other has its number."""
+        self.written[self._storage(tensor)] = StorageWeakRef(tensor.untyped_storage())
+
     def _storage(self, tensor: torch.Tensor) -> int:
         return tensor.untyped_storage()._cdata
 
@@ -184,7 +131,7 @@ class Tracer(TorchDispatchMode):
         key = place, tensor._version
         if key not in known:
             with _disable_current_modes():
-                if not bool(tensor.count_nonzero()):
+                if known.get((None, tensor._version)) == ZERO or not bool(tensor.count_nonzero()):
                     known[key] = ZERO
                 elif place is None or not bool((tensor == tensor.narrow(place, 0, 1)).all()):
                     known[key] = VARIES
@@ -201,7 +148,7 @@ class Tracer(TorchDispatchMode):
             raise Misfit(f"axes of {sizes} for a tensor of {list(tensor.shape)}")
         old = self.infos.get(tensor)
         if (
-            old is not None and old.axes is not axes and self.op not in _TURNED
+            old is not None and old.axes is not axes and self.op not in TURNED
         ):  # in place: other views of it keep their axes, so these are one
             axes = [self.unified(a, b) for a, b in zip(old.axes, axes, strict=True)]
         elif old is None and id(tensor) in self.changed:
@@ -218,7 +165,7 @@ class Tracer(TorchDispatchMode):
 
     def _written_into(self, tensor: torch.Tensor, axes: Sequence[Axis | None]) -> None:
         """A constant was changed in place, and with it all that shares its memory, of which nothing is known."""
-        self.written.add(self._storage(tensor))
+        self.note_written(tensor)
         if tensor._is_view():
             for axis in axes:
                 self.fix(axis, "it is written into a tensor piece by piece")
@@ -257,12 +204,17 @@ class Tracer(TorchDispatchMode):
         self._sync()
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         before = [info for tensor in given if (info := self.info(tensor)) is not None]
-        out = func(*args, **kwargs)
         full = func._schema.name.partition("::")[2]
         changes = func._schema.is_mutable
+        for tensor in given if before and changes else ():
+            if tensor not in self.infos:
+                self.along(tensor, None)  # what is changed in place is zero before, if it ever is
+        out = func(*args, **kwargs)
         name = full.removesuffix("_") if changes and not full.startswith("_") else full
+        if before and name in DECISIONS:
+            out = self._decide(name, args, out)
         op = Op(name, args, kwargs, out, func, changes)
-        if before:
+        if before and not _empty(out):
             if changes:  # what is changed in place is for the rule to say
                 for tensor in given:
                     if tensor in self.infos:
@@ -271,8 +223,25 @@ class Tracer(TorchDispatchMode):
             self._apply(op, before)
         return out
 
+    def _decide(self, name: str, args: tuple[Any, ...], out: Any) -> Any:
+        """Which entries are the largest, as the smaller model found it: what is the same function decides alike."""
+        chosen = out[1] if isinstance(out, tuple) else out
+        made = self.decisions[self.path]
+        made.append(chosen)
+        theirs = self.follows(self.path) if self.follows else []
+        if len(made) > len(theirs) or theirs[len(made) - 1].shape != chosen.shape or chosen.is_meta:
+            return out
+        with _disable_current_modes():
+            chosen.copy_(theirs[len(made) - 1])
+            if isinstance(out, tuple):
+                values, place = args[0], DECISIONS[name]
+                at = args[place] if place < len(args) else -1
+                index = chosen if chosen.dim() == values.dim() else chosen.unsqueeze(at)
+                out[0].copy_(values.gather(at, index).reshape(out[0].shape))
+        return out
+
     def _apply(self, op: Op, known: list[Info]) -> None:
-        self.op, self.kept, self.numbers, self.summed, self.exempt = op.name, set(), _numbers(op), set(), set()
+        self.op, self.kept, self.numbers, self.summed, self.exempt = op.name, set(), numbers(op), set(), set()
         made = {id(tensor) for tensor in tree_leaves(op.out)}
         self.changed = {id(tensor) for tensor in op.tensors if op.in_place and id(tensor) in made}
         for name in sorted({name for info in known for origin in info.origins for name, _ in origin}):
@@ -334,7 +303,7 @@ class Tracer(TorchDispatchMode):
         for tensor in tree_leaves(op.out):
             if isinstance(tensor, torch.Tensor):
                 if id(tensor) in self.changed:
-                    self.written.add(self._storage(tensor))
+                    self.note_written(tensor)
                 self.infos[tensor] = self._opaque_info(tensor, self.why(reason))
                 self.fresh.append(tensor)
 
@@ -369,109 +338,17 @@ class Tracer(TorchDispatchMode):
         return [info for tensor in tree_leaves(tree) if (info := self.info(tensor))]
 
     def finish(self, outputs: Any) -> None:
-        """What leaves the model keeps its size, and structures that were found late are everywhere."""
+        """Note what leaves the model."""
         self._sync()
         self.op = "output"
         for tensor in tree_leaves(outputs):
             if (info := self.info(tensor)) is not None:
                 if info.value is not None:
                     info.value.leak(self.why("it leaves the model"))
-                for axis in info.axes:
-                    self.fix(axis, "it leaves the model")
-
-    def settled(self) -> Tracer:
-        """The record, with norms and structures completed."""
-        self.op = "norm"
-        for norm in self.norms:
-            if norm.bare and norm.writes is not None:
-                norm.writes = self.unified(norm.raw, norm.writes)
-                say(norm.raw, "act", norm.place)
-        everywhere = [*(axis for info in self.parameters.values() for axis in info.axes), *self.ties.values()]
-        everywhere += [axis for norm in self.norms for axis in (norm.reads, norm.raw, norm.out)]
-        everywhere += [axis for pair in self.pairs for axis in (pair.first, pair.second)]
-        everywhere += [axis for scalar in self.scalars for axis in (scalar.reads, scalar.writes)]
-        for step in (spread, settle, spread):
-            for axis in everywhere:
-                step(axis)
-        edges = [(norm.reads, norm.out) for norm in self.norms] + [(s.reads, s.writes) for s in self.scalars]
-        for _ in range(len(edges) + 1):
-            if not any([self._mirrored(a, b) for a, b in edges]):
-                break
-        for axis in everywhere:
-            spread(axis)
-        for _ in range(len(edges) + 1):
-            if not any([share_fixed(a, b) for a, b in edges]):
-                break
-        return self
-
-    def _mirrored(self, first: Axis, second: Axis) -> bool:
-        try:
-            return mirror(first, second)
-        except Misfit as misfit:
-            for atom in (*atoms(first), *atoms(second)):
-                self.fix(atom, f"it wants {misfit}")
-            return False
+                self.shown += [axis for axis in info.axes if axis is not None]
 
 
-def share_fixed(first: Axis, second: Axis) -> bool:
-    """What is on one side of a norm is on the other: neither grows alone. True if something changed."""
-    changed = False
-    for pair in zip(atoms(first), atoms(second), strict=False):
-        for one, other in (pair, pair[::-1]):
-            if "fixed" in one.facts and "fixed" not in other.facts:
-                say(other, "fixed", one.facts["fixed"])
-                changed = True
-    return changed
-
-
-# In place these change the axes of a tensor, and none of its numbers.
-_TURNED = frozenset(("t", "transpose", "swapaxes", "squeeze", "unsqueeze", "movedim"))
-
-# Numbers of these operations are sizes, which structures are compared by.
-_SIZES = frozenset(
-    ("view", "_unsafe_view", "reshape", "expand", "slice", "split", "split_with_sizes", "unsafe_split", "narrow",
-     "unsafe_split_with_sizes", "_reshape_alias", "unflatten", "repeat", "chunk", "unsafe_chunk", "as_strided",
-     "_to_copy", "clone", "native_layer_norm", "native_group_norm", "empty_like", "zeros_like", "new_zeros",
-     "new_empty", "_adaptive_avg_pool2d", "constant_pad_nd")
-)  # fmt: skip
-
-
-def _numbers(op: Op) -> tuple[float, ...]:
-    """The numbers that an operation was given, as far as they are not sizes."""
-    leaves = tree_leaves((op.args, dict(op.kwargs)))
-    found = [float(leaf) for leaf in leaves if isinstance(leaf, bool | int | float)]
-    return () if op.name in _SIZES else tuple(found)
-
-
-@contextlib.contextmanager
-def _watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
-    """The tracer knows which module is running; fused kernels that hide operations are off."""
-    hooks = [
-        register_module_forward_pre_hook(lambda child, given: tracer.entered(child, given)),
-        register_module_forward_hook(lambda child, given, made: tracer.left(child, made), always_call=True),
-    ]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for hook in hooks:
-            hook.remove()
-
-
-def trace(
-    module: torch.nn.Module,
-    run: Callable[[torch.nn.Module], Sequence[Any]],
-    scaled: frozenset[tuple[str, int]] = frozenset(),
-) -> Tracer:
-    """The record of a run of the module; `run` calls it and gives its outputs."""
-    from lemonx.tracing import rules
-
-    rules.register()
-    tracer = Tracer(module, scaled)
-    with _watching(tracer, module), tracer:
-        outputs = run(module)
-    tracer.finish(outputs)
-    return tracer.settled()
+def _empty(out: Any) -> bool:
+    """Whether an operation made tensors without a number, and nothing else."""
+    tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)

@@ -162,13 +162,15 @@ class Info:
     """A tensor that derives from parameters.
 
     `weight`: from parameters alone, with the axes of parameters that each of its axes is in `origins`; `linear`: it is
-    a linear function of them, up to an `offset`. `silent`: parameters without which it is zero. `carries`: the tensors
+    a linear function of them, up to an `offset`; `rows`: one vector, or vectors repeated for every example, which a map
+    reads as it does an activation. `silent`: parameters without which it is zero. `carries`: the tensors
     that blocks were given and that this one still equals.
     """
 
     axes: list[Axis | None]
     weight: bool = False
     linear: bool = True
+    rows: bool = False
     origins: tuple[frozenset[Origin], ...] = ()
     offset: float = 0.0
     value: Value | None = None

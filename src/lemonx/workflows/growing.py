@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from lemonx.algebra.free_parameters import Free
@@ -176,6 +177,13 @@ def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
             "at this width a LayerNorm's output can only be carried by frames, which need a table written by hand",
             "grow the width by a whole factor",
         )
+    for name in table.small.shown:
+        grown = plan.types.spaces[name]
+        if not grown.is_plain or (grown.source[: grown.size] != np.arange(grown.size)).any():
+            raise Refused(
+                f"the model gives {name} out, of which the first {grown.size} entries would not be what they were",
+                f"keep it at {grown.size}",
+            )
     return plan
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from lemonx.tracing.axes import Axis, Misfit, data, is_data, say
+from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules.views import given, known_origins, moved
-from lemonx.tracing.tracer import Op, Tracer, rule
+from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
 
 
 def _looked_up(tracer: Tracer, axis: Axis | None, weight: bool) -> None:
@@ -96,20 +97,96 @@ def gathered(tracer: Tracer, op: Op) -> None:
     axes = list(info.axes)
     if op.name != "index_select":
         for other, axis in enumerate(axes):
-            tracer.fix(axis, "entries are picked by number")
-            axes[other] = None if op.out.shape[other] == 1 else data(op.out.shape[other])
+            if other != place and not _alike(tracer, op, other):
+                tracer.fix(axis, "entries are picked by number")
+                axes[other] = None if op.out.shape[other] == 1 else data(op.out.shape[other])
     axes[place] = None if op.out.shape[place] == 1 else data(op.out.shape[place])
     moved(tracer, op.out, info, axes, known_origins(info))
 
 
-@rule("topk", "sort", "argsort", "argmax", "argmin", "kthvalue", "cumsum", "cumprod", "logcumsumexp", "tril", "triu")
-def along(tracer: Tracer, op: Op) -> None:
-    """Entries compared, or summed up, along an axis: of tokens, any; of units, none."""
+def _alike(tracer: Tracer, op: Op, place: int) -> bool:
+    """Whether an index picks whole rows: the same number for all entries along an axis."""
+    index = op.args[2]
+    return index.shape[place] == op.args[0].shape[place] and tracer.along(index, place) != VARIES
+
+
+@rule("topk", "sort", "argsort", "argmax", "argmin", "kthvalue")
+def decided(tracer: Tracer, op: Op) -> None:
+    """Entries chosen by their size. All that is compared stays as it is, so the larger model chooses the same ones.
+
+    The numbers of those chosen, of experts say, are no more than an index.
+    """
     info = given(tracer, op)
     for axis in info.axes:
-        tracer.fix(axis, "its entries are compared or summed along an axis")
-    tracer.act(info.axes)
-    tracer.opaque(op, "its entries are compared or summed along an axis")
+        tracer.fix(axis, "its entries are compared along an axis")
+    if isinstance(op.out, tuple):
+        tracer.put(op.out[0], [None if size == 1 else data(size) for size in op.out[0].shape])
+
+
+@rule("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "tril", "triu")
+def along(tracer: Tracer, op: Op) -> None:
+    """Entries summed up along an axis, or cut off along two: of tokens, any; of units, none."""
+    info = given(tracer, op)
+    outs = op.out if isinstance(op.out, tuple) else (op.out,)
+    linear = op.name in ("cumsum", "tril", "triu")
+    places = [len(info.axes) - 2, len(info.axes) - 1] if op.name[:3] == "tri" else [op.args[1] % len(info.axes)]
+    for place in places:
+        tracer.fix(info.axes[place], "its entries are compared or summed along an axis")
+    if not linear:
+        tracer.act(info.axes)
+    tracer.put(outs[0], info.axes, silent=info.silent if linear else None)
+    for index in outs[1:]:
+        for axis in info.axes:
+            tracer.fix(axis, "its entries are compared along an axis")
+        tracer.infos.pop(index, None)
+
+
+@rule("masked_scatter")
+def filled_in(tracer: Tracer, op: Op) -> None:
+    """Rows in place of those that a mask chooses: the vectors of a picture among those of words."""
+    x, mask, source = op.args
+    rows = source.dim() > 1 and source.shape[-1] == op.out.shape[-1]
+    along = UNIFORM if mask.dim() == 0 or mask.shape[-1] == 1 else tracer.along(mask, mask.dim() - 1)
+    if tracer.info(mask) is not None or not rows or along == VARIES:
+        raise Misfit("a mask that the model computes, or one that chooses single entries")
+    axes, others = list(tracer.axes(x)), tracer.axes(source)
+    for axis in (*axes[:-1], *others[:-1]):
+        tracer.fix(axis, "a mask chooses from it")
+    axes[-1] = tracer.unified(axes[-1], others[-1])
+    _constant_rows(tracer, axes[-1], x, source)
+    tracer.put(op.out, axes)
+
+
+def _constant_rows(tracer: Tracer, axis: Axis | None, *tensors: torch.Tensor) -> None:
+    """A constant among what is put together tells units apart, unless it is zero."""
+    if any(tracer.info(tensor) is None and tracer.along(tensor, None) != ZERO for tensor in tensors):
+        tracer.fix(axis, "a constant has a number of its own for every entry")
+
+
+@rule("index_put", "_index_put_impl", "_unsafe_index_put")
+def put_in(tracer: Tracer, op: Op) -> None:
+    """Rows written over those that an index, or a mask, names; or added to them."""
+    x, index, values = op.args[0], list(op.args[1]), op.args[2]
+    places = [place for place, tensor in enumerate(index) if tensor is not None]
+    if any(tracer.info(index[place]) is not None for place in places) or places != list(range(len(places))):
+        raise Misfit("an index that the model computes")
+    masked = len(places) == 1 and index[0].dtype in (torch.bool, torch.uint8)
+    named = index[0].dim() if masked else len(places)
+    axes, rest = list(tracer.axes(x)), tracer.axes(values)
+    for axis in axes[:named]:
+        tracer.fix(axis, "its entries are picked by number")
+    own = len(axes) - named
+    for place, axis in enumerate(reversed(rest), 1):
+        if place <= own:
+            axes[-place] = tracer.unified(axes[-place], axis)
+            if axis is None and axes[-place] is not None:
+                tracer.act([axes[-place]], "one number is written to all entries")
+            _constant_rows(tracer, axes[-place], x, values)
+        else:
+            tracer.fix(axis, "it is written by number")
+    for place in range(len(rest) + 1, own + 1):
+        tracer.act([axes[-place]], "one number is written to all entries")
+    tracer.put(op.out, axes)
 
 
 @rule("index_add", "scatter_add", "scatter_reduce")
@@ -136,4 +213,14 @@ def scattered(tracer: Tracer, op: Op) -> None:
     axes[place] = (
         base[place] if tracer.info(op.args[0]) else None if op.out.shape[place] == 1 else data(op.out.shape[place])
     )
-    tracer.put(op.out, axes)
+    tracer.put(op.out, axes, silent=_silent_sum(tracer, op.args[0], source) if reduce in ("sum", "mean") else None)
+
+
+def _silent_sum(tracer: Tracer, base: torch.Tensor, source: torch.Tensor) -> frozenset[str] | None:
+    """The parameters without which rows added to others are zero."""
+    before, added = tracer.info(base), tracer.info(source)
+    if before is None and tracer.along(base, None) == ZERO:
+        return added.silent if added else None
+    if before is None or added is None or before.silent is None or added.silent is None:
+        return None
+    return before.silent | added.silent

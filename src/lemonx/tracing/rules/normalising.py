@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lemonx.tracing.axes import Axis, find
-from lemonx.tracing.tracer import Op, Tracer
+from lemonx.tracing.operations import Op
+from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Carry, Centred, Info, Mean, Norm, Normed, Spread, shape_of
 
 __all__ = ["Centred", "centred", "changed", "divided", "shape_of", "start", "through", "with_eps"]

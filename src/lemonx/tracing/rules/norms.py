@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lemonx.tracing.axes import Axis, is_data, split
+from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules import normalising
-from lemonx.tracing.tracer import Op, Tracer, rule
+from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Info, Norm, Normed
 
 

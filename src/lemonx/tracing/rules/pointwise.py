@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from lemonx.tracing.axes import Axis, data, is_data
+from lemonx.tracing.operations import Op, Scalar, rule
 from lemonx.tracing.rules import normalising
-from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Op, Scalar, Tracer, rule
+from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
 from lemonx.tracing.values import Dot, Info, Norm, Normed, Spread, Square, Token
 
 # What moves numbers and changes none.
@@ -90,7 +91,7 @@ def same(tracer: Tracer, op: Op) -> None:
     tracer.put(
         out, info.axes, weight=info.weight, linear=info.linear and floating, origins=info.origins, offset=info.offset,
         value=info.value if floating else None, token=info.token if floating else Token(), silent=info.silent,
-        carries=info.carries if floating else (),
+        carries=info.carries if floating else (), rows=info.rows,
     )  # fmt: skip
 
 

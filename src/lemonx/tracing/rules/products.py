@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from lemonx.tracing.axes import Axis, Misfit, data, find, is_data, split
-from lemonx.tracing.tracer import Op, Tracer, rule
+from lemonx.tracing.operations import Op, rule
+from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Dot, Pair
 
 
@@ -16,6 +18,8 @@ def contracted(tracer: Tracer, first: tuple[Any, int], second: tuple[Any, int]) 
     (x, place), (y, other) = first, second
     one, two = tracer.info(x), tracer.info(y)
     a, b = tracer.axes(x)[place], tracer.axes(y)[other]
+    if one is not None and two is not None and one.weight and two.weight and one.rows and not two.rows:
+        one = replace(one, weight=False)
     for info, at in ((one, place), (two, other)):
         if info is not None and info.weight:
             tracer.read(info, at)
@@ -48,6 +52,7 @@ def made(tracer: Tracer, out: torch.Tensor, axes: list[Axis | None], operands: l
         for axis in axes:
             tracer.fix(axis, "a constant is added")
     weight = all(info is not None and info.weight for info in infos) and (bias is None or (known and known.weight))
+    weight = weight and len({info.rows for info in infos if info}) == 1
     origins: list[Any] = []
     if weight and len(infos) == 2 and len(axes) == 2:
         origins = [infos[0].origins[0] if infos[0] else frozenset(), infos[1].origins[1] if infos[1] else frozenset()]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lemonx.tracing.axes import Axis, data, is_data
-from lemonx.tracing.tracer import Op, Tracer, rule
+from lemonx.tracing.operations import Op, rule
+from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Info, Mean, Spread, Square, Value
 
 
@@ -101,8 +102,12 @@ def extreme(tracer: Tracer, op: Op) -> None:
         tracer.fix(info.axes[place], "all its entries are compared, or their size is taken")
     axes = _left(info, places, outs[0])
     tracer.act(axes)
-    for out in outs:
-        tracer.put(out, axes)
+    tracer.put(outs[0], axes)
+    if len(outs) > 1 and op.name in ("max", "min"):  # and where they are, which is an index
+        for axis in info.axes:
+            tracer.fix(axis, "its entries are compared along an axis")
+    elif len(outs) > 1:
+        tracer.put(outs[1], axes)
 
 
 def raise_pointwise(tracer: Tracer, op: Op) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lemonx.tracing.axes import Axis, Misfit, data, factors, fused, is_data, joined, part, pick, split
-from lemonx.tracing.tracer import Op, Tracer, rule
+from lemonx.tracing.axes import Axis, Misfit, data, factors, fused, is_data, joined, part, split
+from lemonx.tracing.operations import Op, rule
+from lemonx.tracing.settling import pick
+from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Dot, Info, Origin
 
 Origins = Sequence[frozenset[Origin]]
@@ -16,7 +18,7 @@ def moved(tracer: Tracer, tensor: Any, info: Info, axes: Sequence[Axis | None], 
     """A result that holds the numbers of `info`, or some of them, elsewhere."""
     tracer.put(
         tensor, axes, weight=info.weight, linear=info.linear, origins=tuple(origins) if info.weight else (),
-        offset=info.offset, silent=info.silent,
+        offset=info.offset, silent=info.silent, rows=info.rows,
     )  # fmt: skip
 
 
@@ -145,6 +147,7 @@ def expanded(tracer: Tracer, op: Op) -> None:
     moved(tracer, op.out, info, wide, origins)
     own = tracer.info(op.out)
     assert own is not None
+    own.rows = own.rows or not same
     if same:
         tracer.keep(info.value)
         own.value, own.token, own.carries = info.value, info.token, info.carries
@@ -157,6 +160,7 @@ def repeated(tracer: Tracer, op: Op) -> None:
     moved(tracer, op.out, info, [_times(axis, n) for axis, n in zip(axes, times, strict=True)], [])
     own = tracer.info(op.out)
     if own is not None and info.weight:
+        own.rows = own.rows or max(times) > 1
         own.origins = tuple([frozenset()] * (len(times) - len(info.axes)) + known_origins(info))
 
 

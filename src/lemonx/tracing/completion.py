@@ -1,0 +1,64 @@
+"""What is known only when a run is over: structures that were found late are everywhere, and facts with them."""
+
+from __future__ import annotations
+
+from lemonx.tracing.axes import ATOM, Axis, Misfit, atoms, find, is_data, say
+from lemonx.tracing.settling import mirror, settle, spread
+from lemonx.tracing.tracer import Tracer
+
+
+def complete(tracer: Tracer) -> Tracer:
+    """The record, with norms and structures completed."""
+    tracer.op = "norm"
+    for norm in tracer.norms:
+        if norm.bare and norm.writes is not None:
+            norm.writes = tracer.unified(norm.raw, norm.writes)
+            say(norm.raw, "act", norm.place)
+    everywhere = [*(axis for info in tracer.parameters.values() for axis in info.axes), *tracer.ties.values()]
+    everywhere += [axis for norm in tracer.norms for axis in (norm.reads, norm.raw, norm.out)]
+    everywhere += [axis for pair in tracer.pairs for axis in (pair.first, pair.second)]
+    everywhere += [axis for scalar in tracer.scalars for axis in (scalar.reads, scalar.writes)]
+    for step in (spread, settle, spread):
+        for axis in everywhere:
+            step(axis)
+    edges = [(norm.reads, norm.out) for norm in tracer.norms] + [(s.reads, s.writes) for s in tracer.scalars]
+    for _ in range(len(edges) + 1):
+        if not any([_mirrored(tracer, a, b) for a, b in edges]):
+            break
+    _show(tracer)
+    for axis in everywhere:
+        spread(axis)
+    for _ in range(len(edges) + 1):
+        if not any([share_fixed(a, b) for a, b in edges]):
+            break
+    return tracer
+
+
+def _show(tracer: Tracer) -> None:
+    """Units that leave the model stay in front, as they are; those of several axes in one would be among others."""
+    tracer.op = "output"
+    for axis in tracer.shown:
+        if find(axis).kind == ATOM:
+            say(axis, "shown", tracer.why("it leaves the model"))
+        elif not is_data(axis):
+            tracer.fix(axis, "it leaves the model, as one of several axes in one")
+
+
+def _mirrored(tracer: Tracer, first: Axis, second: Axis) -> bool:
+    try:
+        return mirror(first, second)
+    except Misfit as misfit:
+        for atom in (*atoms(first), *atoms(second)):
+            tracer.fix(atom, f"it wants {misfit}")
+        return False
+
+
+def share_fixed(first: Axis, second: Axis) -> bool:
+    """What is on one side of a norm is on the other: neither grows alone. True if something changed."""
+    changed = False
+    for pair in zip(atoms(first), atoms(second), strict=False):
+        for one, other in (pair, pair[::-1]):
+            if "fixed" in one.facts and "fixed" not in other.facts:
+                say(other, "fixed", one.facts["fixed"])
+                changed = True
+    return changed

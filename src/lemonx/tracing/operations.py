@@ -1,0 +1,101 @@
+"""What a run records of single operations, and the rules for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from lemonx.tracing.axes import Axis
+from lemonx.tracing.values import Info
+
+if TYPE_CHECKING:
+    from lemonx.tracing.tracer import Tracer
+
+
+@dataclass
+class Op:
+    """One call of an ATen operation."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    out: Any
+    func: Any
+    in_place: bool
+
+    def arg(self, place: int, name: str = "", default: Any = None) -> Any:
+        """An argument by place or by name."""
+        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation of a module as two runs are compared by: its name, its numbers, and prints of its constants."""
+
+    op: str
+    numbers: tuple[float, ...]
+    constants: tuple[tuple[tuple[int, ...], float], ...]
+
+
+@dataclass
+class BlockRun:
+    """A call of a module of a list: the tensors that went in, and what came out."""
+
+    path: str
+    given: list[Info]
+    made: list[Info] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A multiplication by a number that the sizes decide: `reads` times it is `writes`."""
+
+    reads: Axis
+    writes: Axis
+    number: float
+    place: str
+
+
+Rule = Callable[["Tracer", Op], None]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for these operations."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+# In place these change the axes of a tensor, and none of its numbers.
+TURNED = frozenset(("t", "transpose", "swapaxes", "squeeze", "unsqueeze", "movedim"))
+
+# Numbers of these operations are sizes, which structures are compared by.
+_SIZES = frozenset(
+    ("view", "_unsafe_view", "reshape", "expand", "slice", "split", "split_with_sizes", "unsafe_split", "narrow",
+     "unsafe_split_with_sizes", "_reshape_alias", "unflatten", "repeat", "chunk", "unsafe_chunk", "as_strided",
+     "_to_copy", "clone", "native_layer_norm", "native_group_norm", "empty_like", "zeros_like", "new_zeros",
+     "new_empty", "_adaptive_avg_pool2d", "constant_pad_nd")
+)  # fmt: skip
+
+
+def numbers(op: Op) -> tuple[float, ...]:
+    """The numbers that an operation was given, as far as they are not sizes."""
+    leaves = tree_leaves((op.args, dict(op.kwargs)))
+    found = [float(leaf) for leaf in leaves if isinstance(leaf, bool | int | float)]
+    return () if op.name in _SIZES else tuple(found)
+
+
+# Operations that choose entries by their size, with the place of the argument that names the axis.
+DECISIONS = {"topk": 2, "sort": 1, "argsort": 1, "argmax": 1, "argmin": 1, "max": 1, "min": 1, "kthvalue": 2}

@@ -1,0 +1,47 @@
+"""Runs a module under the eyes of a tracer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from lemonx.tracing import rules
+from lemonx.tracing.completion import complete
+from lemonx.tracing.tracer import Tracer
+
+# Calls a module with all example inputs, and gives its outputs.
+Run = Callable[[torch.nn.Module], Sequence[Any]]
+
+
+@contextlib.contextmanager
+def _watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
+    """The tracer knows which module is running; fused kernels that hide operations are off."""
+    hooks = []
+    for child in module.modules():
+        hooks += [
+            child.register_forward_pre_hook(
+                lambda child, given, named: tracer.entered(child, (given, named)), with_kwargs=True, prepend=True
+            ),
+            child.register_forward_hook(lambda child, given, made: tracer.left(child, made), always_call=True),
+        ]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for hook in hooks:
+            hook.remove()
+
+
+def run_traced(tracer: Tracer, module: torch.nn.Module, run: Run) -> Tracer:
+    """The record of a run of the module."""
+    rules.register()
+    with _watching(tracer, module), tracer:
+        outputs = run(module)
+    tracer.finish(outputs)
+    return complete(tracer)
