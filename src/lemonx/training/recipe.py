@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from lemonx.algebra.free_parameters import parse_free
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.data import TASKS
 from lemonx.data.strict import Strict
-from lemonx.errors import BadRecipe
+from lemonx.errors import BadRecipe, LemonxError
 from lemonx.guards.limits import LARGEST, LARGEST_RUN_SEED, LARGEST_SEED, MOST_AT_ONCE, MOST_STEPS
 
 Task = Literal["causal-lm", "masked-lm", "image-classification", "sequence-classification"]
@@ -35,15 +36,24 @@ class Expand(Strict):
     sizes: dict[str, JsonValue] = Field(default_factory=dict, alias="set")
     like: str | None = None
     method: str = "lemon"
-    free: Literal["vision", "language"] | None = None
+    free: str | dict[str, JsonValue] | None = None
     depth_type: Literal[1, 2] | None = None
     seed: int = Field(0, ge=-LARGEST_SEED, le=LARGEST_SEED)
     verify: bool = True
 
+    @field_validator("free")
+    @classmethod
+    def _known_parameters(cls, given: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
+        try:
+            return given if given is None or parse_free(given) else None
+        except LemonxError as error:
+            raise ValueError(f"{error.found}; {error.remedy}") from None
+
     @property
     def options(self) -> dict[str, Any]:
         given = self.model_dump(exclude_none=True, exclude={"verify"})
-        return {"fields": given.pop("sizes"), **given}
+        free = {} if self.free is None else {"free": parse_free(self.free)}
+        return {"fields": given.pop("sizes"), **given, **free}
 
 
 class Optimizer(Strict):
