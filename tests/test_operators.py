@@ -89,7 +89,7 @@ def assert_lossless(grown: Tensor, small: Tensor, rows: Expansion, columns: Expa
 @given(rows=expansions(), columns=expansions(), seed=st.integers(0, 999))
 def test_the_law(free: Free, rows: Expansion, columns: Expansion, seed: int) -> None:
     small = weight(rows.size, columns.size, seed)
-    grown = expand_matrix(small, Matrix(rows, columns, consumes=True), free, seed)
+    grown = expand_matrix(small, Matrix(rows, columns, consumes=True, own=free.is_own), free, seed)
     assert_lossless(grown, small, rows, columns)
 
 
@@ -103,7 +103,7 @@ def test_the_law_for_every_pair_of_kinds(kind_in: str, kind_out: str, free: Free
         for n_out in (2, 3, 4, 9):
             for gain in (1.0, 0.7):
                 rows, columns = expansion(kind_out, 2, n_out), expansion(kind_in, 3, n_in).with_gain(gain)
-                grown = expand_matrix(small, Matrix(rows, columns, consumes=True), free)
+                grown = expand_matrix(small, Matrix(rows, columns, consumes=True, own=free.is_own), free)
                 assert_lossless(grown, small, rows, columns)
 
 
@@ -111,7 +111,8 @@ def test_the_law_for_every_pair_of_kinds(kind_in: str, kind_out: str, free: Free
 @given(rows=query_heads(), columns=query_heads(), free=st.sampled_from(FREE))
 def test_the_law_for_grouped_heads(rows: Expansion, columns: Expansion, free: Free) -> None:
     small = weight(rows.size, columns.size)
-    assert_lossless(expand_matrix(small, Matrix(rows, columns, consumes=True), free), small, rows, columns)
+    how = Matrix(rows, columns, consumes=True, own=free.is_own)
+    assert_lossless(expand_matrix(small, how, free), small, rows, columns)
 
 
 @LAW
@@ -361,7 +362,8 @@ def test_seed_and_name_decide() -> None:
 
 def by_blocks(small: Tensor, how: Matrix, free: Free, limit: int) -> Tensor:
     """What the runner does: at most `limit` rows at a time, a generator for each."""
-    read = Reader(lambda start, stop: small[start:stop], lambda: small.double().mean(0).to(small.dtype))
+    mean, spread = lambda: small.double().mean(0).to(small.dtype), lambda: noise.spread([small])
+    read = Reader(lambda start, stop: small[start:stop], mean, spread=spread)
     pieces = [
         expand_block(run, how, read, free, noise.generator(0, "weight", part)) for part, run in blocks(how.rows, limit)
     ]
@@ -413,7 +415,7 @@ def test_blocks_change_nothing_but_the_noise(
 @given(rows=expansions(), columns=expansions(), limit=st.integers(1, 30), free=st.sampled_from(FREE))
 def test_the_law_holds_by_blocks(rows: Expansion, columns: Expansion, limit: int, free: Free) -> None:
     small = weight(rows.size, columns.size)
-    how = Matrix(rows, columns, consumes=True)
+    how = Matrix(rows, columns, consumes=True, own=free.is_own)
     assert_lossless(by_blocks(small, how, free, limit), small, rows, columns)
     if limit >= rows.size:  # then blocks are runs, as in expand_matrix, and so is the noise
         assert torch.equal(by_blocks(small, how, free, limit), by_blocks(small, how, free, 10**6))
@@ -434,7 +436,7 @@ def test_copies_sum_exactly_in_half_precision(
     """In float64, the columns of a unit's copies add up to the weight as stored, not nearly but exactly."""
     columns = expansion(kind, n, min(n + more, 4 * n))
     small = weight(rows.size, n, dtype=dtype)
-    grown = expand_matrix(small, Matrix(rows, columns, consumes=True), free)
+    grown = expand_matrix(small, Matrix(rows, columns, consumes=True, own=free.is_own), free)
     assert grown.dtype == dtype
     produced = expand_matrix(small, Matrix(rows, identity(n), consumes=True), free).double()
     fixed = torch.from_numpy(~rows.is_free)

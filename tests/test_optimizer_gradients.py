@@ -168,6 +168,23 @@ def test_noise_is_what_the_readings_leave_out(source: Any, tmp_path: Path) -> No
     assert worst[1] == pytest.approx(worst[0] / 100, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("model", "sizes"), [("llama-tied", DOUBLE), ("gpt2-lm", DOUBLE), ("vit-cls", {"ffn": 200}), ("bert-mlm", DOUBLE)]
+)
+def test_own_copies_get_the_signals_of_their_own_rows(
+    source: Any, tmp_path: Path, model: str, sizes: dict[str, Any]
+) -> None:
+    """Where each row keeps its own copy, the readings are off by the noise alone too: a tenth of it, a tenth as far."""
+    worst = []
+    for phi in (1e-4, 1e-5):
+        free = replace(PRESETS["own"], phi=phi, zeta=0.0)
+        far, status = errors(source(model), model, tmp_path / str(phi), free, **sizes)
+        assert EXPECTED in status.values() and FRESH not in status.values()
+        worst.append(max(far.values()))
+    assert worst[1] <= 1e-3
+    assert worst[1] == pytest.approx(worst[0] / 10, rel=0.3)
+
+
 def test_query_groups(source: Any, tmp_path: Path) -> None:
     """Key-value heads whose copies divide the query heads of a group get no fixed share; whole groups do."""
     far, status = errors(source("llama-untied"), "llama-untied", tmp_path / "a", EVEN, kv_heads=4)
@@ -192,7 +209,7 @@ def test_groups_of_heads_behind_a_convolution(source: Any, tmp_path: Path) -> No
 def test_the_backward_signals_of_copies_sum_to_the_unit_s(source: Any, model: str) -> None:
     """E^T D = 1 on every space: the chain rule, whatever the free parameters; means count with weight 1/n."""
     sizes = {"width_factor": 2} if model == "resnet-basic" else {"width": 96}
-    for free in (EVEN, FIRST, PRESETS["vision"]):
+    for free in (EVEN, FIRST, PRESETS["vision"], PRESETS["own"], replace(PRESETS["own"], split=0.5)):
         plan = lemonx.plan(source(model)[0], free=free, **sizes)
         for name, dual in duals(plan).items():
             units = plan.types.spaces[name]

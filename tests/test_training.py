@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from lemonx.errors import BadRecipe, LemonxError
 from lemonx.training import advice, model, recipe_file
 from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Recipe, parse_recipe, read_recipe
-from lemonx.training.schedule import Schedule
+from lemonx.training.schedule import Decay, Schedule
 from lemonx.training.stages import legs
 from lemonx.training.stream import ExampleStream
 
@@ -60,7 +60,10 @@ GOOD: dict[str, Any] = {
         ({"min_learning_rate": 1.0}, "min_learning_rate is above learning_rate"),
         ({"gradient_accumulation": 3}, "not a multiple of gradient_accumulation"),
         ({"warmup": 1, "warmup_epochs": 1}, "give one of warmup"),
-        ({"decay": "exponential"}, "decay: .*'cosine' or 'linear'"),
+        ({"decay": "exponential"}, "decay: .*'cosine', 'linear', 'wsd' or 'constant'"),
+        ({"cooldown": 0.2}, "cooldown is the part of a run over which decay: wsd decays"),
+        ({"decay": "wsd", "cooldown": 1.5}, "cooldown: .*less than or equal to 1"),
+        ({"decay": "constant", "min_learning_rate": 1e-3}, "a constant rate never falls"),
         ({"optimizer.betas": [0.9, 1.0]}, "optimizer: betas lie in"),
         ({"inheritance.kind": "soft"}, "inheritance needs a teacher"),
         ({"steps": None, "stages": [{"steps": 2}, {"steps": 3}]}, "every stage after the first needs an expand"),
@@ -180,15 +183,50 @@ def test_linear_decay() -> None:
 
 @given(
     st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.integers(0, 50), st.integers(1, 200), st.sampled_from(range(300)),
-    st.sampled_from(["cosine", "linear"]),
+    st.sampled_from(get_args(Decay)), st.floats(0.0, 1.0),
 )  # fmt: skip
 def test_a_schedule_stays_between_its_bounds(
-    maximum: float, part: float, warmup: int, more: int, step: int, decay: str
+    maximum: float, part: float, warmup: int, more: int, step: int, decay: Decay, cooldown: float
 ) -> None:
-    schedule = Schedule(maximum, part * maximum, warmup, warmup + more, decay)
+    schedule = Schedule(maximum, part * maximum, warmup, warmup + more, decay, round(cooldown * more))
     assert 0.0 <= schedule.learning_rate(step) <= maximum * (1 + 1e-15)
     if step >= warmup:
         assert schedule.learning_rate(step) >= schedule.learning_rate(step + 1) >= part * maximum * (1 - 1e-15)
+
+
+@given(
+    st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.integers(0, 50), st.integers(0, 200), st.integers(1, 200),
+    st.integers(0, 450),
+)  # fmt: skip
+def test_wsd(maximum: float, part: float, warmup: int, stable: int, cooldown: int, step: int) -> None:
+    """Three lines: up, along, down. The formula is written out here once more."""
+    total, minimum = warmup + stable + cooldown, part * maximum
+    found = Schedule(maximum, minimum, warmup, total, "wsd", cooldown).learning_rate(step)
+    if step < warmup:
+        wanted = maximum * step / warmup
+    elif step <= warmup + stable:
+        wanted = maximum
+    else:
+        wanted = minimum + (maximum - minimum) * max(0, total - step) / cooldown
+    assert found == pytest.approx(wanted, rel=1e-12, abs=1e-18)
+    forever = Schedule(maximum, 0.0, warmup, total, "constant").learning_rate(step)
+    assert forever == pytest.approx(maximum * step / warmup if step < warmup else maximum, rel=1e-15)
+
+
+def test_the_cooldown_of_a_recipe() -> None:
+    """A fifth of the run unless it says otherwise, over all stages together."""
+
+    def asked(**changes: Any) -> Recipe:
+        return parse_recipe(recipe_file.with_changes(GOOD, {"learning_rate": 1e-3, **changes}))
+
+    assert asked(decay="wsd", steps=100, warmup=10).schedule(1000) == Schedule(1e-3, 0.0, 10, 100, "wsd", 20)
+    assert asked(decay="wsd", cooldown=0.5, steps=101).schedule(1000).cooldown == 51
+    stages = [{"steps": 60}, {"steps": 40, "expand": {"depth": 2}}]
+    staged = asked(decay="wsd", steps=None, stages=stages, cooldown=0.1).schedule(1000)
+    assert [staged.learning_rate(step) for step in (0, 59, 60, 90, 95)] == [1e-3, 1e-3, 1e-3, 1e-3, 5e-4]
+    assert asked(steps=100).schedule(1000) == Schedule(1e-3, 0.0, 0, 100)
+    with pytest.raises(BadRecipe, match="warm-up takes 60 and the cooldown 50 of 100"):
+        asked(decay="wsd", cooldown=0.5, steps=100, warmup=60).schedule(1000)
 
 
 # Knowledge inheritance.

@@ -106,12 +106,28 @@ def test_the_curve(trained: FinishedRun) -> None:
     assert [row["seconds"] for row in trained.curve] == sorted(row["seconds"] for row in trained.curve)
 
 
+def step_flops(width: int, depth: int) -> int:
+    """Of a step of four examples through LLAMA, or the same in other proportions, by hand."""
+    kv, ffn, length, vocabulary = width // 2, 3 * width // 2, 32, 260
+    block = 2 * width * width + 2 * width * kv + 3 * width * ffn + 2 * length * width  # scores and values, per token
+    return 4 * 3 * 2 * length * (depth * block + width * vocabulary)
+
+
 def test_flops_are_counted(trained: FinishedRun) -> None:
-    width, kv, ffn, length, vocabulary = 32, 16, 48, 32, 260
-    weights = 2 * width * width + 2 * width * kv + 3 * width * ffn + width * vocabulary
-    attention = 2 * length * width  # scores and values, per token
-    forward = 2 * length * (weights + attention)
-    assert trained.flops == 3 * forward * 12 * 4
+    assert trained.flops == 12 * step_flops(32, 1)
+    assert [vars(stage) for stage in trained.stages] == [{"start": 0, "end": 12, "flops": trained.flops}]
+
+
+def test_wsd_with_a_growth_inside(tmp_path: Path) -> None:
+    """The rate stays where it is when the model grows: no decay before it, no new warm-up after; it decays at the end."""
+    stages = [dict(steps=4), dict(steps=6, expand=dict(width=64, verify=False))]
+    asked = recipe(steps=None, stages=stages, decay="wsd", cooldown=0.4, min_learning_rate=0, warmup=2, eval_every=1)
+    done = run(asked, tmp_path / "out")
+    rates = [row["learning_rate"] for row in done.curve[1:]]
+    assert rates == pytest.approx([0, 5e-3, *[1e-2] * 5, 7.5e-3, 5e-3, 2.5e-3], rel=1e-12)
+    constant = recipe(steps=3, decay="constant", warmup=1, min_learning_rate=0, eval_every=1)
+    rates = [row["learning_rate"] for row in run(constant, tmp_path / "constant").curve[1:]]
+    assert rates == pytest.approx([0, 1e-2, 1e-2], rel=1e-12)
 
 
 def test_the_validation_loss_is_that_of_the_model(trained: FinishedRun) -> None:
@@ -324,6 +340,15 @@ def test_stages_are_one_run(tmp_path: Path) -> None:
         assert_lossless(before, after, 2 * 48)
     config = json.loads((done.output / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"]) == (48, 2)
+    # What each stage costs is that of a model of its size, the decoder included.
+    assert [(stage.start, stage.end) for stage in done.stages] == [(0, 4), (4, 8), (8, 12)]
+    assert [stage.flops for stage in done.stages] == [
+        4 * step_flops(32, 1),
+        4 * step_flops(48, 1),
+        4 * step_flops(48, 2),
+    ]
+    assert json.loads((done.output / "run.json").read_text())["stages"] == [vars(stage) for stage in done.stages]
+    assert done.flops == sum(stage.flops for stage in done.stages)
 
     def stop(step: int, *_: Any) -> None:
         if step == 9:

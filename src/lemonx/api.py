@@ -41,7 +41,7 @@ def plan(
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
-    free: Literal["language", "vision"] | Free | None = None,
+    free: Literal["language", "vision", "own"] | Free | None = None,
     depth_type: Literal[1, 2] | None = None,
     small_gains: bool = False,
     seed: int = 0,
@@ -98,7 +98,7 @@ def expand(
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
-    free: Literal["language", "vision"] | Free | None = None,
+    free: Literal["language", "vision", "own"] | Free | None = None,
     depth_type: Literal[1, 2] | None = None,
     small_gains: bool = False,
     seed: int = 0,
@@ -127,7 +127,7 @@ def expand(
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
-    free: Literal["language", "vision"] | Free | None = None,
+    free: Literal["language", "vision", "own"] | Free | None = None,
     depth_type: Literal[1, 2] | None = None,
     small_gains: bool = False,
     seed: int = 0,
@@ -151,7 +151,7 @@ def expand(
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
-    free: Literal["language", "vision"] | Free | None = None,
+    free: Literal["language", "vision", "own"] | Free | None = None,
     depth_type: Literal[1, 2] | None = None,
     small_gains: bool = False,
     seed: int = 0,
@@ -196,7 +196,7 @@ def expand(
     Choices:
 
     method, seed      how to grow (`lemonx methods` lists them), and the seed of everything random
-    free              the paper's free parameters: "language" (default), "vision", or a Free of your own
+    free              the paper's free parameters: "language" (default), "vision", "own", or a Free of your own
     depth_type        how new blocks start as the identity: 1 = zero output weights, 2 = outputs that cancel
     small_gains       Post-LN only: new blocks lose less to the eps of their norms
     dtype             the dtype to store; default: the source's
@@ -288,7 +288,7 @@ def grow(
     large: Module,
     example_inputs: object,
     *,
-    free: Literal["language", "vision"] | Free | None = None,
+    free: Literal["language", "vision", "own"] | Free | None = None,
     depth_type: Literal[1, 2] | None = None,
     seed: int = 0,
 ) -> Grown:

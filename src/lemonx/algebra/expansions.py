@@ -240,13 +240,34 @@ class Expansion:
 
     def further_copies(self, base: int = 0) -> tuple[Split, ...]:
         """Every copy after the one numbered `base`, paired with that one, in blocks of equal copy count."""
-        index = np.flatnonzero((self.source >= 0) & (self.copy_number > base))
+        return self._paired(self.copy_number > base, self.copy_number == base)
+
+    def numbered(self, number: int) -> tuple[tuple[int, slice], ...]:
+        """Where the copies with this number, modulo how many their unit has, stand; and of which units they are."""
+        index = np.flatnonzero(self._has_number(number))
+        joined = (np.diff(index) == 1) & (np.diff(self.source[index]) == 1)
+        return tuple(
+            (int(block[0]), slice(int(self.source[block[0]]), int(self.source[block[-1]]) + 1))
+            for block in np.split(index, np.flatnonzero(~joined) + 1)
+            if len(block)
+        )
+
+    def other_copies(self, number: int) -> tuple[Split, ...]:
+        """Every copy but those with this number, modulo how many their unit has, paired with them."""
+        here = self._has_number(number)
+        return self._paired(~here, here)
+
+    def _has_number(self, number: int) -> NDArray[np.bool_]:
+        return self.is_copy & (self.copy_number == number % np.maximum(self.copies[self.unit], 1))
+
+    def _paired(self, others: NDArray[np.bool_], bases: NDArray[np.bool_]) -> tuple[Split, ...]:
+        """The copies among `others`, in the order of their numbers, each with its unit's copy among `bases`."""
+        index = np.flatnonzero(self.is_copy & others)
         index = index[np.argsort(self.copy_number[index], kind="stable")]
         if not len(index):
             return ()
-        at_base = np.full(self.size, -1)
-        bases = np.flatnonzero((self.source >= 0) & (self.copy_number == base))
-        at_base[self.source[bases]] = bases
+        at_base, found = np.full(self.size, -1), np.flatnonzero(self.is_copy & bases)
+        at_base[self.source[found]] = found
         based, count = at_base[self.source[index]], self.copies[self.source[index]]
         joined = (np.diff(index) == 1) & (np.diff(based) == 1) & (np.diff(count) == 0)
         starts = np.concatenate([[0], np.flatnonzero(~joined) + 1])

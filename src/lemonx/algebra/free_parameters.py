@@ -1,22 +1,29 @@
 """The free parameters: what losslessness leaves open, as named presets.
 
-Paper: appendix C.4, parameter choices. There D_T <= 2 D_S; with k copies of a unit, copies 2..k take what
-the paper gives to W_2 (or W_res), and the first copy takes the rest, so that they always sum to W.
+Paper: appendix C.4, parameter choices. There D_T <= 2 D_S; with k copies of a unit, all copies but one take what
+the paper gives to W_2 (or W_res), and that one takes the rest, so that they always sum to W.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 from lemonx.errors import BadTarget
+
+# Which copy of an input keeps the rest of a weight: the first, or the one with the row's own number among its copies.
+FIRST, OWN = "first", "own"
 
 
 @dataclass(frozen=True)
 class Free:
     """How copies come to differ, how unread entries are filled, and how added blocks are silenced.
 
-    Fan-out of the further copies of a unit:  W_c = split W/k + Phi;  Phi ~ N(0, phi^2).  The first copy takes the
-    rest: split 1 is even, 0 leaves all on the first, between them it is uneven.
+    Fan-out of all copies of a unit but one:  W_c = split W/k + Phi;  Phi ~ N(0, phi^2).  The one that is left takes
+    the rest: split 1 is even, 0 leaves all on that one, between them it is uneven.
+    `rest`: which copy that is. "first": the first one, in every row. "own": in a row that is copy i of its unit, copy
+    i (modulo their number), so that the copies are networks side by side that exchange only Phi.
+    `relative`: phi is in units of the weight's own spread, the root of its mean square, instead of 1.
     Weights that read zeros (col-rand):       zeta ~ N(0, zeta^2).
     Norm weights on coordinates that are 0:   zeta ~ U(-norm_zeta, norm_zeta).
     Added blocks:  type 1 writes zeros; type 2 writes copies that cancel, with fan-out N(0, cancel^2).
@@ -35,15 +42,23 @@ class Free:
     cancel: float = 0.02
     stacked: bool = False
     small_gains: bool = False
+    rest: str = FIRST
+    relative: bool = False
 
     def share(self, copies: int) -> float:
-        """The part of W that each further copy takes, before Phi."""
+        """The part of W that each copy takes that does not keep the rest, before Phi."""
         return self.split / copies
+
+    @property
+    def is_own(self) -> bool:
+        """Whether every row leaves the rest on the copy with its own number."""
+        return self.rest == OWN
 
 
 PRESETS = {
     "vision": Free("vision", split=1.0, phi=0.02, depth_type=2),
     "language": Free("language", split=0.0, phi=0.002, depth_type=1, append_next=True),
+    "own": Free("own", split=0.0, phi=0.1, depth_type=1, rest=OWN, relative=True),
 }
 
 # All of the weight on one copy. With all else equal it ends better than an even split on a ViT, a BERT and a Llama,
@@ -54,8 +69,49 @@ DEFAULT = "language"
 # What the methods before LEMON do: copies share evenly, and stay identical.
 EVEN = Free("even", split=1.0, phi=0.0, depth_type=1, zeta=0.0)
 
+# The values that a parameter may have, by its declared type, and what to say of any other.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "str": ((str,), "give a name"),
+    "int": ((int,), "give a whole number"),
+    "bool": ((bool,), "give true or false"),
+    "float": ((float, int), "give a number that is not negative"),
+}
+
 
 def preset(name: str) -> Free:
     if name not in PRESETS:
         raise BadTarget(f"there is no preset {name!r} of free parameters", f"choose one of {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def parse_free(given: str | Mapping[str, object]) -> Free:
+    """A preset by name, or a section with the parameters that differ from those of the preset that it is `like`.
+
+    >>> parse_free({"like": "language", "rest": "own", "phi": 0.02}).rest
+    'own'
+    """
+    if isinstance(given, str):
+        return preset(given)
+    changes = {name: value for name, value in given.items() if name != "like"}
+    known = [field.name for field in fields(Free) if field.name != "name"]
+    if odd := next((name for name in changes if name not in known), None):
+        raise BadTarget(f"{str(odd)[:40]!r} is not a free parameter", f"choose from like, {', '.join(known)}")
+    base = preset(str(given.get("like", DEFAULT)))
+    return checked(replace(base, **changes))  # pyright: ignore[reportArgumentType]
+
+
+def checked(free: Free) -> Free:
+    """The same, if every parameter has a value that it can have; BadTarget where one has not."""
+    for field in fields(Free):
+        value, (kinds, wanted) = getattr(free, field.name), _KINDS[str(field.type)]
+        if type(value) not in kinds or (field.type == "float" and not 0 <= value < float("inf")):
+            raise BadTarget(f"the free parameter {field.name} is {repr(value)[:40]}", wanted)
+    if free.rest not in (FIRST, OWN):
+        raise BadTarget(f"the free parameter rest is {free.rest[:40]!r}", f"use {FIRST} or {OWN}")
+    if free.depth_type not in (1, 2):
+        raise BadTarget(f"--depth-type {free.depth_type} does not exist", "use 1 or 2")
+    if free.is_own and not free.phi:
+        raise BadTarget(
+            "with rest: own and phi: 0 the copies are twin networks, which would stay equal for ever", "give a phi"
+        )
+    return free

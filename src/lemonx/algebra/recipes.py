@@ -52,7 +52,9 @@ class Matrix:
 
     `transposed`: the file stores it as (columns, rows). `jitter`: copies of a unit from this number on (0: none) get
     noise on their fan-in, because their fan-out is zero and cannot make them differ. `copied`: it is the weight of a
-    copied expert, or holds several, which noise makes different. `spare`: the weights of its spare units.
+    copied expert, or holds several, which noise makes different. `spare`: the weights of its spare units. `own`: rows
+    that are copy i of their unit leave the rest of what copies share on copy i of their input; otherwise all rows
+    leave it on the first.
     """
 
     rows: Expansion
@@ -63,6 +65,11 @@ class Matrix:
     jitter: int = 0
     copied: Copied | None = None
     spare: Spare | None = None
+    own: bool = False
+
+    def kept_copy(self, run: Run) -> int:
+        """The number of the copy of each input that keeps the rest in these rows, modulo the number of its copies."""
+        return run.copy if self.own and run.is_copy else 0
 
     @property
     def rule(self) -> str:
@@ -73,6 +80,7 @@ class Matrix:
         words = []
         if not self.columns.is_identity:
             words.append(column_rule(self.columns) if self.consumes else row_rule(self.columns))
+            words[-1] += " (own copy)" if self.own else ""
         if not self.rows.is_identity:
             words.append(row_rule(self.rows))
         return (" ∘ ".join(words) or "copied") + passing

@@ -14,12 +14,8 @@ from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget
 
 if TYPE_CHECKING:
+    from lemonx.algebra.free_parameters import Free
     from lemonx.workflows.options import FieldValue
-
-
-class FreeChoice(str, Enum):
-    vision = "vision"
-    language = "language"
 
 
 class DtypeChoice(str, Enum):
@@ -69,11 +65,13 @@ Like = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the free parameters.", rich_help_panel=CHOICES)]
 FreeOption = Annotated[
-    FreeChoice | None,
+    str | None,
     typer.Option(
+        metavar="NAME|{LIKE: ...}",
         help="The paper's free parameters. vision: duplicated units share the weight evenly and new blocks cancel. "
-        "language: one of them keeps all the weight and new blocks start at zero. Default: language, which trained "
-        "better in our measurements.",
+        "language: one of them keeps all the weight and new blocks start at zero. own: each reads its own copy, so "
+        "that copies are networks side by side. Or one of these with changes: {like: language, rest: own, phi: 0.02}. "
+        "Default: language, which trained better in our measurements.",
         rich_help_panel=CHOICES,
     ),
 ]
@@ -176,14 +174,27 @@ def data_section(text: str | None) -> dict[str, JsonValue] | None:
     """Embedded data by name, or a recipe's data section in braces."""
     if text is None:
         return None
+    return _section("--data", text, "{kind: text, path: corpus}") or {"kind": text}
+
+
+def free_parameters(text: str | None) -> Free | None:
+    """A preset of the free parameters by name, or a section in braces with changes to one."""
+    if text is None:
+        return None
+    from lemonx.algebra.free_parameters import parse_free
+
+    return parse_free(_section("--free", text, "{like: language, rest: own}") or text)
+
+
+def _section(option: str, text: str, example: str) -> dict[str, JsonValue] | None:
+    """The keys and values of a section in braces; None if the text is a name."""
     if not text.lstrip().startswith("{"):
-        return {"kind": text}
+        return None
     from lemonx.training.recipe_file import parse_yaml
 
-    content = parse_yaml(text, "--data")
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+    content = parse_yaml(text, option)
+    if not isinstance(content, dict) or not content or not all(isinstance(key, str) for key in content):
         raise BadTarget(
-            f"--data {text} is neither a name nor a section",
-            "write a name, or a section such as {kind: text, path: corpus}",
+            f"{option} {text} is neither a name nor a section", f"write a name, or a section such as {example}"
         )
     return content

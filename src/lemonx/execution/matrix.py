@@ -23,9 +23,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import Expansion, Run
+from lemonx.algebra.expansions import Expansion, Run, Split
 from lemonx.algebra.free_parameters import Free
-from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix, Spare
+from lemonx.algebra.recipes import KEEP, SILENT, Matrix, Spare
 
 # Elements that are scaled at a time, in float64: 0.5 MB.
 SCALED = 1 << 16
@@ -39,17 +39,27 @@ def _no_size() -> torch.Tensor:
     raise ValueError("these rows come without the mean of their sizes")
 
 
+def _no_spread() -> float:
+    raise ValueError("these rows come without the spread of their weight")
+
+
 @dataclass(frozen=True)
 class Reader:
     """Access to the rows of the source weight: a slice, their mean, and the noise of a given copy of a slice.
 
     The mean is weighted if a scale per row follows. `mean_size`: the mean of the absolute values of its terms.
+    `spread`: the root of the mean square of the whole weight.
     """
 
     rows: Callable[[int, int], torch.Tensor]
     mean: Callable[[], torch.Tensor]
     apart: Callable[[int, int, int], torch.Tensor] = _no_noise
     mean_size: Callable[[], torch.Tensor] = _no_size
+    spread: Callable[[], float] = _no_spread
+
+    def phi(self, free: Free) -> float:
+        """The standard deviation of the noise that tells copies apart."""
+        return free.phi * self.spread() if free.relative and free.phi else free.phi
 
 
 def blocks(rows: Expansion, limit: int, wanted: range | None = None) -> Iterator[tuple[int, Run]]:
@@ -89,7 +99,7 @@ def expand_block(
     if how.columns.frame:
         assert how.columns.frame.back
         return out.copy_(how.columns.frame.back.along_columns(base))
-    return _with_spare_columns(run, how, _consume_columns(base, how, free, rng, out))
+    return _with_spare_columns(run, how, _consume_columns(run, base, how, read, free, rng, out))
 
 
 def _with_spare_columns(run: Run, how: Matrix, out: torch.Tensor) -> torch.Tensor:
@@ -120,7 +130,7 @@ def _produced_rows(run: Run, how: Matrix, read: Reader, free: Free, rng: np.rand
         if how.copied and free.phi:
             base = _told_apart(base, run, how, read, free, rng)
         elif 0 < how.jitter <= run.copy:
-            base = noise.normal(base.new_empty(base.shape), free.phi, rng).add_(base)
+            base = noise.normal(base.new_empty(base.shape), read.phi(free), rng).add_(base)
     elif run.is_dense:
         assert how.rows.frame
         made = how.rows.frame.forth.along_rows(read.rows, read.mean, run.target, run.target + run.length)
@@ -146,7 +156,7 @@ def _told_apart(
     assert how.copied
     number, copies, unused = how.copied.at(run, how.rows.target_size)
     if unused:
-        return noise.normal(base.new_empty(base.shape), free.phi, rng).add_(base)
+        return noise.normal(base.new_empty(base.shape), read.phi(free), rng).add_(base)
     if copies == 1:
         return base
     base = base.clone()  # what was read is valid until the next is
@@ -179,7 +189,7 @@ def _produce_columns(
 
 
 def _consume_columns(
-    base: torch.Tensor, how: Matrix, free: Free, rng: np.random.Generator, out: torch.Tensor
+    rows: Run, base: torch.Tensor, how: Matrix, read: Reader, free: Free, rng: np.random.Generator, out: torch.Tensor
 ) -> torch.Tensor:
     from lemonx.execution import exact_split, noise
 
@@ -188,32 +198,54 @@ def _consume_columns(
         here = out[:, run.target : run.target + run.length]
         if run.is_zero:
             noise.normal(here, free.zeta, rng)
-        elif run.is_copy and run.copy == 0 and how.mode == KEEP:
-            here.copy_(base[:, run.units])
-        elif run.copy == 0:
+        elif run.copy == 0 and not (run.is_copy and how.mode == KEEP):
             here.zero_()
-    first = 0
-    if how.mode == CANCEL:
+    if how.mode == KEEP:
+        kept = _kept(columns, how.kept_copy(rows))
+        for target, units in kept.places:
+            out[:, target : target + units.stop - units.start] = base[:, units]
+        first, others = 0, kept.others
+    else:
         # Second copies take Phi and first copies -Phi; third and later ones share the second's.
         for pair in columns.further_copies():
             if columns.copy_number[pair.target] == 1:
                 second = out[:, pair.target : pair.target + pair.length]
                 noise.normal(second, free.cancel, rng)
                 out[:, pair.base : pair.base + pair.length] = -second
-        first = 1
-    for count, runs in _further_runs(columns, first):
-        exact_split.split_columns(out, runs, free.share(count - first), free.phi, rng)
+        first, others = 1, _third_copies(columns)
+    for count, runs in others:
+        exact_split.split_columns(out, runs, free.share(count - first), read.phi(free), rng)
     return out if columns.is_plain else _scaled(out, 1.0 / (columns.amp * columns.gain)[None, :], out)
+
+
+# Copies as (target, base, length), by the total number of copies.
+_Runs = list[tuple[int, list[tuple[int, int, int]]]]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Where the copies that keep the rest stand, and of which units they are; and all other copies."""
+
+    places: tuple[tuple[int, slice], ...]
+    others: _Runs
 
 
 # The blocks of a tensor ask one after the other. Few results are kept, since each holds arrays as long as the width.
 @lru_cache(maxsize=16)
-def _further_runs(columns: Expansion, first: int) -> list[tuple[int, list[tuple[int, int, int]]]]:
-    """The copies after the one numbered `first`, as (target, base, length), by the total number of copies."""
-    further = columns.further_copies(base=first)
+def _kept(columns: Expansion, number: int) -> _Kept:
+    return _Kept(columns.numbered(number), _by_count(columns.other_copies(number)))
+
+
+@lru_cache(maxsize=16)
+def _third_copies(columns: Expansion) -> _Runs:
+    """Third copies and later ones, whose base is the second."""
+    return _by_count(columns.further_copies(base=1))
+
+
+def _by_count(pairs: tuple[Split, ...]) -> _Runs:
     return [
-        (count, [(pair.target, pair.base, pair.length) for pair in further if pair.copies == count])
-        for count in sorted({pair.copies for pair in further})
+        (count, [(pair.target, pair.base, pair.length) for pair in pairs if pair.copies == count])
+        for count in sorted({pair.copies for pair in pairs})
     ]
 
 
@@ -239,7 +271,11 @@ def expand_matrix(weight: torch.Tensor, how: Matrix, free: Free, seed: int = 0, 
     """
     from lemonx.execution import noise
 
-    read = Reader(lambda start, stop: weight[start:stop], lambda: weight.double().mean(0).to(weight.dtype))
+    read = Reader(
+        lambda start, stop: weight[start:stop],
+        lambda: weight.double().mean(0).to(weight.dtype),
+        spread=lambda: noise.spread([weight]),
+    )
     parts = [
         expand_block(run, how, read, free, noise.generator(seed, name, part))
         for part, run in blocks(how.rows, weight.shape[0])

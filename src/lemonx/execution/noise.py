@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -108,6 +108,19 @@ def normal(out: torch.Tensor, std: float, rng: np.random.Generator) -> torch.Ten
             draw(dense)
             block[...] = dense.reshape(block.shape)
     return out
+
+
+def spread(pieces: Iterable[torch.Tensor]) -> float:
+    """The root of the mean square of all these numbers, to 8 bits, so that no order of sums shows; 1 if all are 0.
+
+    >>> spread([torch.full((3,), 0.3), torch.full((5,), -0.3)])
+    0.30078125
+    """
+    total, count = 0.0, 0
+    for piece in pieces:
+        total += float(piece.double().square().sum())
+        count += piece.numel()
+    return float(torch.tensor(math.sqrt(total / max(count, 1)), dtype=torch.bfloat16)) or 1.0
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:

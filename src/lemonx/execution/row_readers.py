@@ -88,7 +88,7 @@ class Source:
         from lemonx.checkpoints.safetensors_file import torch_dtype
 
         self.dtype = torch_dtype(step.dtype)
-        self._seed, self._phi = plan.seed, plan.free.phi
+        self._seed, self._free = plan.seed, plan.free
         self.how = how
         self._step = step
         self._checkpoint = checkpoint
@@ -96,11 +96,13 @@ class Source:
         self._stored = torch_dtype(checkpoint.tensors[step.source].dtype)
         self._lock = threading.Lock()
         self._mean: torch.Tensor | None = None
+        self._spread: float | None = None
 
     def reader(self, *, further: bool) -> Reader:
         """Access to the source's rows; further copies may come from another tensor."""
         name = self._step.appended if further and self._step.appended else self._step.source
-        return Reader(partial(self._rows, name, checked=further), self._mean_row, self._apart, self._mean_size)
+        rows = partial(self._rows, name, checked=further)
+        return Reader(rows, self._mean_row, self._apart, self._mean_size, self._whole_spread)
 
     def _apart(self, copy: int, start: int, stop: int) -> torch.Tensor:
         """The noise of these source rows in the copy with this number, whatever blocks they are read in.
@@ -110,10 +112,10 @@ class Source:
         from lemonx.execution import noise
 
         step, width = self._step, self.how.columns.size
-        parts = []
+        std, parts = self.reader(further=False).phi(self._free), []
         for chunk in range(start // NOISE_ROWS, -(-stop // NOISE_ROWS)):
             rng = noise.generator(self._seed, f"{step.source} in {step.block}, copy {copy}", chunk)
-            phi = noise.normal(torch.empty(NOISE_ROWS, width, dtype=self.dtype), self._phi, rng)
+            phi = noise.normal(torch.empty(NOISE_ROWS, width, dtype=self.dtype), std, rng)
             first = chunk * NOISE_ROWS
             parts.append(phi[max(start - first, 0) : stop - first])
         return torch.cat(parts)
@@ -138,6 +140,15 @@ class Source:
             if self._mean is None:
                 self._mean = self._mean_of(lambda terms: terms).to(self.dtype)
         return self._mean
+
+    def _whole_spread(self) -> float:
+        """The spread of the whole source tensor, whichever of its rows are wanted here; it is computed once."""
+        from lemonx.execution import noise
+
+        with self._lock:
+            if self._spread is None:
+                self._spread = noise.spread(self._checkpoint.blocks(self._step.source))
+        return self._spread
 
     def _mean_size(self) -> torch.Tensor:
         """The mean absolute value per column: the yardstick for the rounding of the mean."""

@@ -136,13 +136,12 @@ def run_node(node: Node, cache: Path) -> None:
 
 def _grow(node: Node, cache: Path, folder: Path) -> None:
     from lemonx import api
-    from lemonx.algebra.free_parameters import Free, preset
+    from lemonx.algebra.free_parameters import parse_free
 
     options: dict[str, Any] = dict(node.what)  # keywords of api.expand
     options["fields"] = options.pop("set", {})
-    if isinstance(free := options.get("free"), Mapping):
-        base = preset(free["like"])
-        options["free"] = Free(**{**vars(base), **{k: v for k, v in free.items() if k != "like"}})
+    if (free := options.get("free")) is not None:
+        options["free"] = parse_free(free)
     remove(folder)
     # The targets of other seeds differ in their noise alone: one proof is enough.
     api.expand(node.after[0].folder(cache), folder, verify=options["seed"] == 0, **options)

@@ -13,16 +13,16 @@ PAPER = "Samragh et al., Scaling Smart: Accelerating Pre-training with Small Mod
 @method("hypercloning", paper=PAPER, grows=("width",))
 def hypercloning(change: Change, free: Free) -> GrowthPolicy:
     """Whole multiples of the width, copies with an even split: lossless, forever symmetric."""
-    return _policy(change, 0.0)
+    return _policy(change, EVEN)
 
 
 @method("hypercloning-noise", paper=PAPER, grows=("width",))
 def hypercloning_noise(change: Change, free: Free) -> GrowthPolicy:
     """Whole multiples of the width, an even split and noise that sums to zero over copies: lossless."""
-    return _policy(change, free.phi)
+    return _policy(change, replace(EVEN, phi=free.phi, relative=free.relative))
 
 
-def _policy(change: Change, phi: float) -> GrowthPolicy:
+def _policy(change: Change, free: Free) -> GrowthPolicy:
     for name, space in change.source.spaces.items():
         size = change.target.spaces[name].size
         if size % space.size:
@@ -31,4 +31,4 @@ def _policy(change: Change, phi: float) -> GrowthPolicy:
                 f"{size}",
                 f"try {space.size * 2}",
             )
-    return GrowthPolicy(replace(EVEN, phi=phi), lossless=True, mode=kept, further=copies)
+    return GrowthPolicy(free, lossless=True, mode=kept, further=copies)

@@ -13,10 +13,14 @@ copies of a unit depends on the modules that read them:
     attention  a key-value head gets the sum of its query heads
 
 So d* = D d with D[t] = share[t] / (amp[t] gain), where noise, uneven splits in front of a norm, and means allow.
+
+Where each row keeps the weight of its own copy (`rest: own`), a copy gets the signals of the rows with its number. So
+its share is that of these rows, and theirs that of what they write: shares pass through the network from its end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,10 +56,18 @@ class Dual:
     rest: frozenset[str] = frozenset()
 
 
+# A stream hands its shares to itself, and half of what is not yet settled goes in each round: more than float64 holds.
+ROUNDS = 64
+
+
 def duals(plan: Plan) -> dict[str, Dual]:
     """The dual of every space of a plan."""
     spaces = plan.types.spaces
-    shares = {name: _share(plan, name, frozenset({name})) for name in spaces}
+    shares: dict[str, tuple[NDArray[np.float64], Expansion | None]]
+    shares = {name: (_even(units), None) for name, units in spaces.items()}
+    for _ in range(ROUNDS if plan.free.is_own else 1):
+        written = {name: share for name, (share, _) in shares.items()}
+        shares = {name: _share(plan, name, frozenset({name}), written) for name in spaces}
     found = {name: Dual(share, _along(spaces[name], share, tied)) for name, (share, tied) in shares.items()}
     # Reasons pass from a norm's output to its input: through all spaces in as many rounds as there are.
     for _ in spaces:
@@ -68,12 +80,20 @@ def _readers(plan: Plan, space: str) -> list[Row]:
     return [row for row in rows if space in row.reads.axes]
 
 
-def _share(plan: Plan, space: str, asked: frozenset[str]) -> tuple[NDArray[np.float64], Expansion | None]:
+# The shares of every space as far as they are known.
+Shares = Mapping[str, NDArray[np.float64]]
+
+
+def _share(
+    plan: Plan, space: str, asked: frozenset[str], written: Shares
+) -> tuple[NDArray[np.float64], Expansion | None]:
     """Each copy's share of its unit's backward signal, and the embedding that reads the space, if any."""
     units, readers = plan.types.spaces[space], _readers(plan, space)
     linear = [row for row in readers if isinstance(row, Linear)]
-    if any(row.tied is None for row in linear):
-        return split(units, plan.free), None
+    if untied := [row for row in linear if row.tied is None]:
+        if not plan.free.is_own:
+            return split(units, plan.free, np.ones(1)), None
+        return np.mean([split(units, plan.free, _by_number(plan, row, written)) for row in untied], axis=0), None
     if linear:
         embedding = plan.source_spec.rows[linear[0].tied or ""].writes.axes[0]
         return _even(units), plan.types.spaces[embedding]
@@ -82,9 +102,9 @@ def _share(plan: Plan, space: str, asked: frozenset[str]) -> tuple[NDArray[np.fl
     norms = [row for row in readers if row.in_place]
     others = sorted({_counterpart(row, space) for row in norms} & plan.types.spaces.keys() - asked)
     if others:
-        return np.mean([_share(plan, other, asked | {other})[0] for other in others], axis=0), None
+        return np.mean([_share(plan, other, asked | {other}, written)[0] for other in others], axis=0), None
     if (queries := _queries(plan, space)) is not None:
-        return _served(plan, space, queries).mean(1), None
+        return _served(plan, space, queries, _share(plan, queries, frozenset({queries}), written)[0]).mean(1), None
     return _even(units), None
 
 
@@ -94,13 +114,25 @@ def _queries(plan: Plan, space: str) -> str | None:
     return next((name for name, other in spaces if isinstance(other, Grouped) and other.under == space), None)
 
 
-def _served(plan: Plan, space: str, queries: str) -> NDArray[np.float64]:
+def _by_number(plan: Plan, row: Row, written: Shares) -> NDArray[np.float64]:
+    """The share of its backward signal that a row's first, second, ... copies of outputs get, in the mean over units.
+
+    All of it is the first copies', where outputs are not copied.
+    """
+    name = next((axis for axis in row.writes.axes if axis in written), None)
+    if name is None:
+        return np.ones(1)
+    units = plan.types.spaces[name]
+    return np.bincount(units.copy_number, weights=np.where(units.is_copy, written[name], 0.0)) / units.size
+
+
+def _served(plan: Plan, space: str, queries: str, share: NDArray[np.float64]) -> NDArray[np.float64]:
     """For each target head and each query head of its source group, the share of that query head that it serves."""
     heads, keys = plan.types.spaces[queries], plan.types.spaces[space]
     group, target_group = heads.size // keys.size, heads.target_size // keys.target_size
     served = np.zeros((keys.target_size, group))
     slots = np.arange(heads.target_size) // target_group, heads.unit % group
-    np.add.at(served, slots, _share(plan, queries, frozenset({queries}))[0])
+    np.add.at(served, slots, share)
     return served
 
 
@@ -118,7 +150,7 @@ def _with_reasons(plan: Plan, space: str, found: dict[str, Dual]) -> Dual:
     # What leaves a space as it is (a convolution before attention) says nothing of who reads it then.
     kept = all(row.in_place and _counterpart(row, space) == space for row in readers)
     if kept and (queries := _queries(plan, space)) is not None:
-        uneven = np.ptp(_served(plan, space, queries), axis=1).max() > TINY
+        uneven = np.ptp(_served(plan, space, queries, found[queries].share), axis=1).max() > TINY
         on_units |= found[queries].units | ({GROUPS} if uneven else set())
     elif not readers and not units.is_identity:
         on_units.add(UNREAD)
@@ -135,11 +167,14 @@ def _mixed(row: Row, units: Expansion, written: Dual) -> set[str]:
     return ({UNEVEN} if uneven else set()) | ({MEAN} if means else set())
 
 
-def split(units: Expansion, free: Free) -> NDArray[np.float64]:
-    """The shares of the weight that reads each copy: those of `free`, the first copy taking the rest."""
-    count = units.copies[units.unit]
+def split(units: Expansion, free: Free, by_number: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The shares of the weight that reads each copy: those of `free`; in rows numbered i, copy i takes the rest."""
+    count = np.maximum(units.copies[units.unit], 1)
     further = np.array([free.share(int(k)) for k in count])
-    share = np.where(units.copy_number > 0, further, 1.0 - (count - 1) * further)
+    share = np.zeros(units.target_size)
+    for number, part in enumerate(by_number):
+        keeps = units.copy_number == number % count
+        share += part * np.where(keeps, 1.0 - (count - 1) * further, further)
     return np.where(units.is_copy, share, 0.0)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lemonx import architectures
-from lemonx.algebra.free_parameters import DEFAULT, Free, preset
+from lemonx.algebra.free_parameters import DEFAULT, Free, checked, parse_free
 from lemonx.algebra.norm_chains import Chain, expected_loss
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.checkpoints.folder import CONFIG
@@ -302,12 +302,10 @@ def _source_spec(family: Architecture, config: Mapping[str, JsonValue]) -> Spec:
 
 def _chosen(free: str | Free | None, depth_type: int | None, small_gains: bool) -> Free:
     """The free parameters as they are asked for."""
-    chosen = free if isinstance(free, Free) else preset(free or DEFAULT)
+    chosen = free if isinstance(free, Free) else parse_free(DEFAULT if free is None else free)
     if depth_type is not None:
-        if depth_type not in (1, 2):
-            raise BadTarget(f"--depth-type {depth_type} does not exist", "use 1 or 2")
         chosen = replace(chosen, depth_type=depth_type)
-    chosen = replace(chosen, small_gains=chosen.small_gains or small_gains)
+    chosen = checked(replace(chosen, small_gains=chosen.small_gains or small_gains))
     if chosen.small_gains and chosen.depth_type == 2:
         raise Refused(
             "outputs that cancel do so up to rounding, which is not small beside activations of small gains",

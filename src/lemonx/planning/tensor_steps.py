@@ -297,9 +297,16 @@ class StepBuilder:
         recipe = self._with_expert_noise(recipe or row.recipe(hit.suffix, typed, mode), hit, unit, added)
         if self.frames and isinstance(recipe, Matrix) and hit.suffix == "weight":
             recipe = replace(recipe, spare=self.frames.spare(hit.row, at))
+        if isinstance(recipe, Matrix) and self._keeps_own(recipe):
+            recipe = replace(recipe, own=True)
         made, dtype = self.policy.made, self._dtype_of(info)
         exact = MADE if made else exactness(recipe, info.dtype, dtype, self.policy.free)
         return tuple(e.target_size for e in expansions), recipe, exact
+
+    def _keeps_own(self, recipe: Matrix) -> bool:
+        """Whether copies of rows read copies, and each of them keeps the weight of its own."""
+        reads = recipe.consumes and recipe.mode == KEEP and recipe.columns.copies.max() > 1
+        return self.policy.free.is_own and bool(reads and recipe.rows.copies.max() > 1)
 
     def _scale_behind(self, hit: Matched, recipe: TensorRecipe) -> str | None:
         """The tensor of the scale that reads what this one writes, in the same block, if it weights a mean."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 COLUMNS = ("step", "learning_rate", "train_loss", "validation_loss")
 _AFTER = ("flops", "seconds")
@@ -26,6 +27,25 @@ def rows(history: Iterable[Mapping[str, float]]) -> list[CurveRow]:
             if not key.endswith(_SPEED) and key not in ("step", "epoch", "grad_norm"):
                 row[_NAMES.get(key, key.removeprefix("eval_"))] = value
     return [found[step] for step in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The steps of a run at one size, and the FLOPs of these alone."""
+
+    start: int
+    end: int
+    flops: float
+
+
+def phases(curve: Sequence[CurveRow], ends: Sequence[int]) -> tuple[Phase, ...]:
+    """What each stage cost, by the steps they end at; every stage is evaluated at its end."""
+    spent = {row["step"]: row["flops"] for row in curve if "flops" in row}
+    starts = [0, *ends[:-1]]
+    return tuple(
+        Phase(start, end, spent[end] - (spent[start] if start else 0.0))
+        for start, end in zip(starts, ends, strict=True)
+    )
 
 
 def columns(curve: Sequence[CurveRow]) -> list[str]:

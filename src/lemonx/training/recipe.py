@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from lemonx.algebra.free_parameters import parse_free
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.data import TASKS
 from lemonx.data.strict import Strict
-from lemonx.errors import BadRecipe
+from lemonx.errors import BadRecipe, LemonxError
 from lemonx.guards.limits import LARGEST, LARGEST_RUN_SEED, LARGEST_SEED, MOST_AT_ONCE, MOST_STEPS
+from lemonx.training.schedule import COOLDOWN, Decay, Schedule
 
 Task = Literal["causal-lm", "masked-lm", "image-classification", "sequence-classification"]
 assert get_args(Task) == TASKS
@@ -35,15 +38,24 @@ class Expand(Strict):
     sizes: dict[str, JsonValue] = Field(default_factory=dict, alias="set")
     like: str | None = None
     method: str = "lemon"
-    free: Literal["vision", "language"] | None = None
+    free: str | dict[str, JsonValue] | None = None
     depth_type: Literal[1, 2] | None = None
     seed: int = Field(0, ge=-LARGEST_SEED, le=LARGEST_SEED)
     verify: bool = True
 
+    @field_validator("free")
+    @classmethod
+    def _known_parameters(cls, given: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
+        try:
+            return given if given is None or parse_free(given) else None
+        except LemonxError as error:
+            raise ValueError(f"{error.found}; {error.remedy}") from None
+
     @property
     def options(self) -> dict[str, Any]:
         given = self.model_dump(exclude_none=True, exclude={"verify"})
-        return {"fields": given.pop("sizes"), **given}
+        free = {} if self.free is None else {"free": parse_free(self.free)}
+        return {"fields": given.pop("sizes"), **given, **free}
 
 
 class Optimizer(Strict):
@@ -94,7 +106,8 @@ class Recipe(Strict):
     min_learning_rate: float = Field(0.0, ge=0)
     warmup: int | None = Field(None, ge=0, le=MOST_STEPS)
     warmup_epochs: float | None = Field(None, ge=0, le=MOST_STEPS)
-    decay: Literal["cosine", "linear"] = "cosine"
+    decay: Decay = "cosine"
+    cooldown: float | None = Field(None, gt=0, le=1)
     optimizer: Optimizer = Optimizer()
     clip: float = Field(1.0, ge=0)
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -136,6 +149,10 @@ class Recipe(Strict):
             yield "give one of warmup (steps) and warmup_epochs"
         if self.min_learning_rate > self.learning_rate:
             yield "min_learning_rate is above learning_rate"
+        if self.cooldown is not None and self.decay != "wsd":
+            yield "cooldown is the part of a run over which decay: wsd decays; give that decay, or leave it out"
+        if self.min_learning_rate and self.decay == "constant":
+            yield "a constant rate never falls to min_learning_rate; leave it out"
         if self.batch_size % self.gradient_accumulation:
             yield "batch_size, the examples of one step, is not a multiple of gradient_accumulation"
         if self.inheritance is not None and self.inheritance.teacher is None and self.source is None:
@@ -157,6 +174,22 @@ class Recipe(Strict):
         if self.warmup_epochs is not None:
             return self._in_steps(self.warmup_epochs, examples)
         return self.warmup or 0
+
+    def schedule(self, examples: int) -> Schedule:
+        """The learning rate of the whole run, given the number of training examples."""
+        total, warmup = self.total_steps(examples), self.warmup_steps(examples)
+        cooldown = math.ceil((self.cooldown or COOLDOWN) * total) if self.decay == "wsd" else 0
+        if warmup >= total:
+            raise BadRecipe(
+                f"the warm-up takes {warmup} of {total} steps, which leaves none to train",
+                "shorten the warm-up, or train longer",
+            )
+        if warmup + cooldown > total:
+            raise BadRecipe(
+                f"the warm-up takes {warmup} and the cooldown {cooldown} of {total} steps",
+                "shorten one of them, or train longer",
+            )
+        return Schedule(self.learning_rate, self.min_learning_rate, warmup, total, self.decay, cooldown)
 
     def _in_steps(self, epochs: float, examples: int) -> int:
         # Batches go on across the end of an epoch, so that every step sees as many examples.

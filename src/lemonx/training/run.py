@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from lemonx.training import curve as curves
 from lemonx.training import model, run_folder
 from lemonx.training.recipe import Expand, Recipe
 from lemonx.training.run_folder import Saved
-from lemonx.training.schedule import Schedule
 from lemonx.training.stages import Leg, grow, legs
 from lemonx.verification.certificate import versions
 
@@ -46,6 +45,7 @@ class FinishedRun:
     final: curves.CurveRow
     seconds: float
     flops: float
+    stages: tuple[curves.Phase, ...]
 
 
 def run(
@@ -94,16 +94,8 @@ class TrainingJob:
 
     def __init__(self, recipe: Recipe, output: Path, prepared: data.Prepared, progress: TellProgress | None) -> None:
         self.recipe, self.output, self.data, self.progress = recipe, output, prepared, progress
-        examples = len(prepared.train)
-        total = recipe.total_steps(examples)
-        self.schedule = Schedule(
-            recipe.learning_rate, recipe.min_learning_rate, recipe.warmup_steps(examples), total, recipe.decay
-        )
-        if self.schedule.warmup >= total:
-            raise BadRecipe(
-                f"the warm-up takes {self.schedule.warmup} of {total} steps, which leaves none to train",
-                "shorten the warm-up, or train longer",
-            )
+        self.schedule = recipe.schedule(len(prepared.train))
+        total = self.schedule.total
         self.legs = legs(recipe, total)
         self.evaluate = recipe.eval_every or -(-total // _EVALUATIONS)
         self.save = -(-total // _SAVES) if recipe.save_every is None else recipe.save_every
@@ -207,7 +199,8 @@ class TrainingJob:
         self._save(trained, partial)
         curve = curves.rows(history)
         final = [row for row in curve if "validation_loss" in row][-1]
-        done = FinishedRun(self.output, curve, final, final["seconds"], final["flops"])
+        stages = curves.phases(curve, [leg.end for leg in self.legs])
+        done = FinishedRun(self.output, curve, final, final["seconds"], final["flops"], stages)
         self._publish(trained, partial, done)
         return done
 
@@ -240,6 +233,7 @@ class TrainingJob:
             "warmup": self.schedule.warmup,
             "flops": done.flops,
             "seconds": done.seconds,
+            "stages": [asdict(stage) for stage in done.stages],
             "final": done.final,
             "files": run_folder.brought_along(self.output),
         }

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx import methods
-from lemonx.algebra.free_parameters import Free
+from lemonx.algebra.free_parameters import Free, checked
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.config import class_names
 from lemonx.checkpoints.folder import CERTIFICATE, has, parse_object
 from lemonx.checkpoints.opening import read_inside
-from lemonx.errors import BadCheckpoint
+from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.guards.shown import as_code, as_yaml, shown
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
@@ -55,13 +55,10 @@ def read_certificate(checkpoint: Checkpoint) -> Said | None:
         return None
     content: Any = parse_object(read_inside(checkpoint.path, FILE), path)
     try:
-        free = Free(**content["free"])
-        told = Said(content["method"], free, content["seed"], content.get("dtype"))
-        fits = isinstance(told.method, str) and isinstance(told.seed, int) and isinstance(told.dtype, str | None)
-        numbers = (free.split, free.phi, free.zeta, free.norm_zeta, free.cancel)
-        if not fits or not all(isinstance(n, float | int) for n in numbers) or free.depth_type not in (1, 2):
+        told = Said(content["method"], checked(Free(**content["free"])), content["seed"], content.get("dtype"))
+        if not (isinstance(told.method, str) and isinstance(told.seed, int) and isinstance(told.dtype, str | None)):
             raise TypeError("a value of another kind")
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, BadTarget) as error:
         raise BadCheckpoint(
             f"is not a certificate of lemonx's ({error})", "remove it to compare outputs alone", file=path
         ) from None

@@ -99,14 +99,14 @@ def matrix_fault(found: torch.Tensor, run: Run, how: Matrix, read: Reader) -> Fa
         return _produced_fault(found, wanted, how.columns)
     if how.columns.frame is not None:
         return _framed_fault(found, wanted, how.columns)
-    return _consumed_fault(found, wanted, how) or unread_fault(found, how.columns) or _spare_fault(found, run, how)
+    return _consumed_fault(found, wanted, run, how) or unread_fault(found, how.columns) or _spare_fault(found, run, how)
 
 
-def _consumed_fault(found: torch.Tensor, wanted: Wanted, how: Matrix) -> Fault | None:
+def _consumed_fault(found: torch.Tensor, wanted: Wanted, run: Run, how: Matrix) -> Fault | None:
     columns = how.columns
     if columns.is_identity and how.mode == KEEP:
         return near_fault(found, wanted.rows, 0, "must be the source's", slack=wanted.slack)
-    if columns.is_plain and adds_up(found, wanted.rows, columns):
+    if columns.is_plain and adds_up(found, wanted.rows, columns, how.kept_copy(run)):
         return None
     return sums_fault(sums(found, columns), wanted, columns, found.dtype)
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import Expansion, Run
+from lemonx.algebra.expansions import Expansion
 from lemonx.execution.noise import HALF, Scratch
 from lemonx.verification.entries import Fault, least, same_bits, unit
 
@@ -45,26 +45,27 @@ class Wanted:
     slack: Callable[[], torch.Tensor] | None = None
 
 
-def adds_up(found: torch.Tensor, base: torch.Tensor, columns: Expansion) -> bool:
+def adds_up(found: torch.Tensor, base: torch.Tensor, columns: Expansion, kept: int = 0) -> bool:
     """Whether all copies add up to the last bit: a faster look than `sums`, which knows about rounding.
 
-    In float32 and float64 the first copy is what subtraction leaves of the weight, rounded once for every other copy.
-    Those of bf16 and fp16 are subtracted in float32, which misses nothing that is 2^-24 of the weight or more.
+    In float32 and float64 the copy numbered `kept` is what subtraction leaves of the weight, rounded once for every
+    other copy. Those of bf16 and fp16 are subtracted in float32, which misses nothing that is 2^-24 of the weight or
+    more.
     """
     if columns.copies.min() == 0:
         return False
-    first, further = _first_copies(found, columns), _further(columns)
-    if not further:
-        return same_bits(first, base)
+    left, others = _copies(found, columns, kept), _others(columns, kept)
+    if not others:
+        return same_bits(left, base)
     work = torch.float32 if found.dtype in HALF else found.dtype
     rows = max(1, CHUNK // columns.size)
-    for here, one, whole in zip(found.split(rows), first.split(rows), base.split(rows), strict=True):
+    for here, one, whole in zip(found.split(rows), left.split(rows), base.split(rows), strict=True):
         rest = _scratch.tensor("rest", work, *whole.shape).copy_(whole)
-        for run in reversed(further):
-            copies = here[:, run.target : run.target + run.length]
+        for target, units in others:
+            copies = here[:, target : target + units.stop - units.start]
             if found.dtype in HALF:
                 copies = _scratch.tensor("copies", work, *copies.shape).copy_(copies)
-            rest[:, run.units].sub_(copies)
+            rest[:, units].sub_(copies)
         if found.dtype in HALF:
             one = _scratch.tensor("copies", work, *one.shape).copy_(one)
         if not same_bits(rest, one):
@@ -77,12 +78,12 @@ def sums(found: torch.Tensor, columns: Expansion) -> Sums:
     found = found.double()
     if not columns.is_plain:
         found = found * torch.from_numpy(columns.amp * columns.gain)
-    total = _first_copies(found, columns).clone()
+    total = _copies(found, columns, 0).clone()
     sizes = total.abs()
-    for run in _further(columns):
-        copies = found[:, run.target : run.target + run.length]
-        total[:, run.units] += copies
-        sizes[:, run.units] += copies.abs()
+    for target, units in reversed(_others(columns, 0)):
+        copies = found[:, target : target + units.stop - units.start]
+        total[:, units] += copies
+        sizes[:, units] += copies.abs()
     return Sums(total, sizes)
 
 
@@ -115,16 +116,23 @@ def _held(columns: Expansion) -> torch.Tensor | None:
 
 
 @lru_cache(maxsize=64)
-def _further(columns: Expansion) -> tuple[Run, ...]:
-    """The runs of further copies, last copies first."""
-    return tuple(sorted((r for r in columns.runs if r.is_copy and r.copy), key=lambda run: -run.copy))
+def _others(columns: Expansion, kept: int) -> tuple[tuple[int, slice], ...]:
+    """The copies with another number than `kept`, and their units, in the order in which they took their share."""
+    pairs = columns.other_copies(kept)
+    return tuple((p.target, slice(u := int(columns.source[p.target]), u + p.length)) for p in pairs)
 
 
-def _first_copies(found: torch.Tensor, columns: Expansion) -> torch.Tensor:
-    first = [run for run in columns.runs if run.is_copy and run.copy == 0]
-    if len(first) == 1 and first[0].length == columns.size:
-        return found[:, first[0].target : first[0].target + columns.size]
+@lru_cache(maxsize=64)
+def _places(columns: Expansion, kept: int) -> tuple[tuple[int, slice], ...]:
+    return columns.numbered(kept)
+
+
+def _copies(found: torch.Tensor, columns: Expansion, number: int) -> torch.Tensor:
+    """The copies of all units with this number."""
+    places = _places(columns, number)
+    if len(places) == 1 and places[0][1] == slice(0, columns.size):
+        return found[:, places[0][0] : places[0][0] + columns.size]
     total = found.new_zeros(len(found), columns.size)
-    for run in first:
-        total[:, run.units] = found[:, run.target : run.target + run.length]
+    for target, units in places:
+        total[:, units] = found[:, target : target + units.stop - units.start]
     return total

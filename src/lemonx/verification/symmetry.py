@@ -2,6 +2,8 @@
 
 Two copies of a unit are twins if exchanging them changes no tensor of their block: same incoming and same outgoing
 weights. Then their gradients are equal too. LEMON leaves no twins; with an even split (Net2Net) all copies are twins.
+Where every row keeps the weight of its own copy, whole networks of copies could be twins although no two units are:
+then exchanging all copies at once changes no tensor.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lemonx.algebra.expansions import Expansion
+from lemonx.algebra.recipes import SILENT, Matrix
 from lemonx.checkpoints import Checkpoint
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
@@ -57,7 +61,38 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
             equal[scope][left] = _same(units, first[left], further[left])
     twins = {scope: int(same.sum()) for scope, same in equal.items() if same.any()}
     where = tuple(f"{space} in {block}" if block else space for space, block, _ in twins)
-    return Symmetry(sum(len(same) for (*_, base), same in equal.items() if base == 0), sum(twins.values()), where)
+    copies = sum(len(same) for (*_, base), same in equal.items() if base == 0)
+    if not twins and plan.free.is_own and copies and _are_twin_networks(plan, target):
+        return Symmetry(copies, copies, ("all units, exchanged together",))
+    return Symmetry(copies, sum(twins.values()), where)
+
+
+def _are_twin_networks(plan: Plan, target: Checkpoint) -> bool:
+    """Whether no weight changes if every copy of every unit becomes the next one."""
+    hows = {step.name: step.recipe for step in plan.steps}
+    for name in sorted(hows, key=lambda name: target.tensors[name].nbytes):
+        how = hows[name]
+        if not isinstance(how, Matrix) or not how.consumes or how.mode == SILENT:
+            continue
+        tensor = target.read(name)
+        weight = (tensor.transpose(-1, -2) if how.transposed else tensor).reshape(how.rows.target_size, -1)
+        rows, columns = _next_copies(how.rows), _next_copies(how.columns)
+        step = max(1, MANY // max(1, weight.shape[1]))
+        for start in range(0, len(weight), step):
+            here = slice(start, start + step)
+            if (weight[rows[here]][:, columns] != weight[here]).any():
+                return False
+    return True
+
+
+def _next_copies(units: Expansion) -> np.ndarray:
+    """For every copy the place of the next copy of its unit, and of the first for the last; all else stays."""
+    place, index = np.arange(units.target_size), np.flatnonzero(units.is_copy)
+    ordered = index[np.lexsort((units.copy_number[index], units.source[index]))]
+    begins = units.copy_number[ordered] == 0
+    first = ordered[begins][np.cumsum(begins) - 1]
+    place[ordered] = np.where(np.roll(begins, -1), first, np.roll(ordered, -1))
+    return place
 
 
 def _same(units: torch.Tensor, first: np.ndarray, further: np.ndarray) -> np.ndarray:

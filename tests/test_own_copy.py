@@ -1,0 +1,201 @@
+"""The own-copy split: rows that are copy i of their unit keep the weight of copy i of their input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lemonx
+from commands import BAD_TARGET, Run, runner
+from lemonx.algebra.expansions import expansion
+from lemonx.algebra.free_parameters import OWN, PRESETS, Free, parse_free, preset
+from lemonx.algebra.recipes import Matrix
+from lemonx.checkpoints import Checkpoint
+from lemonx.errors import BadRecipe, BadTarget
+from lemonx.execution.matrix import expand_matrix
+from lemonx.training.recipe import parse_recipe
+from lemonx.verification.symmetry import find_twins
+from pico import PICO, save
+from test_operators import LAW, assert_lossless, expansions, query_heads, weight
+
+OWN_COPY = PRESETS["own"]
+# No noise at all: what an own-copy split is without it, though nobody may ask for that.
+BARE = replace(OWN_COPY, phi=0.0, zeta=0.0)
+
+
+@LAW
+@given(
+    rows=expansions(),
+    columns=expansions(),
+    split=st.sampled_from([0.0, 0.5, 1.0]),
+    phi=st.sampled_from([0.0, 0.1, 3.0]),
+    seed=st.integers(0, 99),
+)
+def test_the_law(rows, columns, split: float, phi: float, seed: int) -> None:
+    """W* E_in = E_out W at any width, for any share and any noise."""
+    small = weight(rows.size, columns.size, seed)
+    free = replace(OWN_COPY, split=split, phi=phi)
+    grown = expand_matrix(small, Matrix(rows, columns, consumes=True, own=True), free, seed)
+    assert_lossless(grown, small, rows, columns)
+
+
+@settings(LAW, max_examples=15)
+@given(rows=query_heads(), columns=query_heads())
+def test_the_law_for_grouped_heads(rows, columns) -> None:
+    small = weight(rows.size, columns.size)
+    grown = expand_matrix(small, Matrix(rows, columns, consumes=True, own=True), OWN_COPY)
+    assert_lossless(grown, small, rows, columns)
+
+
+@LAW
+@given(n=st.integers(1, 4), m=st.integers(1, 4), more=st.integers(0, 9), wider=st.integers(0, 9))
+def test_the_rest_is_where_it_should_be(n: int, m: int, more: int, wider: int) -> None:
+    """Without noise all of a weight is on copy i mod c of the input, in the rows of copy i, and nothing elsewhere."""
+    rows, columns = expansion("circ", n, n + more), expansion("circ", m, m + wider)
+    small = weight(n, m)
+    grown = expand_matrix(small, Matrix(rows, columns, consumes=True, own=True), BARE)
+    for t in range(rows.target_size):
+        for s in range(columns.target_size):
+            unit = columns.source[s]
+            keeps = rows.copy_number[t] % columns.copies[unit] == columns.copy_number[s]
+            assert grown[t, s] == (small[rows.source[t], unit] if keeps else 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("size", "target"), [(8, 16), (8, 20), (8, 24)])
+def test_copies_sum_exactly_in_half_precision(dtype: torch.dtype, size: int, target: int) -> None:
+    rows = columns = expansion("circ", size, target)
+    small = weight(size, size, dtype=dtype)
+    grown = expand_matrix(small, Matrix(rows, columns, consumes=True, own=True), OWN_COPY).double()
+    total = torch.zeros(target, size, dtype=torch.float64)
+    total.index_add_(1, torch.from_numpy(columns.source), grown)
+    assert torch.equal(total, small.double()[torch.from_numpy(rows.source)])
+
+
+def test_two_networks_exchange_only_noise() -> None:
+    """At twice the width: the weight's blocks on the diagonal, and beside them noise in units of its spread."""
+    both, small = expansion("circ", 64, 128), 5.0 * weight(64, 64)
+    grown = expand_matrix(small, Matrix(both, both, consumes=True, own=True), OWN_COPY)
+    beside = torch.cat([grown[:64, 64:], grown[64:, :64]])
+    std = OWN_COPY.phi * float(small.square().mean().sqrt())
+    assert abs(float(beside.square().mean().sqrt()) / std - 1) < 0.03
+    assert float((grown[:64, :64] - small).abs().max()) < 5 * std
+    assert float((grown[64:, 64:] - small).abs().max()) < 5 * std
+
+
+# Grouped queries, LayerNorm with means, experts, Post-LN with frames, shared blocks, transposed files, convolutions.
+GROWTHS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama-tied", {"width_factor": 2, "depth": 3}),
+    "llama-indivisible": ("llama-untied", {"width_factor": "3/2", "heads": 6, "kv_heads": 3}),
+    "gpt2-means": ("gpt2-lm", {"width_factor": "3/2"}),
+    "gpt2-three": ("gpt2-lm", {"width_factor": 3}),
+    "vit": ("vit-cls", {"width_factor": "3/2", "depth": 3}),
+    "mixtral": ("mixtral", {"width_factor": 2, "fields": {"num_local_experts": 8, "num_experts_per_tok": 4}}),
+    "bert-frames": ("bert-cls", {"width": 72}),
+    "bert": ("bert-mlm", {"width_factor": 2, "depth": 3}),
+    "albert": ("albert-mlm", {"width_factor": 2}),
+    "t5": ("t5", {"width_factor": "3/2"}),
+    "mamba": ("mamba", {"width_factor": 2}),
+    "resnet": ("resnet-bottleneck", {"width_factor": 2}),
+}
+
+
+@pytest.mark.parametrize("case", GROWTHS)
+def test_models_stay_the_same_function_and_copies_differ(case: str, tmp_path: Path) -> None:
+    model, sizes = GROWTHS[case]
+    source = save(PICO[model](), tmp_path / "s")
+    made = lemonx.expand(source, tmp_path / "t", free="own", **sizes)
+    assert made.verified.proven
+    assert made.verified.symmetry is not None
+    assert made.verified.symmetry.copies > 0
+    assert made.verified.symmetry.twins == 0
+    assert lemonx.verify(source, tmp_path / "t").proven  # by what the certificate says
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_checkpoints(dtype: str, tmp_path: Path) -> None:
+    """At a whole multiple nothing is scaled, so every sum is exact, and the check of every entry says so."""
+    source = save(PICO["llama-tied"](), tmp_path / "s", getattr(torch, dtype))
+    made = lemonx.expand(source, tmp_path / "t", width_factor=2, depth=3, free="own")
+    assert made.verified.proven
+    owned = [s for s in made.plan.steps if isinstance(s.recipe, Matrix) and s.recipe.own]
+    assert {step.exactness for step in owned} == {"exact-sum"}
+    assert any("own copy" in step.rule for step in owned)
+
+
+def test_noise_that_is_rounded_away_leaves_twin_networks(tmp_path: Path) -> None:
+    """Noise below half a spacing of every weight is 0 in bf16; no two units are alike, but the two networks are."""
+    source = save(PICO["llama-tied"](), tmp_path / "s", torch.bfloat16)
+    free = parse_free({"like": "own", "phi": 1e-9})
+    made = lemonx.expand(source, tmp_path / "t", width_factor=2, free=free, verify=False)
+    with Checkpoint.open(tmp_path / "t") as target:
+        found = find_twins(made.plan, target)
+    assert found.twins == found.copies > 0
+    assert found.where == ("all units, exchanged together",)
+
+
+def test_phi_of_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadTarget, match="twin networks"):
+        parse_free({"rest": "own", "phi": 0})
+    with pytest.raises(BadTarget, match="twin networks"):
+        lemonx.plan(save(PICO["llama-tied"](), tmp_path / "s"), width_factor=2, free=BARE)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"like": "owned"}, "no preset 'owned'"),
+        ({"rest": "second"}, "rest is 'second'"),
+        ({"phi": -1.0}, "phi is -1.0"),
+        ({"phi": float("nan")}, "phi is nan"),
+        ({"phi": "much"}, "phi is 'much'"),
+        ({"relative": 1}, "relative is 1"),
+        ({"depth_type": 4}, "--depth-type 4"),
+        ({"name": "mine"}, "'name' is not a free parameter"),
+    ],
+)
+def test_sections_that_say_nonsense(given: dict[str, object], said: str) -> None:
+    with pytest.raises(BadTarget, match=said):
+        parse_free(given)
+
+
+def test_sections() -> None:
+    assert parse_free("own") is preset("own")
+    found = parse_free({"like": "vision", "rest": "own", "phi": 1})
+    assert (found.split, found.rest, found.phi) == (1.0, OWN, 1)
+    assert isinstance(found, Free)
+
+
+def test_recipes_name_it() -> None:
+    recipe: dict[str, Any] = {
+        "task": "causal-lm", "source": "s", "data": {"kind": "stdlib"}, "steps": 1, "batch_size": 1,
+        "learning_rate": 1e-3, "expand": {"width": 64, "free": {"like": "own", "phi": 0.05}},
+    }  # fmt: skip
+    read = parse_recipe(recipe)
+    assert read.expand is not None
+    assert read.expand.options["free"] == replace(preset("own"), phi=0.05)
+    assert read.as_dict()["expand"] == recipe["expand"]
+    with pytest.raises(BadRecipe, match="rest is 'odd'"):
+        parse_recipe({**recipe, "expand": {"width": 64, "free": {"rest": "odd"}}})
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return runner(monkeypatch, capfd, tmp_path)
+
+
+def test_the_command_line(run: Run, tmp_path: Path) -> None:
+    source = save(PICO["llama-tied"](), tmp_path / "s")
+    asked = ["plan", str(source), "--width", "2x", "--tensors", "--free"]
+    result = run(*asked, "{like: language, rest: own}")
+    assert result.code == 0
+    assert "own copy" in result.out
+    assert "own copy" not in run(*asked, "language").out
+    for wrong in ("{like: }", "owned", "{rest: [1]}", "{"):
+        assert run(*asked, wrong).code == BAD_TARGET
