@@ -194,7 +194,7 @@ def test_names_of_folders(
         assert shown(repr(str(output))) in clean(again, colours=colours)
         card = (output / "README.md").read_text()
         assert_shown(card)
-        assert card.count("\n---\n") == 1 and f"base_model: {as_yaml(name)}\n" in card
+        assert card.count("\n---\n") == 1 and as_code(name) in card and "base_model" not in card
     finally:
         shutil.rmtree(folder)
 

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Literal, overload
 from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.reader import NotDownloaded
+from lemonx.hub.download import Wish, located
+from lemonx.hub.headers import opened
 from lemonx.methods import Lessons
 from lemonx.planning.plan import Plan
 from lemonx.workflows.options import SHARD, Dtype, FieldValue, GrowthOptions, PathLike, Writing, sizes
@@ -56,7 +59,8 @@ def plan(
     >>> planned.target_config["num_attention_heads"], planned.target_config["intermediate_size"]
     (8, 200)
 
-    Only config.json and the headers of the weights are read. `solve`: where copies cannot reach a width and a change of
+    Only config.json and the headers of the weights are read, and of a model of the hub that is not in the cache, only
+    these are downloaded. `solve`: where copies cannot reach a width and a change of
     basis must (`plan.frames`), read the norms that decide it and solve for it, as `expand` does.
 
     Raises BadTarget where the sizes make no sense, Refused where they cannot be reached without changing the function;
@@ -80,7 +84,12 @@ def plan(
         seed=seed,
         dtype=dtype,
     )
-    with Checkpoint.open(source, allow_pickle=allow_pickle) as checkpoint:
+    try:
+        with opened(source, allow_pickle=allow_pickle) as checkpoint:
+            return plan_growth(checkpoint, growth, solve=solve)
+    except NotDownloaded:  # a model of the hub, and this plan depends on its weights
+        folder = located(source, Wish(whole=False))
+    with Checkpoint.open(folder) as checkpoint:
         return plan_growth(checkpoint, growth, solve=solve)
 
 
@@ -168,7 +177,7 @@ def expand(
 ) -> Expanded | PreTrainedModel:
     """Write a larger checkpoint that computes the same function, or return a larger model.
 
-    A folder becomes a folder:
+    A folder, or a model of the hub by its name ("org/name", "org/name@revision"), becomes a folder:
 
     >>> import lemonx
     >>> from transformers import AutoModelForCausalLM
@@ -191,7 +200,8 @@ def expand(
                                         a number, or in terms of the source's: "1.5x", "+4"
     width_factor                        a ratio for all widths, such as 1.5 or "3/2": the same as width="1.5x"
     fields                              any size by its name in config.json: {"intermediate_size": 4096}
-    like                                a config.json, a folder with one, or a dict, to take all sizes from
+    like                                a config.json, a folder with one, a name of the hub, or a dict, to take all
+                                        sizes from
 
     Choices:
 
@@ -241,7 +251,7 @@ def expand(
     )
     writing = Writing(verify, threads, max_shard_size, force, with_optimizer, allow_pickle, lessons, planned, progress)
     if isinstance(source, str | os.PathLike):
-        return expand_folder(Path(source), Path(output or ""), growth, writing)
+        return expand_folder(located(source, Wish(allow_pickle=allow_pickle)), Path(output or ""), growth, writing)
     return expand_model(source, growth, writing)
 
 
@@ -259,7 +269,8 @@ def verify(source: PathLike, target: PathLike, *, layerwise: bool = False, allow
     """
     from lemonx.workflows.verifying import verify_folders
 
-    return verify_folders(Path(source), Path(target), layerwise=layerwise, allow_pickle=allow_pickle)
+    folders = [located(given, Wish(whole=False, allow_pickle=allow_pickle)) for given in (source, target)]
+    return verify_folders(*folders, layerwise=layerwise, allow_pickle=allow_pickle)
 
 
 def fsck(
@@ -280,7 +291,9 @@ def fsck(
     """
     from lemonx.diagnostics import fsck as checks
 
-    return checks.fsck(Path(folder), quick=quick, allow_pickle=allow_pickle, progress=progress)
+    return checks.fsck(
+        located(folder, Wish(allow_pickle=allow_pickle)), quick=quick, allow_pickle=allow_pickle, progress=progress
+    )
 
 
 def grow(

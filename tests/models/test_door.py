@@ -183,11 +183,15 @@ def test_a_tokenizer_is_read_and_reads_no_other_file(run: Run, tmp_path: Path) -
 # ----------------------------------------------------------------- a teacher, and names of the hub
 
 
-def test_names_of_the_hub(run: Run, saved: Any, tmp_path: Path) -> None:
-    says = "'org/name' does not exist: lemonx downloads nothing, so download the model first"
-    for command in (("expand", "org/name", "out", "--depth", 3), ("verify", saved("bytes"), "org/name")):
-        assert_refused(run(*command), BAD_CHECKPOINT, says)
+def test_names_of_the_hub(run: Run, saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what a command line names is fetched: nothing that a recipe or a model's own files name."""
+    says = "'org/name' does not exist: here lemonx downloads nothing, so download the model first"
     assert_refused(train(run, tmp_path, "org/name"), BAD_CHECKPOINT, says)
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        says = "'org/name' is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE"
+        for command in (("expand", "org/name", "out", "--depth", 3), ("verify", saved("bytes"), "org/name")):
+            assert_refused(run(*command), BAD_CHECKPOINT, says)
     # A model that fetches a part of itself.
     upernet = {
         "model_type": "upernet",

@@ -177,6 +177,28 @@ def is_loaded(name: str) -> bool:
     return "/" in name or any(fnmatch(name, pattern) for pattern in _LOADED)
 
 
+def is_wanted(name: str) -> bool:
+    """Whether a model is incomplete without the file of this name: its config, tokenizer, license and the like.
+
+    >>> [is_wanted(name) for name in ("config.json", "tokenizer.json", "1_Pooling/config.json", "onnx/config.json")]
+    [True, True, True, False]
+    """
+    parent, _, base = name.rpartition("/")
+    if parent:
+        return _in_module(name) and _may_be_companion(name)
+    return name == CONFIG or (_may_be_companion(name) and any(fnmatch(base, pattern) for pattern in _NEEDED))
+
+
+def is_module_weights(name: str) -> bool:
+    """Whether this is the name of a sentence-transformers module's weights: `2_Dense/model.safetensors`."""
+    return _in_module(name) and name.endswith(".safetensors")
+
+
+def _in_module(name: str) -> bool:
+    parent = name.rpartition("/")[0]
+    return MODULE_FOLDER.fullmatch(parent) is not None or parent == TEMPLATE_FOLDER
+
+
 def _companion(folder: Path, name: str) -> Companion | None:
     """The file of this name if it is to be copied: small, regular, and neither weights nor code; else None."""
     if name == ADAPTER:  # carried nowhere, but other loaders look into it
@@ -215,7 +237,7 @@ def _relative_names(folder: Path) -> Iterator[str]:
     for entry in sorted(os.scandir(folder), key=lambda e: e.name):
         if not entry.is_dir(follow_symlinks=False):
             yield entry.name
-        elif MODULE_FOLDER.fullmatch(entry.name) or entry.name == TEMPLATE_FOLDER:
+        elif _in_module(f"{entry.name}/"):
             yield from (f"{entry.name}/{name}" for name in sorted(os.listdir(entry.path)))
         else:
             yield f"{entry.name}/"

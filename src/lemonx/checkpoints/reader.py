@@ -47,6 +47,10 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+class NotDownloaded(BadCheckpoint):
+    """A weight was asked for, but only the headers of the weights are here."""
+
+
 @final
 class Checkpoint:
     """A validated Hugging Face folder: config.json and one or more safetensors files.
@@ -69,7 +73,7 @@ class Checkpoint:
         self._temporary: list[Temporary] = []
         self._descriptors: dict[Path, int] = {}
         self._states: dict[Path, tuple[int, ...]] = {}
-        self._closed = False
+        self._closed = self._headers_only = False
         self._config_bytes = read_inside(path, CONFIG)
         self.config = parse_config(self._config_bytes, path / CONFIG)
         try:
@@ -109,6 +113,14 @@ class Checkpoint:
             temporary.close()
             raise
         checkpoint._temporary.append(temporary)
+        return checkpoint
+
+    @classmethod
+    def of_headers(cls, folder: Temporary, origin: Path) -> Checkpoint:
+        """The checkpoint of a folder that has the headers of all weights, and no number: enough for a plan."""
+        checkpoint = cls(folder.path, origin=origin)
+        checkpoint._headers_only = True
+        checkpoint._temporary.append(folder)
         return checkpoint
 
     def _open_shards(self) -> list[SafetensorsFile]:
@@ -196,9 +208,14 @@ class Checkpoint:
         )
 
     def _descriptor(self, file: Path) -> int:
+        self._require_weights()
+        return self._descriptors[file]
+
+    def _require_weights(self) -> None:
         if self._closed:
             raise ValueError(f"{str(self.path)!r} is closed")
-        return self._descriptors[file]
+        if self._headers_only:
+            raise NotDownloaded("is not downloaded but for its headers", "download it first", file=self.origin)
 
     @functools.cached_property
     def bare(self) -> Path:
@@ -207,8 +224,7 @@ class Checkpoint:
         Its links lead to the open files, so what is loaded from it is what was checked, whatever happens to the
         original folder meanwhile.
         """
-        if self._closed:
-            raise ValueError(f"{str(self.path)!r} is closed")
+        self._require_weights()
         temporary = Temporary()
         self._temporary.append(temporary)
         bare, count = temporary.path, len(self._descriptors)
@@ -281,9 +297,9 @@ def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Cal
 
 
 def _instead(given: Path) -> str:
-    """The advice for a folder that does not exist; `org/name` may be meant as a name on the hub."""
+    """The advice for a folder that does not exist, where `org/name` would not be taken for a name on the hub."""
     named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(given))
-    download = "lemonx downloads nothing, so download the model first, and " if named else ""
+    download = "here lemonx downloads nothing, so download the model first, and " if named else ""
     return f"{download}give the folder of a saved model"
 
 

@@ -14,7 +14,7 @@ from lemonx.guards.terminal import print_json
 @app.command("architectures", rich_help_panel="Commands")
 def architectures_command(
     why: Annotated[
-        Path | None, typer.Option("--why", metavar="DIR", help="Say what this checkpoint lacks to be expanded.")
+        str | None, typer.Option("--why", metavar="DIR", help="Say what this checkpoint lacks to be expanded.")
     ] = None,
     everything: Annotated[
         bool,
@@ -36,12 +36,14 @@ def architectures_command(
         return
     from lemonx.checkpoints import Checkpoint
     from lemonx.cli.render import catalogue as show
+    from lemonx.cli.render import hub
     from lemonx.cli.render.console import waiting
     from lemonx.diagnostics.capabilities import matrix
     from lemonx.diagnostics.why import diagnose
 
     if why is not None:
-        with waiting("comparing with every family", quiet=as_json), Checkpoint.open(why) as checkpoint:
+        folder = hub.fetched(why, quiet=as_json, whole=False)
+        with waiting("comparing with every family", quiet=as_json), Checkpoint.open(folder) as checkpoint:
             found = diagnose(checkpoint)
         print_json(found.as_dict()) if as_json else show.print_why(found)
         return

@@ -20,6 +20,8 @@ from lemonx.cli.options import (
     KvHeads,
     Like,
     MethodOption,
+    Private,
+    Push,
     Seed,
     Set,
     SmallGains,
@@ -72,10 +74,11 @@ def plan_command(
     `lemonx plan ./small --width 768 --depth 12`
     """
     from lemonx import api
+    from lemonx.cli.render import hub
     from lemonx.cli.render import plan as show
 
     plan = api.plan(
-        source,
+        hub.fetched(source, quiet=as_json, whole=False, allow_pickle=allow_pickle) if solve else source,
         **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
         method=method,
         seed=seed,
@@ -151,6 +154,8 @@ def expand_command(
         ),
     ] = False,
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
+    push: Push = None,
+    private: Private = False,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
@@ -160,11 +165,16 @@ def expand_command(
     """
     from lemonx import api
     from lemonx.cli.render import expansion as show
+    from lemonx.cli.render import hub
+    from lemonx.hub.upload import check_destination
     from lemonx.methods import Lessons
 
+    if push:
+        check_destination(push)
+    folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
     with show.progress(quiet=as_json, verify=verify, lessons=lessons) as tell:
         expanded = api.expand(
-            source,
+            folder,
             output,
             **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
             method=method,
@@ -183,16 +193,19 @@ def expand_command(
             lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
             with_optimizer=with_optimizer,
         )
-    if as_json:
-        print_json(expanded.certificate.as_dict())
-    else:
+    if not as_json:
         show.print_expanded(source, expanded)
+    url = hub.pushed(expanded.path, push, private=private, quiet=as_json) if push else None
+    if as_json:
+        print_json({**expanded.certificate.as_dict(), **({"pushed": url} if url else {})})
 
 
 @app.command("verify", rich_help_panel="Commands")
 def verify_command(
     source: SourceArgument,
-    output: Annotated[Path, typer.Argument(help="Folder with the expanded checkpoint.", show_default=False)],
+    output: Annotated[
+        str, typer.Argument(help="The expanded checkpoint, as a folder or by its name on the hub.", show_default=False)
+    ],
     layerwise: Annotated[
         bool,
         typer.Option(
@@ -213,10 +226,12 @@ def verify_command(
     """
     from lemonx import api
     from lemonx.cli.render import expansion as show
+    from lemonx.cli.render import hub
     from lemonx.cli.render.console import waiting
 
+    both = [hub.fetched(one, quiet=as_json, whole=False, allow_pickle=allow_pickle) for one in (source, output)]
     with waiting("running both models in float64", quiet=as_json):
-        measured = api.verify(source, output, layerwise=layerwise, allow_pickle=allow_pickle)
+        measured = api.verify(*both, layerwise=layerwise, allow_pickle=allow_pickle)
     if as_json:
         print_json(show.verified_json(measured))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,10 @@ from lemonx.guards.terminal import print_json
 @app.command("fsck", rich_help_panel="Commands")
 def fsck_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder with config.json and safetensors.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="DIR", help="Folder with config.json and safetensors, or a model of the hub.", show_default=False
+        ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Do not read the numbers: no search for NaN and Inf.")] = False,
     allow_pickle: AllowPickle = False,
@@ -27,10 +29,12 @@ def fsck_command(
     `lemonx fsck ./small`
     """
     from lemonx.cli.render import fsck as show
+    from lemonx.cli.render import hub
     from lemonx.diagnostics import fsck
 
-    with show.progress(0 if quick else fsck.total_bytes(folder), quiet=as_json) as tell:
-        report = fsck.fsck(folder, quick=quick, allow_pickle=allow_pickle, progress=tell)
+    path = hub.fetched(folder, quiet=as_json, allow_pickle=allow_pickle)
+    with show.progress(0 if quick else fsck.total_bytes(path), quiet=as_json) as tell:
+        report = fsck.fsck(path, quick=quick, allow_pickle=allow_pickle, progress=tell)
     if as_json:
         print_json(report.as_dict())
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
@@ -26,7 +25,13 @@ class DtypeChoice(str, Enum):
 
 
 SIZES, CHOICES = "Target sizes", "Choices"
-SourceArgument = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.", show_default=False)]
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Folder with config.json and safetensors, or a model of the hub: org/name, org/name@revision.",
+        show_default=False,
+    ),
+]
 NUMBER = "N|Nx|+N"
 Width = Annotated[
     str | None,
@@ -60,8 +65,10 @@ Set = Annotated[
     ),
 ]
 Like = Annotated[
-    Path | None,
-    typer.Option(help="A config.json, or a folder with one, to take all sizes from.", rich_help_panel=SIZES),
+    str | None,
+    typer.Option(
+        help="A config.json, a folder with one, or a model of the hub, to take all sizes from.", rich_help_panel=SIZES
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the free parameters.", rich_help_panel=CHOICES)]
 FreeOption = Annotated[
@@ -109,6 +116,15 @@ AllowPickle = Annotated[
 ]
 
 
+Push = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ORG/NAME", help="Upload the finished OUTPUT, with its model card, to the hub under this name."
+    ),
+]
+Private = Annotated[bool, typer.Option("--private", help="With --push: a new repository is private.")]
+
+
 class Sizes(TypedDict):
     """The keywords of `lemonx.plan` that are sizes."""
 
@@ -119,7 +135,7 @@ class Sizes(TypedDict):
     ffn: str | None
     width_factor: str | None
     fields: Mapping[str, FieldValue]
-    like: Path | None
+    like: str | None
 
 
 def sizes(
@@ -130,7 +146,7 @@ def sizes(
     ffn: str | None,
     width_factor: str | None,
     set_: list[str] | None,
-    like: Path | None,
+    like: str | None,
 ) -> Sizes:
     return {
         "width": width,

@@ -19,6 +19,7 @@ from lemonx.checkpoints.folder import CERTIFICATE, has, parse_object
 from lemonx.checkpoints.opening import read_inside
 from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.guards.shown import as_code, as_yaml, shown
+from lemonx.hub.names import name_of
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
 from lemonx.planning.summary import changed_fields, config_table, lost_to_eps, parameters, size_table
@@ -67,9 +68,10 @@ def read_certificate(checkpoint: Checkpoint) -> Said | None:
 
 @dataclass(frozen=True)
 class ExpandedFrom:
-    """The checkpoint that was expanded."""
+    """The checkpoint that was expanded: its folder's name, or its name and commit on the hub."""
 
     name: str
+    revision: str | None
     model_type: str
     architectures: list[str] | None
     sha256: str
@@ -160,7 +162,8 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
         lossless=plan.policy.lossless,
         notes=notes(plan),
         source=ExpandedFrom(
-            name=shown(plan.source.name, 200),
+            name=shown(name_of(plan.source) or plan.source.name, 200),
+            revision=shown(plan.source.name, 200) if name_of(plan.source) else None,
             model_type=str(plan.source_config.get("model_type", plan.family.model_types[0])),
             architectures=class_names(plan.source_config) if "architectures" in plan.source_config else None,
             sha256=source.content_digest(),
@@ -190,7 +193,7 @@ def model_card(plan: Plan, content: Certificate) -> str:
     """README.md of the output: what it is, from what, and how it was checked."""
     sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in config_table(plan))
     checked = shown(" ".join(_checked(content.verified)))
-    base = hub_name(plan.source)
+    base = content.source.name
     if plan.policy.lossless:
         claim = f"This checkpoint computes the same function as {as_code(base)} and has more capacity to train on."
         if (lost := content.expected_loss) is not None:
@@ -202,8 +205,7 @@ def model_card(plan: Plan, content: Certificate) -> str:
         claim = f"This checkpoint was grown from {as_code(base)} by a method that is not lossless."
     return f"""---
 library_name: transformers
-base_model: {as_yaml(base)}
-tags: [lemonx, model-expansion]
+{_base_model(plan.source)}tags: [lemonx, model-expansion]
 ---
 # {as_code(base)}, expanded
 
@@ -223,14 +225,9 @@ Train on with the maximum learning rate of training from scratch and a faster de
 """
 
 
-def hub_name(folder: Path) -> str:
-    """What a model is called on the hub, if the folder is in the hub's cache; else what the folder is called.
-
-    >>> hub_name(Path("/cache/models--org--small/snapshots/0123")), hub_name(Path("models/small"))
-    ('org/small', 'small')
-    """
-    kind, *parts = folder.parent.parent.name.split("--")
-    return "/".join(parts) if kind == "models" and parts and folder.parent.name == "snapshots" else folder.name
+def _base_model(source: Path) -> str:
+    """The line of the card's head that names the source; the hub accepts only names of its own there."""
+    return f"base_model: {as_yaml(name)}\n" if (name := name_of(source)) else ""
 
 
 def stability_text(stability: Stability) -> str:

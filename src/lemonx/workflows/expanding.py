@@ -50,6 +50,12 @@ class Expanded(os.PathLike[str]):
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
+    def push(self, repo: str, *, private: bool = False) -> str:
+        """Upload it, with its model card, to the hub as `org/name`; the address where it is then."""
+        from lemonx.hub.upload import push
+
+        return push(self.path, repo, private=private)
+
 
 def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing) -> PreTrainedModel:
     """A larger model of the same class, by way of a temporary folder."""

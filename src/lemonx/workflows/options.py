@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Literal
 
 from lemonx.algebra.free_parameters import Free
@@ -14,6 +13,7 @@ from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadTarget
+from lemonx.hub.download import located_config
 from lemonx.methods import Lessons
 from lemonx.planning.plan import Plan
 from lemonx.planning.request import Target
@@ -95,7 +95,10 @@ def _factor(value: float | str | Fraction | None) -> Fraction | None:
 def _like(value: PathLike | Mapping[str, JsonValue] | None) -> Mapping[str, JsonValue] | None:
     if value is None or isinstance(value, Mapping):
         return value
-    path = Path(value)
+    try:
+        path = located_config(value)
+    except BadCheckpoint as error:
+        raise BadTarget(f"--like {error}") from None
     try:
         raw, path = read_given(path, "config.json", MAX_JSON)
         return parse_config(raw, path)

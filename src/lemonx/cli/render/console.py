@@ -78,8 +78,7 @@ def bar(*columns: ProgressColumn, out: Out | None = None, hidden: bool) -> Progr
         BarColumn(),
         *columns,
         console=console,
-        auto_refresh=console.is_terminal,  # by a thread, which nobody needs where nothing moves
-        disable=hidden,
+        disable=hidden or not console.is_terminal,
         transient=True,
         redirect_stdout=False,  # what others print passes the guard instead
         redirect_stderr=False,
@@ -88,14 +87,11 @@ def bar(*columns: ProgressColumn, out: Out | None = None, hidden: bool) -> Progr
 
 @contextmanager
 def waiting(what: str, *, quiet: bool) -> Iterator[None]:
-    """Show a message while something takes long."""
-    if quiet:
+    """Show a message on a terminal while something takes long."""
+    console = Out(stderr=True).console
+    if quiet or not console.is_terminal:
         yield
         return
     spinner = Spinner("dots", Text(shown(what)), style="status.spinner")
-    console = Out(stderr=True).console
-    moves = console.is_terminal
-    with Live(
-        spinner, console=console, auto_refresh=moves, transient=True, redirect_stdout=False, redirect_stderr=False
-    ):
+    with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
         yield

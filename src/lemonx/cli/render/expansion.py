@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -51,7 +50,7 @@ def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
         yield Told(planned, written, learned)
 
 
-def print_expanded(source: Path, expanded: Expanded) -> None:
+def print_expanded(source: str, expanded: Expanded) -> None:
     out, content = Out(), expanded.certificate
     before, after = summary.human(content.source.parameters), summary.human(content.parameters)
     out.line(f"wrote {expanded.path}: {before} -> {after} parameters")

@@ -18,7 +18,7 @@ _STYLE = {ERROR: "red", WARNING: "yellow", NOTE: "dim"}
 def progress(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar over the bytes that are read."""
     out = Out(stderr=True)
-    hidden = quiet or not total or not out.is_terminal
+    hidden = quiet or not total
     with bar(DownloadColumn(), TransferSpeedColumn(), out=out, hidden=hidden) as read:
         task = read.add_task("reading", total=total)
         yield lambda count: read.advance(task, count)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from lemonx.cli.render.console import Out, styled, table
+from lemonx.hub.names import name_of
 from lemonx.planning import summary
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
@@ -51,7 +52,7 @@ def print_plan(plan: Plan, *, tensors: bool = False) -> None:
     """Sizes as config.json names them; `tensors`: also the rule of every tensor."""
     out = Out()
     out.line(styled("bold", plan.family.title))
-    out.line(f"{plan.source}")
+    out.line(f"{name_of(plan.source) or plan.source}")
     sizes = table("config.json", "source", "target")
     for name, before, after in summary.config_table(plan):
         sizes.add_row(name, _short(before), styled("bold" if before != after else "", _short(after)))

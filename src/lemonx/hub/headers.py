@@ -1,0 +1,66 @@
+"""Opens a model of the hub for a plan: of weights that are not in the cache, only the headers are fetched."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.creating import write_new
+from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS
+from lemonx.checkpoints.opening import read_inside
+from lemonx.checkpoints.safetensors_file import encode_header
+from lemonx.checkpoints.temporary import Temporary
+from lemonx.hub import download
+from lemonx.hub.download import Wish, in_words, located
+from lemonx.hub.names import HubName, meant
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils import SafetensorsFileMetadata
+
+_AT_ONCE = 8
+
+
+def opened(given: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
+    """The checkpoint that is meant; reading a weight of it raises NotDownloaded if only headers were fetched."""
+    name = meant(given)
+    if name is not None:
+        with in_words(name):
+            folder = download.kept_weights(name)
+            if folder is None and (files := download.safetensors(name)):
+                return _of_headers(name, *files)
+    return Checkpoint.open(located(given, Wish(whole=False, allow_pickle=allow_pickle)), allow_pickle=allow_pickle)
+
+
+def _of_headers(name: HubName, folder: Path, shards: set[str]) -> Checkpoint:
+    """A folder with config.json, and with weights that have their headers but no numbers and take no room."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(library_name="lemonx")
+    temporary = Temporary()
+    try:
+        write_new(temporary.path / CONFIG, read_inside(folder.resolve(), CONFIG))
+        if shards != {WEIGHTS}:
+            write_new(temporary.path / INDEX, read_inside(folder.resolve(), INDEX))
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            parsed = pool.map(
+                lambda shard: api.parse_safetensors_file_metadata(name.repo, shard, revision=folder.name),
+                sorted(shards),
+            )
+            for shard, header in zip(sorted(shards), parsed, strict=True):
+                _write_empty(temporary.path / shard, header)
+        return Checkpoint.of_headers(temporary, folder)
+    except BaseException:
+        temporary.close()
+        raise
+
+
+def _write_empty(path: Path, header: SafetensorsFileMetadata) -> None:
+    """A safetensors file with this header; the numbers behind it are a hole."""
+    tensors = sorted(header.tensors.items(), key=lambda item: item[1].data_offsets)
+    text = encode_header((name, info.dtype, tuple(info.shape)) for name, info in tensors)
+    write_new(path, text)
+    end = max((info.data_offsets[1] for _, info in tensors), default=0)
+    os.truncate(path, len(text) + end)
