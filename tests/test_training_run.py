@@ -119,7 +119,7 @@ def test_flops_are_counted(trained: FinishedRun) -> None:
 
 
 def test_wsd_with_a_growth_inside(tmp_path: Path) -> None:
-    """The rate stays where it is when the model grows: no decay before it, no new warm-up after; it decays at the end."""
+    """The rate stays as it is when the model grows: no decay before, no new warm-up after; it decays at the end."""
     stages = [dict(steps=4), dict(steps=6, expand=dict(width=64, verify=False))]
     asked = recipe(steps=None, stages=stages, decay="wsd", cooldown=0.4, min_learning_rate=0, warmup=2, eval_every=1)
     done = run(asked, tmp_path / "out")
