@@ -1,7 +1,8 @@
 """Every model type of the installed transformers, built tiny, run and grown: docs/families.md has what came of it.
 
     python benchmarks/survey.py --record survey.json            measure (an hour or more), and print the counts
-    python benchmarks/survey.py --record survey.json --write    the same, and put the table into docs/families.md
+    python benchmarks/survey.py --record survey.json --write    the same, and put the tables into docs/families.md
+    python benchmarks/survey.py --from survey.json --write      without measuring anything
 
 Types that the record holds are not measured again. `lemonx architectures --all` measures the same.
 """
@@ -23,21 +24,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, help="a file of what was measured")
+    parser.add_argument("--from", dest="recorded", type=Path, help="show this record, and measure nothing")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--type", action="append", help="this model type alone; may be given again")
     parser.add_argument("--write", action="store_true", help="put the table into docs/families.md")
     options = parser.parse_args()
 
     from lemonx.cli.render.survey import count_lines, survey_markdown
-    from lemonx.cli.surveying import survey
+    from lemonx.cli.surveying import recorded, survey
 
     def tell(done: int, total: int, name: str) -> None:
         print(f"{done} of {total}: {name}", file=sys.stderr)
 
-    rows = survey(options.type, options.record, options.jobs, tell)
-    print("\n".join(count_lines(rows)))
+    if options.recorded:
+        found = recorded(options.type, options.recorded)
+    else:
+        found = survey(options.type, options.record, options.jobs, tell)
+    print("\n".join(count_lines(found.rows)))
     if options.write:
-        pages.write("docs/families.md", "survey", survey_markdown(rows))
+        pages.write("docs/families.md", "survey", survey_markdown(found.rows, found.transformers))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,29 +13,33 @@ from typing import Any
 import pytest
 import torch
 
-from lemonx.cli import main
+from lemonx.cli import main, surveying
 from lemonx.cli.render.survey import survey_markdown
 from lemonx.cli.surveying import by_table
-from lemonx.diagnostics.survey import classes, measuring, pool, record
+from lemonx.diagnostics.survey import classes, counting, measuring, pool, record
 from lemonx.diagnostics.survey.configs import tiny_config
-from lemonx.diagnostics.survey.fields import BASES, Sizes, tiny
-from lemonx.diagnostics.survey.inputs import Batch
-from lemonx.diagnostics.survey.measuring import (
+from lemonx.diagnostics.survey.fields import tiny
+from lemonx.diagnostics.survey.inputs import LENGTH, Batch
+from lemonx.diagnostics.survey.measuring import Claim, difference, judged, measure
+from lemonx.diagnostics.survey.randomise import randomise
+from lemonx.diagnostics.survey.rows import (
     COLUMNS,
     EXACT,
     FAILED,
     NONE,
+    NOT_COMPARED,
     REFUSED,
+    TOWERS,
+    UP_TO_EPS,
     WRONG,
     Cell,
     Row,
-    difference,
-    measure,
 )
-from lemonx.diagnostics.survey.randomise import randomise
-from lemonx.diagnostics.survey.running import find_inputs, outputs, unread
+from lemonx.diagnostics.survey.running import find_inputs, giving, learned, outputs, read_by
+from lemonx.diagnostics.survey.sizes import BASES, Sizes
 from lemonx.errors import BadData, Refused
 from lemonx.models.foreign import foreign
+from lemonx.verification.float64 import Float64
 
 WIDER, DEEPER = COLUMNS["width x2"](Sizes()), COLUMNS["depth"](Sizes())
 
@@ -100,8 +106,8 @@ def test_a_tiny_model_runs_on_inputs_that_read_all_of_it(model_type: str) -> Non
         randomise(model, 0)
         batch, failed = find_inputs(model)
         assert not failed and RUN[model_type] in batch
-        share, silent = unread(model, batch)
-        assert share >= 0.98, silent
+        read = read_by(model, batch, learned(model, batch))
+        assert read.share >= 0.98, read.silent
         for column in ("width x2", "width x1.5", "depth"):
             large = classes.build(model_class, model_type, COLUMNS[column](base))
             grown = {name: p.numel() for name, p in large.named_parameters()}
@@ -113,21 +119,146 @@ def test_the_share_that_is_read_does_not_count_what_is_not() -> None:
     with foreign("run it", "look"):
         model = classes.build(classes.class_for("clip", "IMAGE_CLASSIFICATION"), "clip", Sizes())
         randomise(model, 0)
-        share, silent = unread(model, find_inputs(model)[0])
+        batch = find_inputs(model)[0]
+        read = read_by(model, batch, learned(model, batch))
     norm = model.vision_model.post_layernorm
-    assert silent == ["vision_model.post_layernorm.weight", "vision_model.post_layernorm.bias"]
-    assert share == 1 - sum(p.numel() for p in norm.parameters()) / sum(p.numel() for p in model.parameters())
+    assert read.silent == ("vision_model.post_layernorm.weight", "vision_model.post_layernorm.bias")
+    assert read.share == 1 - sum(p.numel() for p in norm.parameters()) / sum(p.numel() for p in model.parameters())
 
 
-def leaves_alone(small: Any, large: Any, inputs: Batch) -> None:
+# Every field that is the reach of attention, and a model type whose code has one.
+WINDOWS = {
+    "gemma2": "sliding_window",
+    "gemma3_text": "sliding_window",
+    "mistral": "sliding_window",
+    "gpt_oss": "sliding_window",
+    "cohere2": "sliding_window",
+    "llama4_text": "attention_chunk_size",
+    "modernbert": "local_attention",
+    "longformer": "attention_window",
+    "gpt_neo": "window_size",
+    "doge": "keep_window_size",
+    "longt5": "local_radius",
+}
+
+
+@pytest.mark.parametrize(("model_type", "field"), WINDOWS.items())
+def test_texts_are_longer_than_every_window(model_type: str, field: str) -> None:
+    model_class = classes.class_for(model_type, classes.tasks(model_type)[0])
+    with foreign("run it", "look"):
+        model = classes.build(model_class, model_type, Sizes())
+        randomise(model, 0)
+        batch = find_inputs(model)[0]
+        window = getattr(model.config, field)
+        assert (max(window) if isinstance(window, list) else window) < LENGTH
+        # With a window as wide as the text the same weights compute something else: the tiny one was felt.
+        config = copy.deepcopy(model.config)
+        setattr(config, field, [2 * LENGTH] * len(window) if isinstance(window, list) else 2 * LENGTH)
+        with Float64():
+            wide = model_class(config).double().eval()
+        wide.load_state_dict(model.state_dict())
+        assert judged(model, wide, batch).kind == WRONG
+
+
+TOWERED = ("qwen2_5_vl", "qwen3_vl", "gemma3", "llava", "smolvlm", "internvl")
+
+
+@pytest.mark.parametrize("model_type", TOWERED)
+def test_all_towers_grow_together_or_one_at_a_time(model_type: str) -> None:
+    """In every column the parameters of the towers that should grow do, and those of the others do not."""
+    model_class = classes.class_for(model_type, "IMAGE_TEXT_TO_TEXT")
+    columns = {"width x2": {"vision", "text"}, "depth": {"vision", "text"}, "ffn": {"vision", "text"},
+               "vision alone": {"vision"}, "text alone": {"text"}}  # fmt: skip
+    with foreign("build it", "look"):
+        small = classes.build(model_class, model_type, Sizes())
+        batch = find_inputs(small)[0]
+        sizes = {name: p.shape for name, p in small.named_parameters()}
+        for column, wanted in columns.items():
+            large = classes.build(model_class, model_type, {**COLUMNS, **TOWERS}[column](Sizes()))
+            changed = {name for name, p in large.named_parameters() if sizes.get(name) != p.shape}
+            blocks = [name for name in changed if re.search(r"\.\d+\.", name) and not re.search("project|merger", name)]
+            assert {"vision" if re.search("vision|visual", name) else "text" for name in blocks} == wanted, column
+            outputs(large, batch)
+
+
+def test_a_column_grows_more_heads_where_the_code_lets_it() -> None:
+    """Apertus' config has no head_dim, but its code reads one: more heads are a larger layer."""
+    for model_type, grows in (("apertus", True), ("gpt2", False)):
+        model_class = classes.class_for(model_type, "CAUSAL_LM")
+        small, large = (classes.build(model_class, model_type, s) for s in (Sizes(), COLUMNS["heads"](Sizes())))
+        assert (large.num_parameters() > small.num_parameters()) is grows
+
+
+def test_a_model_that_writes_on_does_not_see_what_follows() -> None:
+    model = classes.build(classes.class_for("bert", "CAUSAL_LM"), "bert", Sizes())
+    with foreign("run it", "look"):
+        batch = find_inputs(model)[0]
+        other = {**batch, "input_ids": batch["input_ids"].clone()}
+        other["input_ids"][:, -1] += 1
+        first, second = (outputs(model, given)["logits"][:, :-1] for given in (batch, other))
+    assert torch.equal(first, second)
+
+
+class Chooser(torch.nn.Module):
+    """Its `choice` has no gradient and decides; its `dead` parameter does nothing; its `table` is not trained."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(1.0, 3 * width + 1).view(3, width).double())
+        self.choice = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3]).double())
+        self.dead = torch.nn.Parameter(torch.ones(2).double())
+        self.table = torch.nn.Parameter(torch.ones(50).double(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.weight.t()[:, self.choice.argmax()] * x
+        return {"answer": hidden.sum(), "hidden": hidden, "echo": x}
+
+
+def test_what_only_decides_a_choice_is_read_and_what_does_nothing_is_not() -> None:
+    model, batch = Chooser(), {"x": torch.ones(1).double()}
+    assert learned(model, batch) == {"answer", "hidden"}
+    read = read_by(model, batch, frozenset({"answer"}))
+    assert read.silent == ("dead",) and read.share == 15 / 17
+
+
+def test_wider_hidden_states_are_not_compared_and_answers_are() -> None:
+    small, large, batch = Chooser(), Chooser(8), {"x": torch.ones(1).double()}
+    with torch.no_grad():
+        large.weight.zero_()[:, :4] = small.weight  # the hidden state begins as that of the smaller one
+        assert judged(small, large, batch).kind == EXACT
+        large.weight[:, :4], large.weight[:, 4:] = 0, small.weight  # and here it does not, but the answer is the same
+        assert judged(small, large, batch).kind == EXACT
+        large.weight[2, 7] += 1e-6
+    wrong = judged(small, large, batch)
+    assert wrong.kind == WRONG and "outputs differ by" in wrong.why
+    # Announced as what the eps of norms changes, the same difference is no mistake; but it is not exact.
+    assert judged(small, large, batch, loss=1e-6).kind == UP_TO_EPS
+
+
+def test_a_growth_gives_the_answers_alone() -> None:
+    small, large = Chooser(), Chooser(8)
+    with giving(frozenset({"answer"}), small, large):
+        assert type(small) is type(large) and small(x=torch.ones(1)).keys() == {"answer"}
+    assert type(small) is Chooser and small(torch.ones(1)).keys() == {"answer", "hidden", "echo"}
+
+
+def test_a_growth_of_which_every_output_grows_is_not_judged() -> None:
+    with foreign("survey it", "look"):
+        row = measure("clip_vision_model", "BARE", {"false": leaves_alone})
+    assert row.cells["false"]["width x2"].kind == NOT_COMPARED
+    assert row.cells["false"]["depth"].kind == WRONG  # hidden states of the same size are compared
+
+
+def leaves_alone(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
     """Claims to have filled the larger model, and did not."""
+    return Claim()
 
 
-def refuses(small: Any, large: Any, inputs: Batch) -> None:
+def refuses(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
     raise Refused("it is not to be")
 
 
-def breaks(small: Any, large: Any, inputs: Batch) -> None:
+def breaks(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
     raise ValueError("a mistake")
 
 
@@ -162,11 +293,11 @@ def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "found"),
     [
-        ([1.0, 2.0], [1.0, 2.0, 5.0], 0.0),  # a wider output begins with the narrow one
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
         ([1.0, 2.0], [1.0, 2.5], 0.25),
-        ([1.0, 2.0], [1.0], float("inf")),
         ([1.0, float("-inf")], [1.0, float("-inf")], 0.0),  # masked logits
         ([1.0, float("-inf")], [1.0, 0.0], float("inf")),
+        ([1.0, float("-inf")], [1.0, float("inf")], float("inf")),
         ([1.0, 2.0], [1.0, float("nan")], float("inf")),
     ],
 )
@@ -174,13 +305,14 @@ def test_differences(x: list[float], y: list[float], found: float) -> None:
     assert difference(torch.tensor(x), torch.tensor(y)) == found
 
 
-def waits(small: Any, large: Any, inputs: Batch) -> None:
+def waits(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
     import time
 
     time.sleep(600)
+    return Claim()
 
 
-def dies(small: Any, large: Any, inputs: Batch) -> None:
+def dies(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
     print("this is not seen", flush=True)
     os._exit(3)
 
@@ -204,39 +336,64 @@ def row(model_type: str, **more: Any) -> Row:
 
 def test_the_better_of_two_ways_counts() -> None:
     refused = {column: Cell(REFUSED, why="it cannot") for column in COLUMNS}
-    assert record.best(row("a", inferred=refused))["depth"].kind == EXACT
+    assert counting.best(row("a", inferred=refused))["depth"].kind == EXACT
     # A growth that is wrong is worth more notice than one that was refused.
     wrong = {column: Cell(WRONG, 0.1, "differs") for column in COLUMNS}
-    assert record.best(replace(row("a"), cells={"table": refused, "inferred": wrong}))["ffn"].kind == WRONG
+    assert counting.best(replace(row("a"), cells={"table": refused, "inferred": wrong}))["ffn"].kind == WRONG
 
 
-def test_counts_by_task_and_by_type() -> None:
+def test_counts_are_of_types_whose_outputs_read_enough() -> None:
     half = replace(row("b"), share=0.5)
     gone = Row("c", "MASKED_LM", why="does not run: 12 is not 13")
     also = replace(row("a"), task="MASKED_LM", cells={})
-    found = record.counts([row("a"), half, gone, also])
-    assert found["CAUSAL_LM"]["depth"] == 2 and found["CAUSAL_LM"]["depth, whole"] == 1
-    assert found["MASKED_LM"] == {"surveyed": 2, "built": 1, "ran": 1, "read": 1}
-    assert found["all"]["surveyed"] == 3 and found["all"]["built"] == 2 and found["all"]["read"] == 1
+    found = counting.count([row("a"), half, gone, also])
+    assert (found.surveyed, found.built, found.ran, found.read) == (3, 2, 2, 1)
+    assert found.both == 1 and found.indivisible == 1 and found.exact["heads"] == 1
+    # Exact in width alone is not exact in both.
+    wide = {"inferred": {column: Cell(EXACT if column == "width x2" else REFUSED) for column in COLUMNS}}
+    assert counting.count([replace(row("d"), cells=wide)]).both == 0
+
+
+def test_reasons_are_ranked_without_the_names_of_one_model() -> None:
+    said = [f"model.layers.{i}.mlp, topk: {i} may go another way: keep it" for i in range(3)]
+    rows = [replace(row(f"m{i}"), cells={"inferred": {"depth": Cell(REFUSED, why=said[i])}}) for i in range(3)]
+    assert counting.reasons(rows) == {"topk: N may go another way": 3}
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     rows = [row("a"), Row("b", "CTC", why="no")]
-    record.write(tmp_path / "record.json", rows)
-    assert record.read(tmp_path / "record.json") == rows
-    assert record.read(tmp_path / "none.json") == []
-    (tmp_path / "record.json").write_text("[1]")
-    with pytest.raises(BadData, match="is not a record of a survey"):
-        record.read(tmp_path / "record.json")
+    record.write(tmp_path / "record.json", "5.0", rows)
+    assert record.read(tmp_path / "record.json") == record.Record("5.0", rows)
+    assert record.read(tmp_path / "none.json").rows == []
+    for broken in ("[1]", '{"transformers": "5", "rows": [{"cells": {}, "age": 3}]}'):
+        (tmp_path / "record.json").write_text(broken)
+        with pytest.raises(BadData, match="is not a record of a survey"):
+            record.read(tmp_path / "record.json")
 
 
+def test_whoever_stops_a_survey_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(jobs: list[tuple[str, str]], *args: Any, **more: Any) -> Iterator[Row]:
+        yield Row(*jobs[0], why="measured")
+        raise KeyboardInterrupt
+
+    kept = tmp_path / "r.json"
+    monkeypatch.setattr(pool, "survey", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        surveying.survey(["bert"], kept, 1, lambda *_: None)
+    assert [found.task for found in record.read(kept).rows] == ["CAUSAL_LM"]
+    with pytest.raises(KeyboardInterrupt):  # and goes on with the next
+        surveying.survey(["bert"], kept, 1, lambda *_: None)
+    assert [found.task for found in record.read(kept).rows] == ["CAUSAL_LM", "MASKED_LM"]
+
+
+@pytest.mark.parametrize("option", ["--record", "--from"])
 def test_what_is_recorded_is_printed_and_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     refused = {column: Cell(REFUSED, why="it cannot") for column in COLUMNS}
-    record.write(tmp_path / "r.json", [replace(row("gpt2"), cells={"inferred": refused})])
+    record.write(tmp_path / "r.json", "5.0", [replace(row("gpt2"), cells={"inferred": refused})])
     monkeypatch.setenv("COLUMNS", "80")
-    arguments = ["lemonx", "architectures", "--all", "--type", "gpt2", "--record", str(tmp_path / "r.json")]
+    arguments = ["lemonx", "architectures", "--all", "--type", "gpt2", option, str(tmp_path / "r.json")]
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit) as ended:
         main()
@@ -244,12 +401,27 @@ def test_what_is_recorded_is_printed_and_not_measured_again(
     assert not ended.value.code and max(map(len, printed.splitlines())) <= 80
     assert "causal lm: 1 model types, of which 1 run" in printed
     assert re.search(r"gpt2 +refused +refused +refused +refused +refused +100 %", printed)
+    assert "exact at width x2 and in depth: 0 types" in printed
 
 
-def test_a_page_has_the_reasons_as_notes() -> None:
+def test_a_record_that_is_not_there_cannot_be_shown(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="is not there"):
+        surveying.recorded(None, tmp_path / "none.json")
+
+
+def test_a_page_has_counts_then_reasons_then_folded_tables() -> None:
     refused = {column: Cell(REFUSED, why="it | cannot\n<b>") for column in COLUMNS}
-    page = survey_markdown([replace(row("gpt2"), cells={"inferred": refused}), Row("b", "CTC", why="does not run: no")])
-    assert (
-        "| `gpt2` | causal lm | refused (1) | refused (1) | refused (1) | refused (1) | refused (1) | 100 % |" in page
-    )
-    assert "1. it \\| cannot &lt;b>" in page and "- `b` (ctc): does not run: no" in page
+    towers = {**{column: Cell(EXACT, 0.0) for column in COLUMNS}, **{tower: Cell(EXACT, 0.0) for tower in TOWERS}}
+    rows = [
+        replace(row("gpt2"), cells={"inferred": refused}),
+        replace(row("llava"), task="IMAGE_TEXT_TO_TEXT", cells={"inferred": towers}),
+        Row("b", "CTC", why="does not run: no"),
+    ]
+    page = survey_markdown(rows, "5.22.2")
+    parts = ["transformers 5.22.2", "| all types, each once | 3 | 2 | 2 | 1 | 1 | 1 | 1 | 1 | 1 |",
+             "| 1 | 1 | it \\| cannot &lt;b> |", "<details><summary>Towers one at a time",
+             "| `llava` | exact | exact | 100 % |", "<details><summary>causal lm: 1 of 1 run</summary>",
+             "| `gpt2` | refused (1) | refused (1) | refused (1) | refused (1) | refused (1) | 100 % |",
+             "- `b` (ctc): does not run: no"]  # fmt: skip
+    places = [page.find(part) for part in parts]
+    assert -1 not in places and places == sorted(places), list(zip(parts, places, strict=True))

@@ -27,12 +27,16 @@ def architectures_command(
         Path | None,
         typer.Option("--record", metavar="FILE", help="With --all: keep what was measured, and go on from it."),
     ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="With --all: show what this file holds, and measure nothing."),
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="With --all: processes at once.")] = 1,
     as_json: Json = False,
 ) -> None:
     """List the supported families: what grows, and how exactly."""
     if everything:
-        _survey(only, record, jobs, as_json)
+        _survey(only, record, recorded, jobs, as_json)
         return
     from lemonx.checkpoints import Checkpoint
     from lemonx.cli.render import catalogue as show
@@ -52,23 +56,23 @@ def architectures_command(
     print_json(show.architectures_json(cells)) if as_json else show.print_architectures(cells)
 
 
-def _survey(only: list[str] | None, record: Path | None, jobs: int, as_json: bool) -> None:
+def _survey(only: list[str] | None, record: Path | None, recorded: Path | None, jobs: int, as_json: bool) -> None:
     from lemonx.cli import surveying
     from lemonx.cli.render import survey as show
     from lemonx.cli.render.console import bar
 
-    with bar(hidden=as_json) as shown:
-        task = shown.add_task("model types", total=None)
-        rows = surveying.survey(
-            only,
-            record,
-            jobs,
-            lambda done, total, name: shown.update(task, completed=done, total=total, description=name),
-        )
-    if as_json:
-        print_json(show.survey_json(rows))
+    if recorded is not None:
+        found = surveying.recorded(only, recorded)
     else:
-        show.print_survey(rows)
+        with bar(hidden=as_json) as shown:
+            task = shown.add_task("model types", total=None)
+            found = surveying.survey(
+                only,
+                record,
+                jobs,
+                lambda done, total, name: shown.update(task, completed=done, total=total, description=name),
+            )
+    print_json(show.survey_json(found.rows)) if as_json else show.print_survey(found.rows)
 
 
 @app.command("methods", rich_help_panel="Commands")

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from lemonx.diagnostics.survey.configs import tiny_config
-from lemonx.diagnostics.survey.fields import Sizes
+from lemonx.diagnostics.survey.sizes import Sizes
 from lemonx.verification.float64 import Float64
 
 # The tasks that are counted apart: every type is surveyed in each of these that it has a class for.
@@ -46,7 +46,7 @@ def class_for(model_type: str, task: str) -> Any:
 
 
 @cache
-def _mappings() -> dict[str, dict[str, Any]]:
+def _mappings() -> dict[str, dict[str, str | tuple[str, ...]]]:
     """Task -> model type -> the name of its class, as transformers' Auto classes have it."""
     from transformers.models.auto import modeling_auto
 
@@ -59,15 +59,24 @@ def build(model_class: Any, model_type: str, sizes: Sizes) -> Any:
     """A tiny model in float64 and eval mode, as its class initialises it."""
     import torch
 
-    config = _of_class(model_class, tiny_config(model_type, sizes))
+    config = _config(model_class, model_type, sizes)
     with torch.device("meta"):
         size = sum(p.numel() for p in model_class(config).parameters())
     if size > MOST:
         raise MemoryError(f"{size / 1e6:.0f}M parameters")
-    config = _of_class(model_class, tiny_config(model_type, sizes))
+    config = _config(model_class, model_type, sizes)
     torch.manual_seed(0)
     with Float64():
         return model_class(config).double().eval()
+
+
+def _config(model_class: Any, model_type: str, sizes: Sizes) -> Any:
+    """A tiny config of the kind that a class wants; a model that writes on from a text does not see what follows."""
+    config = _of_class(model_class, tiny_config(model_type, sizes))
+    writes = class_for(model_type, "CAUSAL_LM") is model_class if model_type in _mappings()["CAUSAL_LM"] else False
+    if writes and getattr(config, "is_decoder", None) is False and not getattr(config, "is_encoder_decoder", False):
+        config.is_decoder = True
+    return config
 
 
 def _of_class(model_class: Any, config: Any) -> Any:

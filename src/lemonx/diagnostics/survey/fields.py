@@ -7,56 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Any
+from typing import TypeGuard
 
-LAYERS, VOCABULARY = 2, 97
+from lemonx.checkpoints.plain import JsonValue
+from lemonx.diagnostics.survey.sizes import Sizes
+
+VOCABULARY = 97
 IMAGE, PATCH, WINDOW, POSITIONS = 64, 16, 4, 160
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a tiny model: what it begins with, and by what a column grows it."""
-
-    width: int = 48
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 12
-    ffn: int = 80
-    # Widths of stages are multiples of this.
-    channels: int = 8
-    # What a column grows: factors, and a number of layers more.
-    wider: Fraction = Fraction(1)
-    more_heads: Fraction = Fraction(1)
-    more_ffn: Fraction = Fraction(1)
-    deeper: int = 0
-
-    @property
-    def half(self) -> int:
-        """Of the width, which sines and cosines make up."""
-        return self.width // 2
-
-    @property
-    def sixth(self) -> int:
-        """Of the width, which six coordinates of a box on a page make up."""
-        return self.width // 6
-
-    def grown(self, moved: str, value: int) -> int:
-        """A size that this factor moves, grown."""
-        factor = {"width": self.wider, "heads": self.more_heads, "ffn": self.more_ffn}.get(moved, Fraction(1))
-        return int(value * factor)
-
-
-# Tried in this order until one builds and runs: most models take the first; some want as many key heads as query heads,
-# some norm their channels in 32 groups, some divide by 64.
-BASES = (
-    Sizes(),
-    Sizes(width=64, head_dim=16, kv_heads=4, ffn=128, channels=32),
-    Sizes(kv_heads=4),
-    Sizes(width=128, heads=2, kv_heads=2, head_dim=64, ffn=256, channels=128),
-)
 
 
 @dataclass(frozen=True)
@@ -81,7 +40,7 @@ class Rule:
 RULES = (
     Rule(r".*(coefficient|cost|dropout|temperature|stride|padding|kernel|kernel_size|ratio|seed)", 0, "keep"),
     Rule(r".*(_token_id|_token_index|_index|_id|_ids|special.*)", 0, "keep"),
-    Rule(r"in_channels|patch_embed_hidden_size", 0, "keep"),
+    Rule(r"in_channels|patch_embed_hidden_size|query_dim|cross_attention_hidden_size", 0, "keep"),
     # ---- positions, texts, pictures
     Rule(r"(.*_)?vocab(_size)?|n_vocab|vocab_size_.*|num_embeds", VOCABULARY, over=VOCABULARY),
     Rule(r"(.*_)?(max_position_embeddings|n_positions|max_target_positions|n_ctx|max_seq_len|model_max_length)|"
@@ -93,7 +52,10 @@ RULES = (
     Rule(r"patch_size", PATCH, over=7),
     Rule(r"num_mel_bins|n_mel_bins|mel_dim|input_feat_per_channel|model_in_dim|input_feat_size|"
          r"input_dim|feature_projection_input_dim", 16, over=16),
-    Rule(r"sliding_window(_size)?|local_attention|attention_window(_size)?|.*attention_chunk_size", WINDOW, over=4),
+    Rule(r"(sliding|keep)_window(_size)?|local_attention|attention_window(_size)?|.*attention_chunk_size|index_topk|"
+         r"local_radius|global_block_size|index_block_size|.*attn_chunk_length|n_window|speech_encoder_chunk_size",
+         WINDOW, over=4),
+    Rule(r"speech_encoder_left_chunk_num", 1, over=1),
     Rule(r"window_size", 2 * PATCH, least=64),  # in pixels
     Rule(r"window_size", 2, over=2),
     Rule(r"mm_tokens_per_image|image_seq_length|num_image_tokens|vision_soft_tokens_per_image", 4, over=4),
@@ -107,7 +69,9 @@ RULES = (
     Rule(r"n_group|topk_group|num_expert_group", 1, over=1),
     Rule(r"(mamba_)?n_?groups", 2, over=2),
     Rule(r"expert_capacity", 64),
+    Rule(r"zero_expert_num", 2, over=2),
     Rule(r"num_conv_pos_embedding_groups", 4, over=4),
+    Rule(r"num_conv_pos_embeddings", 8, over=8),
     # ---- layers
     Rule(r"num_nextn_predict_layers", 0),
     Rule(r"first_k_dense_replace|num_dense_layers|max_window_layers|moe_layer_start_index", 1, over=1),
@@ -115,7 +79,7 @@ RULES = (
     Rule(r".*(_period|_interval|_every.*|_pattern|_frequency|_step)", 2, over=2),
     Rule(r".*layer_offset", 1, over=1),
     Rule(r"(.*_)?(num_|n_)?(hidden_|decoder_|encoder_)*(layers?)|n_layer|(.*_)?(depth|num_blocks)|layers|"
-         r".*_layers_per_stack|num_self_attends_per_block|.*_depth", LAYERS, "layers", over=LAYERS),
+         r".*_layers_per_stack|num_self_attends_per_block|.*_depth", "layers", "layers", over=2),
     # ---- heads
     Rule(r"qk_rope_head_dim|qk_nope_head_dim", 8, over=8),
     Rule(r"qk_head_dim", 16, over=16),
@@ -136,15 +100,18 @@ RULES = (
     # ---- widths
     Rule(r"coordinate_size|shape_size", "sixth", "width"),
     Rule(r"num_pos_feats", "half", "width"),
+    Rule(r"out_hidden_size", "width", "text", over=31),  # what leads from pictures to the text
     Rule(r"upsample_groups", "width", "width", over=31),
     Rule(r"(.*_)?(hidden_size(_global)?|hidden_dim|d_model|n_embd|dim|embed_dim|emb_dim|model_dim|width|embedding_size|"
          r"proj_dim|projection_dim|projection_size|hidden_channels?|embedding_dim(ension)?|output_size|d_latents|"
-         r"output_channels|filter_channels|out_hidden_size|encoder_width|out_channels?|num_filters|"
+         r"output_channels|filter_channels|encoder_width|out_channels?|num_filters|"
          r"hidden_features|bottleneck_features|in_dim|out_dim|predictor_channels|base_channels|conv_channels|"
          r"num_channels_out_|initial_channel|postnet_units|proj_size|output_proj_dims|bottleneck_size|reassemble_hidden_size)",
          "width", "width", over=31),
 )  # fmt: skip
 
+# Which layer of the tower of pictures is read.
+_FEATURE_LAYERS = ("vision_feature_layer", "vision_feature_layers")
 # Never sizes, or rebuilt by the config's own class.
 KEPT = frozenset(
     (
@@ -172,7 +139,7 @@ class Stages:
     unit: int = 1
 
     @staticmethod
-    def of(values: Mapping[str, Any], sizes: Sizes) -> Stages:
+    def of(values: Mapping[str, JsonValue], sizes: Sizes) -> Stages:
         widths = frozenset(x for numbers in _stage_widths(values) for x in numbers if x > 3)
         return Stages(widths, max(1, math.gcd(*widths) // sizes.channels)) if widths else Stages()
 
@@ -181,19 +148,23 @@ class Stages:
         return value in self.widths or (self.unit > 1 and value % self.unit == 0 and value // self.unit >= 32)
 
 
-def tiny(name: str, value: Any, sizes: Sizes, stages: Stages | None = None) -> Any:
+def tiny(name: str, value: JsonValue, sizes: Sizes, stages: Stages | None = None) -> JsonValue:
     """The value of a field in a tiny config; the same value where the name says no size."""
     stages = stages or Stages()
     if isinstance(value, bool) or name in KEPT:
         return value
+    if name in _FEATURE_LAYERS:  # of a tiny tower the last, so that all of it is read
+        return -1 if isinstance(value, int) else [-1, -2]
     if isinstance(value, int):
         return _number(name, value, sizes, stages)
-    if _is_numbers(value):
-        return type(value)(_stages(name.lower(), list(value), sizes, stages.unit))
+    if is_numbers(value):
+        made = _stages(name.lower(), list(value), sizes, stages.unit)
+        return tuple(made) if isinstance(value, tuple) else made
     return value
 
 
-def _is_numbers(value: Any) -> bool:
+def is_numbers(value: JsonValue) -> TypeGuard[list[int] | tuple[int, ...]]:
+    """Whether a field is a list of whole numbers."""
     return isinstance(value, list | tuple) and bool(value) and all(type(x) is int for x in value)
 
 
@@ -213,8 +184,10 @@ def _number(name: str, value: int, sizes: Sizes, stages: Stages) -> int:
 def _stages(name: str, values: list[int], sizes: Sizes, unit: int) -> list[int]:
     if re.fullmatch(r"(image_size|img_size|input_size|pretrain_image_size)", name):
         return [min(x, IMAGE) for x in values]
+    if name == "window_size_per_stage":
+        return [min(x, 2) for x in values]
     if _STAGE_DEPTHS.fullmatch(name) and all(0 < x < 100 for x in values):
-        return [min(x, LAYERS) + sizes.deeper for x in values] if len(values) < 8 else values
+        return [min(x, sizes.layers) + sizes.deeper for x in values] if len(values) < 8 else values
     if _STAGE_HEADS.fullmatch(name):
         return [sizes.grown("heads", 2 * x // min(values)) for x in values]
     if is_stage_widths(name, values):
@@ -222,25 +195,25 @@ def _stages(name: str, values: list[int], sizes: Sizes, unit: int) -> list[int]:
     return values
 
 
-def is_stage_widths(name: str, values: Any) -> bool:
+def is_stage_widths(name: str, values: Sequence[int]) -> bool:
     """Whether a field lists the widths of stages."""
-    return _is_numbers(values) and max(values) >= 32 and _STAGE_WIDTHS.fullmatch(name.lower()) is not None
+    return max(values) >= 32 and _STAGE_WIDTHS.fullmatch(name.lower()) is not None
 
 
-def _stage_widths(values: Mapping[str, Any]) -> Iterator[list[int]]:
+def _stage_widths(values: Mapping[str, JsonValue]) -> Iterator[list[int]]:
     for name, value in values.items():
-        if isinstance(value, dict) and name not in KEPT:
+        if isinstance(value, Mapping) and name not in KEPT:
             yield from _stage_widths(value)
-        elif name not in KEPT and is_stage_widths(str(name), value):
+        elif name not in KEPT and is_numbers(value) and is_stage_widths(str(name), value):
             yield list(value)
 
 
-def is_layer_indices(name: str, values: Any) -> bool:
+def is_layer_indices(name: str, values: Sequence[int]) -> bool:
     """Whether a field lists numbers of layers."""
-    return _is_numbers(values) and min(values) >= 0 and _LAYER_INDICES.fullmatch(name.lower()) is not None
+    return min(values) >= 0 and _LAYER_INDICES.fullmatch(name.lower()) is not None
 
 
-def layer_count(values: Mapping[str, Any]) -> int | None:
+def layer_count(values: Mapping[str, JsonValue]) -> int | None:
     """The number of layers that a config has, if it names one."""
     names = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "depth", "decoder_layers")
-    return next((values[n] for n in names if type(values.get(n)) is int), None)
+    return next((count for n in names if isinstance(count := values.get(n), int)), None)

@@ -15,7 +15,7 @@ import torch
 
 from lemonx.diagnostics.survey.fields import IMAGE, PATCH, VOCABULARY
 
-Batch = dict[str, Any]
+Batch = dict[str, torch.Tensor]
 # Odd numbers, so that no axis of a batch is taken for one of the model's; texts run past every window.
 ROWS, LENGTH, DECODED = 3, 23, 7
 # What stands for a picture, a video, a sound in the types of tokens.
@@ -53,6 +53,11 @@ def _special(config: Any) -> set[int]:
     """The tokens that mean something to some part of a model."""
     named = [v for part in parts(config) for n, v in vars(part).items() if n.endswith(("token_id", "token_index"))]
     return {token for token in named if isinstance(token, int)}
+
+
+_PICTURES = ("pixel_values", "image_pixel_values", "flattened_patches", "images", "image")
+# How many pictures of a video make one patch.
+_TIMES = ("temporal_patch_size", "patch_temporal", "patch_size_t")
 
 
 class Media:
@@ -108,13 +113,41 @@ class Media:
             for kind, token in tokens.items():
                 kinds[ids == token] = KINDS[kind] if name.startswith("mm") else 1
             batch[name] = kinds
-        for name in self.taken:  # a text for another part of the model
-            if name.endswith("_input_ids") and name != "decoder_input_ids":
+            if "moe_mm_token_type_ids" in self.taken:  # pictures and texts have experts of their own
+                batch["moe_mm_token_type_ids"] = (kinds > 0).long()
+        return batch | self._beside(ids)
+
+    def _beside(self, ids: torch.Tensor) -> Batch:
+        """What goes with a text: other properties of its tokens, texts for other parts of the model."""
+        batch: Batch = {}
+        for name in self.taken:
+            if name.endswith("_input_ids") and name != "decoder_input_ids":  # for another part of the model
                 batch[name] = self._ids(DECODED)
+                masks = (name.replace("input_ids", "attention_mask"), f"{name}_mask")
+                batch |= {mask: torch.ones_like(batch[name]) for mask in masks if mask in self.taken}
+            elif name.startswith("input_") and name.endswith("_ids") and name != "input_ids":  # how a token sounds
+                batch[name] = self.whole(1, VOCABULARY // 2, *ids.shape)
         if "bbox" in self.taken:
             batch["bbox"] = self.whole(0, 20, *ids.shape, 2).repeat(1, 1, 2)
             batch["bbox"][..., 2:] += 5
+        if "global_attention_mask" in self.taken:  # the first token sees all, beyond its window
+            batch["global_attention_mask"] = torch.zeros_like(ids)
+            batch["global_attention_mask"][:, 0] = 1
+        if "entity_ids" in self.taken:  # what three parts of the text name
+            many = (ROWS, 3)
+            batch["entity_ids"] = self.whole(1, setting(self.config, "entity_vocab_size", default=9), *many)
+            batch["entity_position_ids"] = self.whole(0, LENGTH, *many, 4)
+            for name in ("entity_attention_mask", "entity_token_type_ids"):
+                batch[name] = torch.ones(many, dtype=torch.long)
+        if "encoder_hidden_states" in self.taken and setting(self.config, "cross_attention_hidden_size") is not None:
+            batch["encoder_hidden_states"] = self.normal(ROWS, 5, self.config.cross_attention_hidden_size)
         return batch
+
+    def streams(self) -> list[Batch]:
+        """Ways to hand over a text: by itself, or as several streams of codes, which stand one below the other."""
+        streams = setting(self.config, "num_codebooks", default=1)
+        codes: Batch = {"input_ids": self._ids(LENGTH).repeat(streams, 1)}
+        return [{}, codes] if isinstance(streams, int) and streams > 1 else [{}]
 
     def placeholder(self, kind: str) -> int | None:
         """The token that stands for a picture, a video or a sound."""
@@ -144,13 +177,13 @@ class Media:
 
     def pictures(self) -> list[Batch]:
         """Ways to hand over pictures."""
-        names = [n for n in ("pixel_values", "flattened_patches", "images", "image") if n in self.taken]
+        names = [n for n in _PICTURES if n in self.taken]
         names += ["hidden_states"] if "grid_thw" in self.taken and not names else []
         if not names:
             return []
         name, high, wide = names[0], self.high // self.patch, self.wide // self.patch
         flat = self.channels * self.patch**2
-        times = setting(self.vision, "temporal_patch_size", default=1)
+        times = setting(self.vision, *_TIMES, default=1)
         side = self._picture_extras
         frames, tiles = self._frames(), setting(self.config, "max_num_tiles", default=1)
         ways: list[Callable[[], Batch]] = [
@@ -196,7 +229,14 @@ class Media:
             "batch_num_images": torch.full((ROWS,), max(1, many)),
             "num_patches": torch.full((ROWS,), max(1, many)),
         }
+        if "high_res_pixel_values" in self.taken:
+            made["high_res_pixel_values"] = self._finer()
         return {name: value for name, value in made.items() if name in self.taken}
+
+    def _finer(self) -> torch.Tensor:
+        """The same pictures for a second tower, which takes them larger."""
+        side = setting(getattr(self.config, "high_res_vision_config", self.vision), "image_size", default=IMAGE)
+        return self.normal(ROWS, self.channels, side, side)
 
     def _patch_extras(self, high: int, wide: int) -> Batch:
         """What goes with pictures that are cut into patches."""
@@ -227,7 +267,7 @@ class Media:
         if name is None:
             return []
         high, wide, frames = self.high // self.patch, self.wide // self.patch, self._frames()
-        times = setting(self.vision, "temporal_patch_size", default=1)
+        times = setting(self.vision, *_TIMES, default=1)
         flat = self.channels * self.patch**2
         ways = [{name: self.normal(ROWS, frames, self.channels, self.high, self.wide)}]
         if {"video_grid_thw", "grid_thw"} & set(self.taken):

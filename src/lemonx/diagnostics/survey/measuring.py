@@ -2,128 +2,156 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from lemonx.diagnostics.survey import classes
-from lemonx.diagnostics.survey.fields import BASES, Sizes
 from lemonx.diagnostics.survey.inputs import Batch
 from lemonx.diagnostics.survey.randomise import randomise
-from lemonx.diagnostics.survey.running import find_inputs, outputs, unread
+from lemonx.diagnostics.survey.rows import (
+    COLUMNS,
+    ENOUGH,
+    EXACT,
+    FAILED,
+    NONE,
+    NOT_COMPARED,
+    NOT_RUN,
+    REFUSED,
+    TOWERS,
+    UP_TO_EPS,
+    WRONG,
+    Cell,
+    Row,
+)
+from lemonx.diagnostics.survey.running import Outputs, Read, find_inputs, learned, outputs, read_by
+from lemonx.diagnostics.survey.sizes import BASES, Sizes
 from lemonx.errors import LemonxError
 from lemonx.models.foreign import reason
 
-# Fills the larger model with the function of the smaller one, or returns a model of its own that was read from disk, or
-# raises a LemonxError that says why it does neither.
-Grow = Callable[[Any, Any, Batch], object]
-
-EXACT, REFUSED, WRONG, FAILED, NOT_RUN, NONE = "exact", "refused", "wrong", "failed", "not run", "-"
 # The largest difference of an output, relative to the largest output, that rounding in float64 accounts for.
 LARGEST = 1e-10
-_TWICE, _HALF_MORE = Fraction(2), Fraction(3, 2)
-COLUMNS: dict[str, Callable[[Sizes], Sizes]] = {
-    "width x2": partial(replace, wider=_TWICE, more_heads=_TWICE, more_ffn=_TWICE),
-    "width x1.5": partial(replace, wider=_HALF_MORE, more_heads=_HALF_MORE, more_ffn=_HALF_MORE),
-    "depth": partial(replace, deeper=2),
-    "ffn": partial(replace, more_ffn=_TWICE),
-    "heads": partial(replace, more_heads=_TWICE),
-}
+_IN_LAYER = re.compile(r"\.\d+\.")
+# Of a model that has a part which its task does not read.
+_MORE_LAYERS = (6, 16)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What one growth came to; `difference`: of the outputs, relative to the largest; `why`: one line, if not exact."""
+class Claim:
+    """What a growth says that it did: filled the larger model, or made `model`, which was read from disk.
 
-    kind: str
-    difference: float | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One model type in one task: whether its tiny model runs, what its inputs read, and what each growth came to.
-
-    `cells`: how it was grown ("inferred", "table") -> column -> what it came to.
+    `loss`: by how much the eps of norms is said to change the outputs, relative to the largest.
     """
 
-    model_type: str
-    task: str
-    model_class: str = ""
-    built: bool = False
-    why: str = ""
-    share: float | None = None
-    unread: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-    lacks: dict[str, str] = field(default_factory=dict)
-    cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
+    model: torch.nn.Module | None = None
+    loss: float = 0.0
 
-    @property
-    def ran(self) -> bool:
-        return bool(self.inputs)
+
+# From a smaller model, a larger one, inputs, and the names of the outputs that have the same size in both; raises a
+# LemonxError that says why it does nothing.
+Grow = Callable[[Any, Any, Batch, frozenset[str]], Claim]
 
 
 @dataclass(frozen=True)
 class Subject:
     """A tiny model that runs, with inputs for it, and others of the same kinds to judge a growth by."""
 
+    make: Callable[[Sizes], Any]
     model: Any
     sizes: Sizes
     batch: Batch
     other: Batch
+    # The outputs that depend on parameters: what a model hands back as it got it shows nothing.
+    learned: frozenset[str]
     lacks: dict[str, str]
+
+    @property
+    def compared(self) -> frozenset[str]:
+        """The outputs that keep their size when all widths double, such as logits; all of them, if none does."""
+        try:
+            large = outputs(self.make(COLUMNS["width x2"](self.sizes)), self.batch)
+        except Exception:  # that column says why
+            return self.learned
+        return same_size(outputs(self.model, self.batch), large) & self.learned or self.learned
 
 
 def measure(model_type: str, task: str, ways: Mapping[str, Grow]) -> Row:
     """One row; nothing that transformers' code raises escapes."""
     model_class = classes.class_for(model_type, task)
     row = Row(model_type, task, model_class.__name__)
-    found = _subject(model_class, model_type)
+    found = _subject(partial(classes.build, model_class, model_type))
     if not isinstance(found, Subject):
         return replace(row, built=found[0], why=found[1])
-    names = tuple(found.batch)
-    try:
-        share, silent = unread(found.model, found.batch)
-    except Exception:  # it has no gradient
-        share, silent = None, []
-    row = replace(row, built=True, share=share, unread=tuple(silent[:20]), inputs=names, lacks=found.lacks)
+    found, compared, read = _deep_enough(found)
+    row = replace(row, built=True, inputs=tuple(found.batch), outputs=tuple(sorted(compared)), lacks=found.lacks)
+    row = replace(row, share=read.share, unread=read.silent[:20])
+    columns = {**COLUMNS, **(TOWERS if has_towers(found.model.config) else {})}
     cells = {
-        way: {
-            column: _cell(found, model_class, model_type, sizes(found.sizes), grow) for column, sizes in COLUMNS.items()
-        }
+        way: {name: _cell(found, column(found.sizes), grow) for name, column in columns.items()}
         for way, grow in ways.items()
     }
     return replace(row, cells=cells)
 
 
-def _subject(model_class: Any, model_type: str) -> Subject | tuple[bool, str]:
+def has_towers(config: Any) -> bool:
+    """Whether a model has a part for pictures and one for texts that can grow one at a time."""
+    return all(getattr(config, name, None) is not None for name in ("vision_config", "text_config"))
+
+
+def _deep_enough(subject: Subject) -> tuple[Subject, frozenset[str], Read]:
+    """A model with what its outputs read; of more layers, if too little only because the model is tiny.
+
+    A task may leave one part of a model unread, such as a pooler: that is little of a real one, and much of two layers.
+    """
+    compared = subject.compared
+    read = read_by(subject.model, subject.batch, compared)
+    if read.share >= ENOUGH or any(_IN_LAYER.search(name) for name in read.silent):
+        return subject, compared, read
+    for layers in _MORE_LAYERS:
+        deeper = _subject(subject.make, (replace(subject.sizes, layers=layers),))
+        if isinstance(deeper, Subject):
+            again = read_by(deeper.model, deeper.batch, compared)
+            if again.share >= ENOUGH:
+                return deeper, compared, again
+    return subject, compared, read
+
+
+def _subject(make: Callable[[Sizes], Any], bases: tuple[Sizes, ...] = BASES) -> Subject | tuple[bool, str]:
     """The first of the sizes in which the model is built and runs; else whether it was built, and the first reason."""
     built, reasons = False, []
-    for sizes in BASES:
+    for sizes in bases:
         model = None
         try:
-            model = classes.build(model_class, model_type, sizes)
+            model = make(sizes)
             randomise(model, 0)
             batch, failed = find_inputs(model)
             lacks = {kind: reason(error) for kind, error in failed.items()}
-            return Subject(model, sizes, batch, find_inputs(model, seed=100)[0], lacks)
+            return Subject(make, model, sizes, batch, find_inputs(model, seed=100)[0], learned(model, batch), lacks)
         except Exception as error:
             built = built or model is not None
             said = f"cannot be built: {reason(error)}" if model is None else f"does not run: {reason(error)}"
-            if said in reasons or isinstance(error, ImportError):
-                return built, next((r for r in reasons if r.startswith("does")), said)
             reasons.append(said)
+            if isinstance(error, ImportError):  # of a library: no other sizes help
+                break
     return built, next((r for r in reasons if r.startswith("does")), reasons[0])
 
 
-def _cell(subject: Subject, model_class: Any, model_type: str, sizes: Sizes, grow: Grow) -> Cell:
-    make = partial(classes.build, model_class, model_type, sizes)
+def same_size(small: Outputs, large: Outputs) -> frozenset[str]:
+    """The outputs of two models that have one size.
+
+    Hidden states of a wider model are wider: how they contain those of the smaller one is a matter of the growth, so
+    there is nothing to compare.
+    """
+    return frozenset(name for name, x in small.items() if name in large and x.shape == large[name].shape)
+
+
+def _cell(subject: Subject, sizes: Sizes, grow: Grow) -> Cell:
     try:
-        large = make()
+        large = subject.make(sizes)
     except Exception as error:
         return Cell(NOT_RUN, why=f"the larger one cannot be built: {reason(error)}")
     before, after = (sum(p.numel() for p in model.parameters()) for model in (subject.model, large))
@@ -131,47 +159,53 @@ def _cell(subject: Subject, model_class: Any, model_type: str, sizes: Sizes, gro
         return Cell(NONE)
     randomise(large, 7)
     try:
-        outputs(large, subject.batch)
+        names = same_size(outputs(subject.model, subject.batch), outputs(large, subject.batch))
     except Exception as error:
         return Cell(NOT_RUN, why=f"the larger one does not run: {reason(error)}")
+    if not names & subject.learned:
+        return Cell(NOT_COMPARED, why="every output grows with the model")
     try:
-        found = grow(subject.model, large, subject.batch)
+        claim = grow(subject.model, large, subject.batch, names)
     except LemonxError as refusal:
         return Cell(REFUSED, why=str(refusal))
     except Exception as error:
         return Cell(FAILED, why=reason(error))
-    if isinstance(found, torch.nn.Module):
-        return judged(subject.model, found, subject.other)
-    filled = judged(subject.model, large, subject.other)
-    if filled.kind != EXACT:
+    if claim.model is not None:
+        return judged(subject.model, claim.model, subject.other, claim.loss)
+    filled = judged(subject.model, large, subject.other, claim.loss)
+    if filled.kind not in (EXACT, UP_TO_EPS):
         return filled
-    again = make()
+    again = subject.make(sizes)
     again.load_state_dict(large.state_dict())
-    reloaded = judged(subject.model, again, subject.other)
+    reloaded = judged(subject.model, again, subject.other, claim.loss)
     return (
         reloaded
-        if reloaded.kind == EXACT
+        if reloaded.kind == filled.kind
         else replace(reloaded, why=f"{reloaded.why}, after its weights were read again")
     )
 
 
-def judged(small: Any, large: Any, batch: Batch) -> Cell:
-    """Whether two models compute the same, measured on inputs that neither was grown with."""
+def judged(small: Any, large: Any, batch: Batch, loss: float = 0.0) -> Cell:
+    """Whether two models compute the same, measured on inputs that neither was grown with.
+
+    `loss`: a difference that was announced, because norms are applied once more and have an eps.
+    """
     one, other = outputs(small, batch), outputs(large, batch)
-    if len(one) != len(other):
-        return Cell(WRONG, why=f"{len(one)} outputs became {len(other)}")
-    worst = max((difference(x, y) for x, y in zip(one, other, strict=True)), default=float("inf"))
-    why = "" if worst <= LARGEST else f"outputs differ by {worst:.1e} of the largest"
-    return Cell(EXACT if worst <= LARGEST else WRONG, worst, why)
+    if one.keys() != other.keys():
+        return Cell(WRONG, why=f"other outputs: {sorted(one.keys() ^ other.keys())}")
+    worst = max((difference(one[name], other[name]) for name in same_size(one, other)), default=float("inf"))
+    if worst <= LARGEST:
+        return Cell(EXACT, worst)
+    why = f"outputs differ by {worst:.1e} of the largest"
+    if worst <= loss:
+        return Cell(UP_TO_EPS, worst, f"{why}, as the eps of norms in added Post-LN blocks makes them")
+    return Cell(WRONG, worst, why)
 
 
 def difference(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The largest difference relative to the largest entry; a wider output is compared by its first units."""
-    if x.ndim != y.ndim or any(n > m for n, m in zip(x.shape, y.shape, strict=True)):
-        return float("inf")
-    y = y[tuple(slice(n) for n in x.shape)]
+    """The largest difference of two outputs of one size, relative to the largest entry."""
     finite = torch.isfinite(x)
-    if not x.numel() or not torch.equal(finite, torch.isfinite(y)):
+    if not x.numel() or not torch.equal(finite, torch.isfinite(y)) or not torch.equal(x[~finite], y[~finite]):
         return 0.0 if not x.numel() else float("inf")
     x, y = x[finite], y[finite]
     return float((x - y).abs().max() / (x.abs().max() or 1.0)) if x.numel() else 0.0

@@ -2,76 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from lemonx.diagnostics.survey.fields import Sizes
+from lemonx.checkpoints.plain import JsonValue
+from lemonx.diagnostics.survey.sizes import Sizes
 
-# A field that its class derives from others.
-DERIVED = object()
+Fields = dict[str, JsonValue]
 
 
-def _resnet(sizes: Sizes) -> dict[str, Any]:
+def _resnet(sizes: Sizes) -> Fields:
     widths = [sizes.grown("width", n) for n in (16, 32, 48, 64)]
     return {"model_type": "resnet", "hidden_sizes": widths, "embedding_size": widths[0], "depths": [1, 1, 1, 1]}
 
 
-def _detector(sizes: Sizes) -> dict[str, Any]:
+def _detector(sizes: Sizes) -> Fields:
     """Its backbone is timm's by default, which is another library."""
     stages = ["stage2", "stage3", "stage4"]
     return {"use_timm_backbone": False, "backbone": None, "backbone_config": _resnet(sizes) | {"out_features": stages}}
 
 
-def _one_map(sizes: Sizes) -> dict[str, Any]:
+def _one_map(sizes: Sizes) -> Fields:
     """The same, for a model that takes the last map alone."""
-    return {
-        "use_timm_backbone": False,
-        "backbone": None,
-        "backbone_config": _resnet(sizes) | {"out_features": ["stage4"]},
-    }
+    last = _resnet(sizes) | {"out_features": ["stage4"]}
+    return {"use_timm_backbone": False, "backbone": None, "backbone_config": last}
 
 
-def _experts(sizes: Sizes) -> dict[str, Any]:
+def _experts(sizes: Sizes) -> Fields:
     """Its class leaves the experts open."""
     return {"num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
-            "moe_intermediate_size": sizes.grown("ffn", sizes.ffn)}  # fmt: skip
+            "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": sizes.grown("ffn", sizes.ffn)}  # fmt: skip
 
 
-def _efficient(sizes: Sizes) -> dict[str, Any]:
+def _efficient(sizes: Sizes) -> Fields:
     return {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": sizes.grown("width", 1280)}
 
 
-def _deepstack(sizes: Sizes) -> dict[str, Any]:
+def _deepstack(sizes: Sizes) -> Fields:
     """Pictures enter as many of the first text layers as the list has entries, of which there are two."""
-    return {"vision_config": {"depth": 2 + sizes.deeper, "deepstack_visual_indexes": [0, 1]}}
+    depth = 2 + sizes.inside("vision_config").deeper
+    return {"vision_config": {"depth": depth, "deepstack_visual_indexes": [0, 1]}}
+
+
+def _kinds(sizes: Sizes, *kinds: str) -> list[str]:
+    """The kinds of layers, in turn; those that are added go on in the same order."""
+    return [kinds[i % len(kinds)] for i in range(len(kinds) + sizes.deeper)]
+
+
+def _compass(sizes: Sizes) -> Fields:
+    """Its positions turn otherwise in layers of each kind, and it has no default for that."""
+    kinds = ("sliding_attention", "full_attention")
+    turns: Fields = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in kinds}
+    return {"layer_types": _kinds(sizes, *kinds), "rope_parameters": turns}
+
+
+def _zamba(sizes: Sizes) -> Fields:
+    """Its layers share the weights of one, so there are two that do; attention is twice as wide as the model."""
+    kinds = ("linear_attention", "hybrid", "linear_attention", "hybrid")
+    return {"num_hidden_layers": 4 + sizes.deeper, "layers_block_type": _kinds(sizes, *kinds)}
+
+
+def _indexer(sizes: Sizes) -> Fields:
+    """It chooses whom to attend to in blocks, and its class leaves that open."""
+    return {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+            "indexer_compress_ratio": 4, "ngram_vocab_size_base": 64, "hc_lowrank": 16}  # fmt: skip
 
 
 # Model type -> fields of its tiny config, or a function of the sizes that gives them.
-OVERRIDES: dict[str, dict[str, Any] | Callable[[Sizes], dict[str, Any]]] = {
+OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
     "detr": _one_map,
     "conditional_detr": _one_map,
-    "dab-detr": _one_map,
+    "dab-detr": lambda s: _one_map(s) | {"query_dim": 4},
     "table-transformer": _one_map,
     "deformable_detr": _detector,
     "dots1": _experts,
+    "diffusion_gemma": lambda s: {"text_config": _experts(s.inside("text_config"))},
     # Its last width is a fixed multiple of the stage before it, and coefficients stretch both.
     "efficientnet": _efficient,
     "align_vision_model": _efficient,
     "align": lambda s: {"vision_config": _efficient(s)},
-    # Its heads make up the width, whatever head_dim says.
-    **{name: {"head_dim": DERIVED} for name in ("d_fine", "deimv2", "rt_detr", "rt_detr_v2")},
     # A stage must have more blocks than its number.
     "cvt": lambda s: {"depth": [1 + s.deeper, 2 + s.deeper, 3 + s.deeper]},
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "cosmos3_omni"), _deepstack),
+    "cohere_compass": lambda s: {"text_config": _compass(s.inside("text_config"))} | _deepstack(s),
     # It has weights for every language, and must be told one.
     "xmod": {"default_language": "en_XX"},
     # The number of patches that its projector knows is a table.
-    "aria": {"projector_patch_to_query_dict": {16: 8}},
+    "aria": {"projector_patch_to_query_dict": {"16": 8}},
     # Its positions are a grid of rows and columns that make up the width.
     "reformer": lambda s: {
+        "hidden_size": s.grown("width", s.width),
         "axial_pos_embds_dim": [s.grown("width", s.width) // 3, s.grown("width", s.width) * 2 // 3],
         "axial_pos_shape": [8, 20],
-        "is_decoder": True,
     },
     # A series of which nothing is to be foretold has no decoder.
     "autoformer": {"prediction_length": 8},
@@ -79,6 +100,49 @@ OVERRIDES: dict[str, dict[str, Any] | Callable[[Sizes], dict[str, Any]]] = {
     "time_series_transformer": {"prediction_length": 8},
     # The number of its picture token is looked up by its text.
     "chameleon": {"vocabulary_map": {"<image>": 90, "IMGIMGA": 91, "IMGIMGB": 92}},
+    # Its class leaves open what its attention cannot do without.
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "cohere_compass_text": _compass,
+    # The kinds of layers are left open.
+    "lfm2_moe": lambda s: {"layer_types": _kinds(s, "conv", "full_attention"), "num_dense_layers": 1},
+    "deepseek_ocr2": lambda s: {"text_config": {"mlp_layer_types": _kinds(s.inside("text_config"), "dense", "sparse")}},
+    "zamba": _zamba,
+    "qwen4_exp_text": _indexer,
+    "qwen4_exp": lambda s: {"text_config": _indexer(s)},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+    # The answers that it weighs are two tokens.
+    "shieldgemma2": {"yes_token_index": 10, "no_token_index": 11},
+    # Its class lacks the tokens around pictures that its code looks for.
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 60, "audio_start_token_id": 61},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 60, "audio_start_token_id": 61},
+    # What its encoder makes has a width of its own.
+    "trocr": {"cross_attention_hidden_size": 40},
+    # Attention in blocks, which texts must be longer than; in `fields` the name may be another thing's.
+    "gpt_neo": {"window_size": 4},
+    "step3p7": {"text_config": {"sliding_window": 4}},
+    "big_bird": {"block_size": 2, "num_random_blocks": 1},
+    "bigbird_pegasus": {"block_size": 2, "num_random_blocks": 1},
+    "minimax": {"block_size": 4},
+    "pegasus_x": {"block_size": 4},
+    # It chooses among means of so many keys.
+    "glm5_next": {"text_config": {"index_topk": 8, "index_kpool": 4}},
+    # What pictures are read as enters several layers of the text.
+    "granite4_vision": {
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[-1, 0]],
+        "spatial_target_layers": [1],
+        "image_seq_length": 16,
+    },
+    # Of smaller pictures its last stage sees a single patch, and attention over one patch reads no queries.
+    "mobilevit": {"image_size": 128},
+    "mobilevitv2": {"image_size": 128},
+    # What its adapter reads is four patches side by side.
+    "llama4": lambda s: {"vision_config": {"intermediate_size": 4 * s.inside("vision_config").grown("width", s.width)}},
 }
-# Types whose defaults transformers itself does not take, or that leave a part out -> what they are first made with.
-DEFAULTS: dict[str, dict[str, Any]] = {}
+# Fields that a config's class derives from others.
+DERIVED: Mapping[str, tuple[str, ...]] = {
+    # Its heads make up the width, whatever head_dim says.
+    **dict.fromkeys(("d_fine", "deimv2", "rt_detr", "rt_detr_v2"), ("head_dim",)),
+    "zamba": ("attention_hidden_size", "attention_head_dim"),
+    "zamba2": ("attention_hidden_size", "attention_head_dim", "kv_channels", "num_query_groups", "mamba_headdim"),
+}

@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any
 
 from lemonx.diagnostics.survey import classes
-from lemonx.diagnostics.survey.measuring import Row, measure
+from lemonx.diagnostics.survey.measuring import measure
+from lemonx.diagnostics.survey.rows import Row
 from lemonx.guards.terminal import silence
 from lemonx.models.foreign import foreign
 

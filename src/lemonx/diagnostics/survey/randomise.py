@@ -23,7 +23,9 @@ def randomise(model: nn.Module, seed: int) -> None:
     saved = model.state_dict(keep_vars=True)
     for name, buffer in sorted(model.named_buffers()):
         if name in saved and buffer.is_floating_point() and buffer.ndim and buffer.numel():
-            buffer.copy_(_drawn(buffer, generator, table=True))
+            drawn = _drawn(buffer, generator, table=True)
+            # What is no statistic sways a choice between experts: a large number would leave some without a token.
+            buffer.copy_(drawn if "running" in name else buffer.double() + 0.1 * (drawn - buffer.double()))
 
 
 def _drawn(values: Tensor, generator: torch.Generator, *, table: bool) -> Tensor:

@@ -1,85 +1,71 @@
-"""What a survey found, kept in a file so that the next one goes on from there; and what it comes to, counted."""
+"""What a survey found, kept in a file so that the next one goes on from there."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.opening import read_file
-from lemonx.diagnostics.survey.measuring import COLUMNS, EXACT, NONE, NOT_RUN, Cell, Row
+from lemonx.checkpoints.plain import JsonValue, parse_json
+from lemonx.diagnostics.survey.rows import Cell, Row
 from lemonx.errors import BadData
 
 _LARGEST = 2**26
-# An exact growth counts if the inputs read at least this share of the parameters.
-ENOUGH = 0.98
-# The better of two ways to grow: the first of these that either has.
-_BEST = (EXACT, "wrong", "refused", "failed", NOT_RUN, NONE)
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of a record; none if there is no file yet."""
+@dataclass(frozen=True)
+class Record:
+    """Rows, and the version of transformers that they were measured with."""
+
+    transformers: str
+    rows: list[Row]
+
+    @staticmethod
+    def empty() -> Record:
+        return Record(version("transformers"), [])
+
+
+def read(path: Path) -> Record:
+    """A record; an empty one if there is no file yet."""
     if not path.exists():
-        return []
+        return Record.empty()
     try:
-        return [_row(entry) for entry in json.loads(read_file(path, _LARGEST))]
+        found = parse_json(read_file(path, _LARGEST))
+        return Record(str(found["transformers"]), [_row(entry) for entry in found["rows"]])
     except (ValueError, TypeError, KeyError) as error:
-        raise BadData(f"is not a record of a survey ({error})", "give another --record", file=path) from None
+        raise BadData(f"is not a record of a survey ({error})", "give another file", file=path) from None
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
-    """Replace the file as a whole."""
-    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
-    write_whole(path, f"[\n{lines}\n]\n")
+def write(path: Path, transformers: str, rows: Sequence[Row]) -> None:
+    """Replace the file as a whole; a row is a line, without what is as in every row."""
+    lines = ",\n".join(json.dumps(_without_defaults(row)) for row in rows)
+    write_whole(path, f'{{"transformers": {json.dumps(transformers)}, "rows": [\n{lines}\n]}}\n')
 
 
-def _row(entry: dict[str, Any]) -> Row:
+def _without_defaults(row: Row) -> dict[str, JsonValue]:
+    plain = Row("", "")
+    entry = {name: value for name, value in asdict(row).items() if value != getattr(plain, name)}
+    entry["cells"] = {way: {name: _cell(cell) for name, cell in cells.items()} for way, cells in row.cells.items()}
+    return entry
+
+
+def _cell(cell: Cell) -> dict[str, JsonValue]:
+    entry: dict[str, JsonValue] = {"kind": cell.kind}
+    if cell.difference is not None:
+        entry["difference"] = float(f"{cell.difference:.1e}")
+    return entry | ({"why": cell.why} if cell.why else {})
+
+
+def _row(entry: Any) -> Row:
+    """A row as it was written; TypeError if it has other fields."""
+    lists = {name: tuple(entry[name]) for name in _LISTS & entry.keys()}
     cells = {way: {name: Cell(**cell) for name, cell in found.items()} for way, found in entry["cells"].items()}
-    lists = {name: tuple(entry[name]) for name in ("unread", "inputs")}
     return Row(**{**entry, **lists, "cells": cells})
 
 
-def best(row: Row) -> dict[str, Cell]:
-    """For every column the better of the ways in which it was grown."""
-    ways = list(row.cells.values())
-    return {column: min((way[column] for way in ways), key=_rank) for column in COLUMNS} if ways else {}
-
-
-def _rank(cell: Cell) -> int:
-    return _BEST.index(cell.kind)
-
-
-def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
-    """Task -> what was counted in it; the last entry counts each model type once, in the best of its tasks.
-
-    `exact` columns count every exact growth; `whole` those of rows whose inputs read enough of the parameters.
-    """
-    found: dict[str, Counter[str]] = {}
-    once: dict[str, set[str]] = {}
-    for row in rows:
-        marks = _marks(row)
-        found.setdefault(row.task, Counter()).update(marks)
-        for mark in marks:
-            once.setdefault(mark, set()).add(row.model_type)
-    return {**{task: dict(count) for task, count in found.items()}, "all": {mark: len(of) for mark, of in once.items()}}
-
-
-def _marks(row: Row) -> list[str]:
-    marks = ["surveyed", *(["built"] if row.built else []), *(["ran"] if row.ran else [])]
-    exact = [column for column, cell in best(row).items() if cell.kind == EXACT]
-    whole = (row.share or 0) >= ENOUGH
-    marks += ["read"] if row.ran and whole else []
-    return marks + exact + [f"{column}, whole" for column in exact if whole]
-
-
-def reasons(rows: Iterable[Row]) -> Counter[str]:
-    """Why types were not built or run, by what another library says, without its numbers; the most frequent first."""
-    return Counter(_plain(row.why) for row in rows if row.why)
-
-
-def _plain(why: str) -> str:
-    return "".join("#" if c.isdigit() else c for c in why)[:100]
+_LISTS = {field.name for field in fields(Row) if str(field.type).startswith("tuple")}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,28 +14,58 @@ import torch
 from lemonx.diagnostics.survey.inputs import KINDS, ROWS, Batch, Media
 from lemonx.verification.float64 import Float64
 
+# Parameters without a gradient that are drawn anew one by one: each takes a run.
+_MOST_DRAWN = 24
 _FEATURES = re.compile(r"features:\D{0,12}(\d+)")
+# An output by its name, or by its place: "logits", "1", "past.0".
+Outputs = dict[str, torch.Tensor]
 
 
-def outputs(model: Any, batch: Batch, *, grad: bool = False) -> list[torch.Tensor]:
-    """Every floating-point output in order; what the model draws at random is drawn from one seed."""
-    taken = inspect.signature(model.forward).parameters
-    asked = {"return_dict": True, "use_cache": False}
-    asked = {name: value for name, value in asked.items() if name in taken}
+def outputs(model: Any, batch: Batch, *, grad: bool = False) -> Outputs:
+    """Every floating-point output; what the model draws at random is drawn from one seed."""
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad), Float64():
         torch.manual_seed(0)
-        return [x for x in _tensors(model(**batch, **asked)) if x.is_floating_point()]
+        found = model(**batch, **asked(model))
+        return {name: x for name, x in _tensors(found) if x.is_floating_point()}
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
+def asked(model: Any) -> dict[str, bool]:
+    """Outputs by their names, and no cache, from a model that can be asked for that."""
+    taken = inspect.signature(model.forward).parameters
+    return {name: value for name, value in (("return_dict", True), ("use_cache", False)) if name in taken}
+
+
+def _tensors(found: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(found, torch.Tensor):
-        yield found
-    elif isinstance(found, dict):
-        for value in found.values():
-            yield from _tensors(value)
-    elif isinstance(found, list | tuple):
-        for value in found:
-            yield from _tensors(value)
+        yield name, found
+    elif isinstance(found, dict | list | tuple):
+        pairs = found.items() if isinstance(found, dict) else enumerate(found)
+        for key, value in pairs:
+            yield from _tensors(value, f"{name}.{key}".lstrip("."))
+
+
+def learned(model: Any, batch: Batch) -> frozenset[str]:
+    """The outputs that depend on parameters."""
+    return frozenset(name for name, x in outputs(model, batch, grad=True).items() if x.requires_grad)
+
+
+@contextmanager
+def giving(names: frozenset[str], *models: Any) -> Iterator[None]:
+    """A context in which models of one class give these outputs alone, and keep no cache."""
+    (own,) = {type(model) for model in models}
+
+    def forward(self: Any, **inputs: Any) -> Outputs:
+        found = own.forward(self, **inputs, **asked(own))
+        return {name: x for name, x in _tensors(found) if name in names}
+
+    limited = type(own.__name__, (own,), {"forward": forward, "__module__": own.__module__})
+    try:
+        for model in models:
+            model.__class__ = limited
+        yield
+    finally:
+        for model in models:
+            model.__class__ = own
 
 
 def find_inputs(model: Any, seed: int = 0) -> tuple[Batch, dict[str, Exception]]:
@@ -43,7 +75,7 @@ def find_inputs(model: Any, seed: int = 0) -> tuple[Batch, dict[str, Exception]]
     failed: dict[str, Exception] = {}
     kinds = {"image": media.pictures(), "video": media.videos(), "audio": media.sounds(), "series": media.series()}
     if "input_ids" in media.taken:
-        kinds["text"] = [{}]
+        kinds["text"] = media.streams()
     elif not any(kinds.values()):
         kinds["text"] = media.anything()
     for kind, ways in kinds.items():
@@ -87,7 +119,7 @@ def _completed(model: Any, media: Media, ways: dict[str, Batch]) -> Batch:
 
 
 def _check(model: Any, batch: Batch) -> None:
-    found = outputs(model, batch)
+    found = outputs(model, batch).values()
     if not found:
         raise ValueError("no output is a tensor of numbers")
     if not all(bool(torch.isfinite(x[~torch.isinf(x)]).all()) for x in found):
@@ -109,32 +141,58 @@ def _features(model: Any, kind: str, way: Batch) -> int:
     except Exception:
         return 0
     found = getattr(found, "pooler_output", found)
-    return sum(x.numel() // x.shape[-1] for x in _tensors(found))
+    return sum(x.numel() // x.shape[-1] for _, x in _tensors(found))
 
 
-def unread(model: Any, batch: Batch) -> tuple[float, list[str]]:
-    """The share of all numbers in parameters that the outputs depend on, and the names of those that are never read.
+@dataclass(frozen=True)
+class Read:
+    """The share of all numbers in trained parameters that outputs depend on, and the names of those that none reads."""
 
-    Told from the gradient of a random sum of all outputs; in a stack of matrices, of which some may be experts that no
-    token is sent to, matrix by matrix.
+    share: float
+    silent: tuple[str, ...]
+
+
+def read_by(model: Any, batch: Batch, of: frozenset[str]) -> Read:
+    """What these outputs read, told from the gradient of a random sum of them.
+
+    In a stack of matrices, of which some may be experts that no token is sent to, each matrix counts by itself. What
+    only decides a choice, such as whom to attend to, has no gradient: it is drawn anew, to see if an output changes.
     """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    try:
+        gradients = _gradients(model, batch, of, list(trained))
+    except Exception:  # it has none, or not in this mode
+        gradients = dict.fromkeys(trained)
+    read, silent = 0, []
+    for name, grad in gradients.items():
+        if grad is not None and bool(grad.any()):
+            parts = grad.flatten(1).any(1) if grad.ndim == 3 else torch.ones(1)
+            read += int(parts.sum()) * (grad.numel() // len(parts))
+        elif len(silent) < _MOST_DRAWN and _decides(model, batch, of, trained[name]):
+            read += trained[name].numel()
+        else:
+            silent.append(name)
+    return Read(read / max(1, sum(p.numel() for p in trained.values())), tuple(silent))
+
+
+def _gradients(model: Any, batch: Batch, of: frozenset[str], names: list[str]) -> dict[str, torch.Tensor | None]:
     generator = torch.Generator().manual_seed(1)
     named = dict(model.named_parameters())
-    for parameter in named.values():
-        parameter.grad = None
-        parameter.requires_grad_(parameter.is_floating_point())
     with Float64():
-        found = [x for x in outputs(model, batch, grad=True) if x.requires_grad]
-        sums = [(torch.randn(x.shape, generator=generator) * x.nan_to_num(0, 0, 0)).sum() for x in found]
-        torch.stack(sums).sum().backward()
-    read, silent = 0, []
-    for name, parameter in named.items():
-        grad, parameter.grad = parameter.grad, None
-        stack = grad if grad is not None and grad.ndim == 3 else None
-        if stack is not None:
-            read += int((stack.flatten(1) != 0).any(1).sum()) * stack[0].numel()
-        elif grad is not None and bool(grad.any()):
-            read += parameter.numel()
-        if grad is None or not bool(grad.any()):
-            silent.append(name)
-    return read / max(1, sum(p.numel() for p in named.values())), silent
+        found = outputs(model, batch, grad=True)
+        chosen = [x for name, x in found.items() if x.requires_grad and name in of]
+        sums = [(torch.randn(x.shape, generator=generator) * x.nan_to_num(0, 0, 0)).sum() for x in chosen]
+        total = torch.stack(sums).sum()
+        wanted = [named[name] for name in names]
+        return dict(zip(names, torch.autograd.grad(total, wanted, allow_unused=True), strict=True))
+
+
+@torch.no_grad()
+def _decides(model: Any, batch: Batch, of: frozenset[str], parameter: torch.Tensor) -> bool:
+    """Whether an output changes if a parameter does."""
+    before, kept = outputs(model, batch), parameter.clone()
+    noise = torch.randn(kept.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    parameter.copy_(kept + noise * (kept.square().mean().sqrt() + 0.1))
+    after = outputs(model, batch)
+    parameter.copy_(kept)
+    return any(not torch.equal(before[name], after[name]) for name in of)
