@@ -112,9 +112,12 @@ def main() -> None:
     parser.add_argument("--matrix", action="store_true", help="only the matrix")
     options = parser.parse_args()
     from lemonx.cli.render.catalogue import architectures_markdown
+    from lemonx.diagnostics import stored_matrix
     from lemonx.diagnostics.capabilities import matrix
 
-    tables = {("docs/families.md", "matrix"): architectures_markdown(matrix())}
+    cells = matrix()
+    stored_matrix.FILE.write_text(stored_matrix.matrix_text(cells), encoding="utf-8")
+    tables = {("docs/families.md", "matrix"): architectures_markdown(cells)}
     if not options.matrix:
         tables["docs/exactness.md", "exactness"] = table()
     for (path, name), text in tables.items():

@@ -305,7 +305,7 @@ def test_verify_tells_models_apart(run: Run, source: Any, tmp_path: Path) -> Non
         ("source", "is the source itself"),
         ("source/inside", "lies inside the source"),
         (".", "contains the source"),
-        ("no/such/parent", "is not a folder: create it first"),
+        ("source/inside/deeper", "lies inside the source"),
         ("file/below", "is not a folder"),
     ],
 )

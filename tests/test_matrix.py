@@ -9,6 +9,7 @@ import pytest
 
 from lemonx import architectures
 from lemonx.cli.render import catalogue as show
+from lemonx.diagnostics import stored_matrix
 from lemonx.diagnostics.capabilities import COLUMNS, Cell, Verdict, matrix
 
 Cells = dict[str, dict[str, Cell]]
@@ -79,6 +80,15 @@ def test_it_can_be_read_by_programs(cells: Cells) -> None:
     assert grows["albert"]["width x1.5"] == {"verdict": "exact", "notes": ["by a change of basis"], "refusal": None}
     refusal = grows["bart"]["width x1.5"]["refusal"]
     assert refusal["found"] and refusal["remedy"] and refusal["file"] is None
+
+
+def test_it_is_stored_as_the_type_check_says(cells: Cells) -> None:
+    """`lemonx architectures` reads it from a file, as the type check takes many seconds."""
+    assert stored_matrix.FILE.read_text(encoding="utf-8") == stored_matrix.matrix_text(cells), "run `make table`"
+    stored = stored_matrix.stored_matrix()
+    assert [[cell.as_dict() for cell in row.values()] for row in stored.values()] == [
+        [cell.as_dict() for cell in row.values()] for row in cells.values()
+    ]
 
 
 def test_the_page_of_families_carries_it(cells: Cells) -> None:

@@ -40,6 +40,7 @@ _HOME = {
     **dict.fromkeys(("LemonxError", "BadTarget", "BadCheckpoint", "BadOutput"), "lemonx.errors"),
     **dict.fromkeys(("Refused", "UnknownArchitecture", "NotVerified", "CannotVerify"), "lemonx.errors"),
 }
+__version__: str
 __all__ = [
     "BadCheckpoint",
     "BadOutput",
@@ -67,10 +68,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("lemonx")
     if name not in _HOME:
         raise AttributeError(f"module 'lemonx' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return ["__version__", *__all__]

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from lemonx.checkpoints.replaceable import check_replaceable
@@ -45,7 +46,7 @@ def check_destination(output: Path, *, source: Path | None, needed: int, force: 
             check_replaceable(output)
         free = shutil.disk_usage(parent).free
     except (FileNotFoundError, NotADirectoryError, RuntimeError):
-        raise BadOutput("is not a folder", "create it first, or choose another output", file=given.parent) from None
+        raise BadOutput("is not a folder", "choose another output", file=given.parent) from None
     except OSError as error:
         raise BadOutput(f"cannot be written ({error.strerror})", "choose another output", file=given) from None
     if free < needed:
@@ -55,6 +56,41 @@ def check_destination(output: Path, *, source: Path | None, needed: int, force: 
             file=output,
         )
     return output
+
+
+def check_writable(output: Path, *, source: Path | None, needed: int, force: bool) -> None:
+    """BadOutput where `needed` bytes could not be written; nothing is left of the attempt."""
+    made = make_parents(output, source)
+    try:
+        check_destination(output, source=source, needed=needed, force=force)
+    finally:
+        unmake(made)
+
+
+def make_parents(output: Path, source: Path | None) -> list[Path]:
+    """Create the folders above `output` that are missing; these, the innermost first."""
+    output = Path(os.path.abspath(output))
+    missing = [parent for parent in output.parents if not os.path.lexists(parent)]
+    if missing and source is not None:
+        check_apart(output, source)
+    made: list[Path] = []
+    for parent in reversed(missing):
+        try:
+            os.mkdir(parent)
+        except FileExistsError:
+            continue  # someone else was faster
+        except OSError as error:
+            unmake(made)
+            raise BadOutput(f"cannot be created ({error.strerror})", "choose another output", file=parent) from None
+        made.insert(0, parent)
+    return made
+
+
+def unmake(folders: list[Path]) -> None:
+    """Remove folders that were made for an output which did not appear, as far as they are empty."""
+    for folder in folders:
+        with suppress(OSError):
+            os.rmdir(folder)
 
 
 def size_text(count: int) -> str:

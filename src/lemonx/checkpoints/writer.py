@@ -13,7 +13,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, final
 
 from lemonx.checkpoints.creating import write_new
-from lemonx.checkpoints.destination import check_destination, claim, move_in, size_text, sync_folder
+from lemonx.checkpoints.destination import (
+    check_destination,
+    claim,
+    make_parents,
+    move_in,
+    size_text,
+    sync_folder,
+    unmake,
+)
 from lemonx.checkpoints.folder import INDEX
 from lemonx.checkpoints.opening import name_of, open_file
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header
@@ -50,7 +58,12 @@ class CheckpointWriter:
         self._kept = kept
         self._shards = lay_out(infos, max_shard_size)
         self.total_bytes = sum(shard.size for shard in self._shards)
-        self.output = check_destination(Path(output), source=source, needed=self.total_bytes, force=force)
+        self._made = make_parents(Path(output), source)
+        try:
+            self.output = check_destination(Path(output), source=source, needed=self.total_bytes, force=force)
+        except BaseException:
+            unmake(self._made)
+            raise
         self._force = force
         self._held: int | None = None
         self._place = {
@@ -227,6 +240,7 @@ class CheckpointWriter:
         if self._held is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._release()
+        unmake(self._made)
 
     def _failed(self, error: OSError) -> BadOutput:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

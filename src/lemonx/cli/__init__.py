@@ -16,40 +16,38 @@ import typer
 from lemonx.cli import expansion, catalogue, fsck, training, experiments  # noqa: F401
 
 # isort: on
-from lemonx.cli.app import app
-from lemonx.errors import BadOutput, CannotVerify, LemonxError
+from lemonx.cli.app import INTERNAL, app
+from lemonx.errors import BadOutput, BadTarget, CannotVerify, LemonxError, Stopped
 from lemonx.guards import terminal
-
-# sysexits.h: an internal software error.
-INTERNAL = 70
+from lemonx.guards.others import silenced
 
 
 def main() -> None:
     """Run the command line: an error is one line and an exit code, never a traceback."""
-    with terminal.guarded():
+    if "_LEMONX_COMPLETE" in os.environ:  # a shell asks, and reads tabs
+        app()
+    terminal.be_quiet(False)
+    with terminal.guarded(), silenced():
         _main()
 
 
 def _main() -> None:
     try:
         code = app(standalone_mode=False) or 0
-        if code == 130:  # what the parser makes of Ctrl-C
+        if code == Stopped.exit_code:  # what the parser makes of Ctrl-C
             raise KeyboardInterrupt
         sys.exit(code)
     except LemonxError as error:
-        terminal.complain(error)
-        sys.exit(error.exit_code)
+        _say(error, error.exit_code, error)
     except (KeyboardInterrupt, typer.Abort):
-        terminal.complain("stopped; nothing was written")
-        sys.exit(130)
+        _say("stopped; nothing was written", Stopped.exit_code)
     except typer.Exit as exit_:
         sys.exit(exit_.exit_code)
     except BrokenPipeError:
         raise
     except OSError as error:
         # The machine's trouble, not a mistake in this code: no room for a temporary file, say.
-        terminal.complain(f"{' '.join(str(error).split())}: check the disk and its permissions")
-        sys.exit(BadOutput.exit_code)
+        _say(f"{' '.join(str(error).split())}: check the disk and its permissions", BadOutput.exit_code)
     except MemoryError:
         _out_of_memory()
     except Exception as error:
@@ -57,13 +55,21 @@ def _main() -> None:
         worded = getattr(error, "format_message", None)
         if worded is None:
             _unworded(error)
-        terminal.complain(f"{worded().rstrip('.')}: see `lemonx --help`")
-        sys.exit(2)
+        _say(f"{worded().rstrip('.')}: see `lemonx --help`", BadTarget.exit_code)
+
+
+def _say(what: object, code: int, error: LemonxError | None = None) -> NoReturn:
+    """One line for people; with --json the same for programs; and the exit code."""
+    terminal.complain(what)
+    if "--json" in sys.argv:
+        parts = error.as_dict() if error else {"file": None, "found": str(what), "remedy": ""}
+        kind = type(error).__name__ if error else None
+        terminal.print_json({"error": {"kind": kind, "exit_code": code, **parts}})
+    sys.exit(code)
 
 
 def _out_of_memory() -> NoReturn:
-    terminal.complain("memory ran out: check the sizes in config.json, or use a larger machine")
-    sys.exit(CannotVerify.exit_code)
+    _say("memory ran out: check the sizes in config.json, or use a larger machine", CannotVerify.exit_code)
 
 
 def _unworded(error: Exception) -> NoReturn:
@@ -75,5 +81,4 @@ def _unworded(error: Exception) -> NoReturn:
     if os.environ.get("LEMONX_DEBUG"):
         raise error
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    terminal.complain(f"a fault of lemonx itself ({what}): please report it, with what LEMONX_DEBUG=1 shows")
-    sys.exit(INTERNAL)
+    _say(f"a fault of lemonx itself ({what}): please report it, with what LEMONX_DEBUG=1 shows", INTERNAL)

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from lemonx.guards.terminal import print_lines
+from lemonx import errors
+from lemonx.guards.terminal import be_quiet, print_lines
 
-app = typer.Typer(
+# sysexits.h: an internal software error.
+INTERNAL = 70
+_EXIT_CODES = {
+    0: "done",
+    errors.NotVerified.exit_code: "the models differ",
+    errors.BadTarget.exit_code: "sizes, options or a recipe that make no sense",
+    errors.BadCheckpoint.exit_code: "the checkpoint or the data",
+    errors.Refused.exit_code: "not possible without loss, or an unknown architecture",
+    errors.BadOutput.exit_code: "the output",
+    errors.CannotVerify.exit_code: "this machine cannot find out whether the models differ",
+    INTERNAL: "a fault of lemonx itself",
+    errors.Stopped.exit_code: "stopped by Ctrl-C",
+}
+
+
+_Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors; the exit code says the rest.")]
+
+
+class _Application(typer.Typer):
+    """An application every command of which can be told to print nothing but errors."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        register = super().command(name, **options)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def quietly(*arguments: Any, quiet: bool, **more: Any) -> Any:
+                be_quiet(quiet)
+                return function(*arguments, **more)
+
+            # What is parsed is read from the signature.
+            hints = get_type_hints(function, include_extras=True)
+            own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
+            more = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Quiet)
+            vars(quietly)["__signature__"] = inspect.Signature([*own, more])
+            quietly.__annotations__ = {**hints, "quiet": _Quiet}
+            register(quietly)
+            return function
+
+        return decorate
+
+
+app = _Application(
     name="lemonx",
     help="Lossless model expansion: a trained checkpoint in, a larger one that computes exactly the same function out.",
+    epilog="Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in _EXIT_CODES.items()) + ".",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -36,4 +82,4 @@ def _options(
     """Options before the command."""
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table, errors too.")]

@@ -32,6 +32,10 @@ def architectures_command(
         typer.Option("--from", metavar="FILE", help="With --all: show what this file holds, and measure nothing."),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="With --all: processes at once.")] = 1,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Ask the type check now, with the installed transformers: takes some seconds."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the supported families: what grows, and how exactly."""
@@ -43,6 +47,7 @@ def architectures_command(
     from lemonx.cli.render import hub
     from lemonx.cli.render.console import waiting
     from lemonx.diagnostics.capabilities import matrix
+    from lemonx.diagnostics.stored_matrix import stored_matrix
     from lemonx.diagnostics.why import diagnose
 
     if why is not None:
@@ -52,7 +57,7 @@ def architectures_command(
         print_json(found.as_dict()) if as_json else show.print_why(found)
         return
     with waiting("asking the type check", quiet=as_json):
-        cells = matrix()
+        cells = matrix() if fresh else stored_matrix()
     print_json(show.architectures_json(cells)) if as_json else show.print_architectures(cells)
 
 
@@ -84,6 +89,8 @@ def methods_command(
     from lemonx.cli.render import catalogue as show
     from lemonx.cli.render.console import waiting
 
+    if check:
+        show.require_for_check()
     with waiting("growing a small model by every method", quiet=as_json or not check):
         found = show.listed_methods(check)
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,14 +28,16 @@ from lemonx.cli.options import (
     SourceArgument,
     Width,
     WidthFactor,
+    choices,
     data_section,
-    free_parameters,
     in_bytes,
     sizes,
-    value_of,
 )
 from lemonx.guards.limits import MOST_STEPS
 from lemonx.guards.terminal import print_json
+
+if TYPE_CHECKING:
+    from lemonx.planning.plan import Plan
 
 
 @app.command("plan", rich_help_panel="Commands")
@@ -80,14 +82,8 @@ def plan_command(
     plan = api.plan(
         hub.fetched(source, quiet=as_json, whole=False, allow_pickle=allow_pickle) if solve else source,
         **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
-        method=method,
-        seed=seed,
-        free=free_parameters(free),
-        depth_type=cast("Literal[1, 2] | None", depth_type),
-        small_gains=small_gains,
-        dtype=value_of(dtype),
+        **choices(method, seed, free, depth_type, small_gains, dtype, allow_pickle),
         solve=solve,
-        allow_pickle=allow_pickle,
     )
     if as_json:
         print_json(show.plan_json(plan))
@@ -156,6 +152,9 @@ def expand_command(
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
     push: Push = None,
     private: Private = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and check that OUTPUT can be written; write nothing.")
+    ] = False,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
@@ -169,21 +168,20 @@ def expand_command(
     from lemonx.hub.upload import check_destination
     from lemonx.methods import Lessons
 
+    asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
+    chosen = choices(method, seed, free, depth_type, small_gains, dtype, allow_pickle)
     if push:
         check_destination(push)
+    if dry_run:
+        _print_dry_run(api.plan(source, **asked, **chosen, solve=True), output, force=force, as_json=as_json)
+        return
     folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
-    with show.progress(quiet=as_json, verify=verify, lessons=lessons) as tell:
+    with show.progress(quiet=as_json, lessons=lessons) as tell:
         expanded = api.expand(
             folder,
             output,
-            **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
-            method=method,
-            seed=seed,
-            free=free_parameters(free),
-            depth_type=cast("Literal[1, 2] | None", depth_type),
-            small_gains=small_gains,
-            dtype=value_of(dtype),
-            allow_pickle=allow_pickle,
+            **asked,
+            **chosen,
             max_shard_size=in_bytes(max_shard_size),
             threads=threads,
             verify=verify,
@@ -198,6 +196,21 @@ def expand_command(
     url = hub.pushed(expanded.path, push, private=private, quiet=as_json) if push else None
     if as_json:
         print_json({**expanded.certificate.as_dict(), **({"pushed": url} if url else {})})
+
+
+def _print_dry_run(plan: Plan, output: Path, *, force: bool, as_json: bool) -> None:
+    """What would be written, once it is known that it can be."""
+    from lemonx.checkpoints.destination import check_writable
+    from lemonx.cli.render import plan as show
+    from lemonx.cli.render.console import Out
+    from lemonx.planning.summary import bytes_on_disk
+
+    check_writable(output, source=plan.source, needed=bytes_on_disk(plan)[1], force=force)
+    if as_json:
+        print_json(show.plan_json(plan))
+    else:
+        show.print_plan(plan)
+        Out().line(f"a dry run: {output} can be written, and nothing was")
 
 
 @app.command("verify", rich_help_panel="Commands")
@@ -230,7 +243,7 @@ def verify_command(
     from lemonx.cli.render.console import waiting
 
     both = [hub.fetched(one, quiet=as_json, whole=False, allow_pickle=allow_pickle) for one in (source, output)]
-    with waiting("running both models in float64", quiet=as_json):
+    with waiting("reading both checkpoints", quiet=as_json):
         measured = api.verify(*both, layerwise=layerwise, allow_pickle=allow_pickle)
     if as_json:
         print_json(show.verified_json(measured))

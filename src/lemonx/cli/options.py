@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
 import typer
 
@@ -14,7 +14,7 @@ from lemonx.errors import BadTarget
 
 if TYPE_CHECKING:
     from lemonx.algebra.free_parameters import Free
-    from lemonx.workflows.options import FieldValue
+    from lemonx.workflows.options import Dtype, FieldValue
 
 
 class DtypeChoice(str, Enum):
@@ -136,6 +136,38 @@ class Sizes(TypedDict):
     width_factor: str | None
     fields: Mapping[str, FieldValue]
     like: str | None
+
+
+class Choices(TypedDict):
+    """The keywords of `lemonx.plan` that are choices."""
+
+    method: str
+    seed: int
+    free: Free | None
+    depth_type: Literal[1, 2] | None
+    small_gains: bool
+    dtype: Dtype | None
+    allow_pickle: bool
+
+
+def choices(
+    method: str,
+    seed: int,
+    free: str | None,
+    depth_type: int | None,
+    small_gains: bool,
+    dtype: DtypeChoice | None,
+    allow_pickle: bool,
+) -> Choices:
+    return {
+        "method": method,
+        "seed": seed,
+        "free": free_parameters(free),
+        "depth_type": cast("Literal[1, 2] | None", depth_type),
+        "small_gains": small_gains,
+        "dtype": value_of(dtype),
+        "allow_pickle": allow_pickle,
+    }
 
 
 def sizes(

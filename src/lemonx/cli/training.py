@@ -11,9 +11,9 @@ import typer
 
 from lemonx.cli.app import Json, app
 from lemonx.cli.options import SourceArgument
-from lemonx.errors import BadRecipe
+from lemonx.errors import BadRecipe, Stopped
 from lemonx.guards.limits import MOST_AT_ONCE, MOST_STEPS
-from lemonx.guards.terminal import complain, print_json, print_lines
+from lemonx.guards.terminal import print_json, print_lines
 
 SCRATCH = "Training the target from scratch"
 
@@ -64,8 +64,7 @@ def train_command(
             done = run(asked, output, force=force, progress=tell)
     except KeyboardInterrupt:
         where = "from its last checkpoint" if output.exists() else "from the start: nothing was saved yet"
-        complain(f"stopped; the same command goes on {where}")
-        raise typer.Exit(130) from None
+        raise Stopped("stopped", f"the same command goes on {where}") from None
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks
     if as_json:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from typing import Any
 
 from lemonx import architectures
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.errors import LemonxError
+from lemonx.errors import LemonxError, Refused
 from lemonx.planning.notices import conditions
 from lemonx.planning.request import Target, target_config
 from lemonx.planning.typecheck import check, with_tied
@@ -51,14 +52,22 @@ class Cell:
         refusal = self.refusal and self.refusal.as_dict()
         return {"verdict": self.verdict.value, "notes": list(self.notes), "refusal": refusal}
 
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Cell:
+        """The cell of which `as_dict` gave this."""
+        refusal = Refused(**stored["refusal"]) if stored["refusal"] else None
+        return cls(Verdict(stored["verdict"]), tuple(stored["notes"]), refusal)
+
 
 def matrix() -> dict[str, dict[str, Cell]]:
     """Model type -> column -> cell."""
-    result = {}
-    for name, family in sorted(architectures.families().items()):
-        config = {**default_config(name), "model_type": name}
-        result[name] = {column: cell(family, config, column) for column in COLUMNS}
-    return result
+    return {name: row(name) for name in sorted(architectures.families())}
+
+
+def row(model_type: str) -> dict[str, Cell]:
+    """Column -> cell of one family."""
+    family, config = architectures.families()[model_type], {**default_config(model_type), "model_type": model_type}
+    return {column: cell(family, config, column) for column in COLUMNS}
 
 
 def default_config(model_type: str) -> Mapping[str, JsonValue]:

@@ -18,6 +18,18 @@ from lemonx.guards.shown import shown, shown_lines
 NO_READER = 141
 
 
+_quiet = [False]
+
+
+def be_quiet(quiet: bool) -> None:
+    """From now on print results for people or not; errors, and JSON that was asked for, are printed in any case."""
+    _quiet[0] = quiet
+
+
+def is_quiet() -> bool:
+    return _quiet[0]
+
+
 def complain(message: object) -> None:
     """One line for people, where errors go."""
     _write(sys.stderr, f"lemonx: {shown(message)}\n")

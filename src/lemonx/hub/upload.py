@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lemonx.errors import BadOutput, BadTarget
+from lemonx.errors import BadOutput, BadTarget, Stopped
 from lemonx.hub.download import reason
 from lemonx.hub.names import parse
 
@@ -38,6 +38,8 @@ def push(folder: Path, repo: str, *, private: bool = False) -> str:
         # Of one that exists, who may see it stays as it is.
         url = api.create_repo(repo, exist_ok=True, private=private or None)
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload a checkpoint expanded by lemonx")
+    except KeyboardInterrupt:
+        raise Stopped("was written, but not uploaded", f"`hf upload {repo} {folder}` does it", file=folder) from None
     except Exception as error:
         raise BadOutput(
             f"was written, but could not be uploaded to {repo} ({reason(error)})",

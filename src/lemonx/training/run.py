@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from lemonx.planning.plan import Plan
 from lemonx.training import curve as curves
 from lemonx.training import model, run_folder
 from lemonx.training.recipe import Expand, Recipe
+from lemonx.training.requirements import require
 from lemonx.training.run_folder import Saved
 from lemonx.training.stages import Leg, grow, legs
 from lemonx.verification.certificate import versions
@@ -60,17 +60,10 @@ def run(
 
     `progress(step, total, figures)` is called after every step, and with figures after every evaluation.
     """
-    _require(recipe)
+    require(more=recipe.report_to)
     job = _kind()(recipe, Path(output), _prepared(recipe), progress)
     with job.claimed(resume=resume, force=force), quiet():
         return job.run()
-
-
-def _require(recipe: Recipe) -> None:
-    """Check for packages that only the end of a run needs, before hours are spent."""
-    for package in ("accelerate", "matplotlib", *recipe.report_to):
-        if find_spec(package) is None:
-            raise BadRecipe(f"training needs {package}", f"pip install {package}, or lemonx[train]")
 
 
 def _kind() -> type[TrainingJob]:

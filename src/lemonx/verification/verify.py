@@ -13,6 +13,7 @@ from lemonx import architectures
 from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError, Refused, UnknownArchitecture, raise_first
+from lemonx.guards import phase
 from lemonx.planning.exactness import MADE, ROUNDED
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import FLOATS
@@ -83,13 +84,17 @@ def measure(
     compared, a machine that is too small for it is no failure.
     """
     algebra = structure = why = None
+    phase.now("verifying: every tensor")
     if plan.policy.lossless:
-        algebra, structure = check_algebra(plan, source, target), check_structure(plan, source, target)
+        algebra = check_algebra(plan, source, target)
+        phase.now("verifying: every block")
+        structure = check_structure(plan, source, target)
     else:
         check_numbers(target)
         why = f"{plan.policy.method} is not lossless at these sizes, so there are no rules to check tensors by"
     wrong = not all(part is None or part.passed for part in (algebra, structure))
     # What a method makes anew has no copies of units to look at, and wrong tensors may have other shapes.
+    phase.now("verifying: duplicated units")
     symmetry = None if plan.exactness == MADE or wrong else find_twins(plan, target)
     by_layer = by_layer or not memory.runs_whole(source, target) or memory.memory_short(source, target) is not None
     skipped = "the tensors or the structure are wrong already" if wrong else None
@@ -121,6 +126,7 @@ def compare_outputs(
             check_covered(checkpoint)
             check_numbers(checkpoint)
     rounding = _rounding(plan) if plan is not None else Rounding()
+    phase.now("verifying: both models in float64")
     if by_layer:
         return compare_layerwise(source, target, plan, rounding=rounding, twin=twin)
     back = plan.frames.ways_back if plan is not None and plan.frames else None

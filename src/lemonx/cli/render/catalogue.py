@@ -39,10 +39,19 @@ class MethodEntry:
 
 def listed_methods(check: bool) -> list[MethodEntry]:
     """Every method; with `check` what was measured."""
-    from lemonx.experiments import method_table
+    measured: Mapping[str, Mapping[str, str]] = {}
+    if check:
+        from lemonx.experiments import method_table
 
-    measured = method_table.overview() if check else {}
+        measured = method_table.overview()
     return [MethodEntry(method, measured.get(name, {})) for name, method in sorted(methods.methods().items())]
+
+
+def require_for_check() -> None:
+    """Check for what the measurement needs, before it starts."""
+    from lemonx.training.requirements import require
+
+    require("`lemonx methods --check` trains small models, which")
 
 
 def print_methods(entries: Sequence[MethodEntry]) -> None:

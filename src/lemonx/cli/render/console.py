@@ -14,8 +14,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from lemonx.guards import phase
 from lemonx.guards.shown import shown
-from lemonx.guards.terminal import bare, leave
+from lemonx.guards.terminal import bare, is_quiet, leave
 
 
 class _Plain(Console):
@@ -23,7 +24,7 @@ class _Plain(Console):
 
     def __init__(self, *, stderr: bool) -> None:
         stream = bare(sys.stderr if stderr else sys.stdout)
-        super().__init__(file=stream, highlight=False, markup=False, emoji=False)
+        super().__init__(file=stream, highlight=False, markup=False, emoji=False, quiet=is_quiet())
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(shown(text), **{**options, "markup": False, "emoji": False})
@@ -78,7 +79,7 @@ def bar(*columns: ProgressColumn, out: Out | None = None, hidden: bool) -> Progr
         BarColumn(),
         *columns,
         console=console,
-        disable=hidden or not console.is_terminal,
+        disable=hidden or console.quiet or not console.is_terminal,
         transient=True,
         redirect_stdout=False,  # what others print passes the guard instead
         redirect_stderr=False,
@@ -89,9 +90,10 @@ def bar(*columns: ProgressColumn, out: Out | None = None, hidden: bool) -> Progr
 def waiting(what: str, *, quiet: bool) -> Iterator[None]:
     """Show a message on a terminal while something takes long."""
     console = Out(stderr=True).console
-    if quiet or not console.is_terminal:
+    if quiet or console.quiet or not console.is_terminal:
         yield
         return
     spinner = Spinner("dots", Text(shown(what)), style="status.spinner")
-    with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+    live = Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+    with live, phase.told(lambda begins: spinner.update(text=Text(shown(begins)))):
         yield

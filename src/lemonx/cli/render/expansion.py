@@ -11,6 +11,7 @@ from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColu
 from lemonx.checkpoints.destination import size_text
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.cli.render.console import Out, bar, styled
+from lemonx.guards import phase
 from lemonx.planning import summary
 from lemonx.planning.plan import Plan
 from lemonx.verification.certificate import stability_text, twin_text
@@ -32,8 +33,8 @@ class Told:
 
 
 @contextmanager
-def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
-    """A bar over the bytes written, then a message during the verification, which takes the rest of the time."""
+def progress(*, quiet: bool, lessons: int) -> Iterator[Told]:
+    """A bar over the bytes written, and the name of the phase: the verification takes the rest of the time."""
     with bar(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), hidden=quiet) as far:
         task = far.add_task("planning", total=None)
 
@@ -42,12 +43,12 @@ def progress(*, quiet: bool, verify: bool, lessons: int) -> Iterator[Told]:
 
         def written(count: int) -> None:
             far.advance(task, count)
-            far.update(task, description="verifying" if verify and far.tasks[0].finished else "expanding")
 
         def learned(step: int, loss: float) -> None:
             far.update(task, description=f"learning to grow: step {step + 1} of {lessons}, loss {loss:.3f}")
 
-        yield Told(planned, written, learned)
+        with phase.told(lambda begins: far.update(task, description=begins)):
+            yield Told(planned, written, learned)
 
 
 def print_expanded(source: str, expanded: Expanded) -> None:

@@ -1,0 +1,166 @@
+"""What every command promises: quiet when asked, errors for programs, one line on Ctrl-C, no noise of others."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import faults
+import lemonx
+from commands import BAD_CHECKPOINT, BAD_OUTPUT, BAD_TARGET, Run, assert_refused, runner, state
+from lemonx import errors
+from lemonx.guards import phase
+from lemonx.guards.others import silenced
+
+SCRIPT = Path(sys.executable).parent / "lemonx"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return runner(monkeypatch, capfd, tmp_path)
+
+
+def test_what_lemonx_has() -> None:
+    assert lemonx.__version__ == importlib.metadata.version("lemonx")
+    assert {"expand", "plan", "verify", "fsck", "grow", "Plan", "Expanded", "__version__"} <= set(dir(lemonx))
+    assert all(getattr(lemonx, name) is not None for name in dir(lemonx))
+
+
+def test_quiet(run: Run, good: Callable[..., Path], tmp_path: Path) -> None:
+    for command in (("plan", good(), "--depth", 3), ("expand", good(), "out", "--depth", 3), ("verify", good(), "out")):
+        done = run(*command, "-q")
+        assert (done.code, done.out, done.err) == (0, "", ""), done
+    assert run("fsck", good(), "--quiet").out == ""
+    # Errors, and what was asked for as JSON, are printed all the same; and the next command is heard again.
+    assert_refused(run("plan", good(), "--depth", 1, "-q"), BAD_TARGET, "would lose layers")
+    assert json.loads(run("plan", good(), "--depth", 3, "-q", "--json").out)["lossless"]
+    assert run("plan", good(), "--depth", 3).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "code"),
+    [
+        (("plan", "nowhere", "--depth", 3), "BadCheckpoint", BAD_CHECKPOINT),
+        (("plan", "GOOD", "--depth", 1), "BadTarget", BAD_TARGET),
+        (("fsck", "nowhere"), "BadCheckpoint", BAD_CHECKPOINT),
+        (("plan", "GOOD", "--widht", 3), None, BAD_TARGET),
+    ],
+)
+def test_errors_as_json(arguments: Any, kind: str | None, code: int, run: Run, good: Callable[..., Path]) -> None:
+    done = run(*(good() if word == "GOOD" else word for word in arguments), "--json")
+    error = json.loads(done.out)["error"]
+    assert done.code == code == error["exit_code"] and error["kind"] == kind
+    assert error["found"] in done.err and error["remedy"] in done.err and len(done.err.splitlines()) == 1
+
+
+def test_exit_codes_are_in_the_help(run: Run) -> None:
+    said = run("--help").out.partition("Exit codes:")[2]
+    every = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
+    assert {0, 70, *every} == {int(code) for code in re.findall(r"(?:^|; ) *(\d+) ", " ".join(said.split()))}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(shell: str) -> None:
+    asked = {"COMP_WORDS": "lemonx archi", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "lemonx archi"}
+    environment = {**os.environ, **asked, "_LEMONX_COMPLETE": f"complete_{shell}"}
+    environment["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
+    done = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "architectures" in done.stdout and "plan" not in done.stdout, done
+
+
+def test_lists_need_no_heavy_library() -> None:
+    """What takes seconds is imported by whoever needs it: this is what keeps these commands near a second."""
+    code = "import sys; from lemonx import cli\ntry: cli.main()\nexcept SystemExit: pass\n"
+    code += "heavy = {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys(); assert not heavy, heavy"
+    for command in ("architectures", "methods"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, command], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}
+        )
+        assert done.returncode == 0 and done.stderr == "", done
+        assert max(map(len, done.stdout.splitlines())) <= 80 and "…" not in done.stdout
+
+
+def test_methods_check_names_what_it_lacks_before_it_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    began = time.process_time()
+    assert_refused(run("methods", "--check"), BAD_TARGET, r"methods --check.*needs the package matplotlib: pip install")
+    assert time.process_time() - began < 5
+
+
+def test_other_libraries_are_not_heard(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LEMONX_DEBUG", raising=False)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
+    before = dict(os.environ)
+    with silenced():
+        warnings.warn("deprecated", FutureWarning, stacklevel=1)
+        logging.getLogger("another.library").warning("mind the gap")
+        assert os.environ["TRANSFORMERS_VERBOSITY"] == "info" and os.environ["PYTHONWARNINGS"] == "ignore"
+        code = "import warnings; warnings.warn('in a child')"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
+    assert dict(os.environ) == before
+    assert capfd.readouterr().err == ""
+
+
+def test_parents_are_created_and_do_not_stay_without_an_output(
+    run: Run, good: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert run("expand", good(), "a/b/out", "--depth", 3, "--no-verify").code == 0
+    assert (tmp_path / "a" / "b" / "out" / "config.json").is_file()
+    broken = faults.save_sharded("llama-tied", tmp_path / "broken")
+    shard = broken / "model-00004-of-00004.safetensors"
+    save_file({name: torch.full_like(t, torch.nan) for name, t in load_file(shard).items()}, shard)
+    before = state(tmp_path)
+    assert_refused(run("expand", broken, "c/d/out", "--depth", 3, "--no-verify"), BAD_CHECKPOINT, "NaN")
+    assert_refused(run("expand", broken, "broken/d/out", "--depth", 3), BAD_OUTPUT, "lies inside the source")
+    assert state(tmp_path) == before
+
+
+def test_a_dry_run_writes_nothing(run: Run, good: Callable[..., Path], tmp_path: Path) -> None:
+    done = run("expand", good(), "a/out", "--depth", 3, "--dry-run")
+    assert done.code == 0 and "lossless" in done.out and done.out.endswith("can be written, and nothing was\n"), done
+    assert json.loads(run("expand", good(), "a/out", "--depth", 3, "--dry-run", "--json").out)["lossless"]
+    (tmp_path / "taken").write_text("mine")
+    assert_refused(run("expand", good(), "taken", "--depth", 3, "--dry-run"), BAD_OUTPUT, "exists")
+    assert_refused(run("expand", good(), "a/out", "--depth", 1, "--dry-run"), BAD_TARGET, "would lose layers")
+    assert state(tmp_path).keys() == {"taken"}
+
+
+def test_phases_have_names(good: Callable[..., Path], tmp_path: Path) -> None:
+    said = list[str]()
+    with phase.told(said.append):
+        lemonx.expand(good(), tmp_path / "out", depth=3)
+    assert said == [
+        f"verifying: {what}" for what in ("every tensor", "every block", "duplicated units", "both models in float64")
+    ]
+
+
+def test_ctrl_c_says_one_thing(server: Callable[[], Any], good: Callable[..., Path], tmp_path: Path) -> None:
+    train = ("train", "lm-small", "--output", "run", "--set", "steps=100000")
+    for arguments, begun, says in (
+        (("expand", good(), "out", "--depth", 400), ".out.lemonx-*", "lemonx: stopped; nothing was written"),
+        (train, "run/run.json", "lemonx: stopped: the same command goes on from .*"),
+    ):
+        pid = server().start(*arguments, cwd=tmp_path)
+        for _ in range(6000):
+            if list(tmp_path.glob(begun)):
+                break
+            time.sleep(0.02)
+        os.kill(pid, signal.SIGINT)
+        done = server().wait(pid)
+        assert done.code == errors.Stopped.exit_code and re.fullmatch(f"{says}\n", done.err), done
+    assert not list(tmp_path.glob("*out*"))
