@@ -50,6 +50,8 @@ def arrange(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
         copied = (members[-stack.period :] * stack.period)[: stack.period]
         order += [(i, True) for i in copied] * times
     order += [(stack.size - 1, True)] * rest
+    if len(stack.order) == target:
+        order = list(stack.order)
     return tuple(
         Block(source, is_added, closes=i + 1 == len(order) or order[i + 1][0] != source)
         for i, (source, is_added) in enumerate(order)

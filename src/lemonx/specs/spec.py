@@ -31,7 +31,7 @@ class Stack:
     how many blocks at the beginning are of one kind. `sets`: the number of sets of weights, each of which a run of
     blocks shares (0: one per block); `sets_in`: the config field with that number. `numbered`: config fields that point
     at blocks by number, counted from 1: `[3, 6]`, or `["stage3", "stage6"]`. `still`: why no block can be added, if
-    none can.
+    none can. `order`: the blocks of a target of as many, by the block that each comes from and whether it is added.
     """
 
     size: int
@@ -45,6 +45,7 @@ class Stack:
     sets_in: str = ""
     numbered: tuple[str, ...] = ()
     still: str = ""
+    order: tuple[tuple[int, bool], ...] = ()
 
     @property
     def stored(self) -> int:

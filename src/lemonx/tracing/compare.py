@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lemonx.errors import Refused
-from lemonx.planning.depth import arrange
-from lemonx.specs.spec import Block, Stack
+from lemonx.specs.spec import Block
 from lemonx.tracing.axes import ATOM, DATA, Axis, Misfit, find, leaves, say, unify
+from lemonx.tracing.blocks import (
+    ONE_MODEL,
+    ROUNDING,
+    SMALL,
+    Alike,
+    close,
+    origin_of,
+    starred,
+    to_stack,
+)
 from lemonx.tracing.operations import Call
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Norm
-
-_INDEX = re.compile(r"\.(\d+)(?=\.)")
-# Numbers that two runs compute from the same sizes differ by rounding alone.
-_ROUNDING = 1e-9
-_ONE_MODEL = "give two sizes of one model, which compute alike"
-
-
-@dataclass(frozen=True)
-class Deeper:
-    """A stack of so few blocks that has so many in the larger model; `pinned` first ones are unlike the others."""
-
-    few: int
-    many: int
-    pinned: int = 0
-
-
-def starred(name: str, stacks: Mapping[str, int]) -> tuple[str, str]:
-    """A name with `*` for the number of its block, and that number; `stacks`: how many first blocks keep theirs.
-
-    >>> starred("blocks.3.up.weight", {"blocks": 1}), starred("blocks.0.up.weight", {"blocks": 1})
-    (('blocks.*.up.weight', '3'), ('blocks.0.up.weight', ''))
-    """
-    for stack, pinned in stacks.items():
-        number, _, inside = name.removeprefix(f"{stack}.").partition(".")
-        if name.startswith(f"{stack}.") and number.isdecimal() and int(number) >= pinned:
-            return ".".join(filter(None, (stack, "*", inside))), number
-    return name, ""
+from lemonx.tracing.values import Norm, shape_of
 
 
 @dataclass
@@ -49,26 +31,26 @@ class Matched:
 
     small: Tracer
     large: Tracer
-    stacks: dict[str, Deeper]
+    stacks: dict[str, Alike]
     sizes: dict[int, int] = field(default_factory=dict)
 
     @property
     def blocks(self) -> dict[str, tuple[Block, ...]]:
         """The blocks of the larger model, as they are arranged: which comes from which, and which are added."""
-        return {name: arrange(name, Stack(s.few, "", pinned=s.pinned), s.many) for name, s in self.stacks.items()}
+        return {name: alike.blocks(name) for name, alike in self.stacks.items()}
 
     def starred(self, name: str) -> str:
-        """A name with `*` for the number of a block in a stack that grows, but for blocks unlike the others."""
-        return starred(name, {stack: deeper.pinned for stack, deeper in self.stacks.items()})[0]
+        """A name in the smaller model by its stack, with `*` for the number of its block unless that is pinned."""
+        return self.numbered(name)[0]
+
+    def numbered(self, name: str, side: int = SMALL) -> tuple[str, str]:
+        """The same, and that number."""
+        pinned = {stack: alike.pinned for stack, alike in self.stacks.items()}
+        return starred(to_stack(name, self.stacks, side), pinned)
 
     def origin(self, name: str, *, added: bool = True) -> str | None:
         """What a parameter or module of the larger model is in the smaller one; None for one in an added block."""
-        for stack, blocks in self.blocks.items():
-            if name.startswith(f"{stack}."):
-                index, _, inside = name.removeprefix(f"{stack}.").partition(".")
-                block = blocks[int(index)]
-                return None if block.added and not added else ".".join(filter(None, (stack, str(block.source), inside)))
-        return name
+        return origin_of(name, self.stacks, added=added)
 
     def size(self, axis: Axis) -> int:
         """The size of an atom in the larger model."""
@@ -80,73 +62,47 @@ def match(found: Matched) -> Matched:
     for tracer in (found.small, found.large):
         for problem in tracer.problems:
             raise Refused(problem, "write a table for it (docs/add-an-architecture.md)")
-    for tracer in (found.small, found.large):
-        for stack, deeper in found.stacks.items():
-            _unify_blocks(tracer, stack, deeper.pinned)
+    for side, tracer in enumerate((found.small, found.large)):
+        for stack in found.stacks:
+            _unify_blocks(found, tracer, side, stack)
         _unify_shared(tracer)
     _align_all(found)
     return found
 
 
-def stacks_of(small: Tracer, large: Tracer) -> dict[str, Deeper]:
-    """Lists of modules that are longer in the larger model."""
-    if small.names.keys() == large.names.keys():
-        return {}
-    few, many = _counts(small), _counts(large)
-    longer = {name: (few[name], number) for name, number in many.items() if few.get(name, number) != number}
-    outer = {name: sizes for name, sizes in longer.items() if not any(name.startswith(f"{other}.") for other in longer)}
-    pinned = {
-        name: max(_unlike(small, name, sizes[0]), _unlike(large, name, sizes[1])) for name, sizes in outer.items()
-    }
-    known = {starred(name, pinned)[0] for name in small.names}
-    for name in large.names:
-        if starred(name, pinned)[0] not in known:
-            raise Refused(f"the larger model has {name}, and the smaller has nothing like it", _ONE_MODEL)
-    for name in sorted(small.names.keys() - large.names.keys()):
-        raise Refused(f"the larger model has no {name}", "only growth is possible: give the smaller model first")
-    return {name: Deeper(*sizes, pinned[name]) for name, sizes in outer.items()}
-
-
-def _counts(tracer: Tracer) -> dict[str, int]:
-    """Every list of modules that parameters name, and how long it is."""
-    found: dict[str, set[int]] = {}
-    for name in tracer.names:
-        for number in _INDEX.finditer(name):
-            found.setdefault(name[: number.start()], set()).add(int(number[1]))
-    return {name: len(numbers) for name, numbers in found.items() if numbers == set(range(len(numbers)))}
-
-
-def _unlike(tracer: Tracer, stack: str, count: int) -> int:
-    """How many first blocks have other parameters than the last: a strided one, say."""
-    kinds: list[dict[str, tuple[int, ...]]] = [{} for _ in range(count)]
-    for name, info in tracer.parameters.items():
-        if name.startswith(f"{stack}."):
-            index, _, inside = name.removeprefix(f"{stack}.").partition(".")
-            kinds[int(index)][inside] = tuple(1 if axis is None else axis.size for axis in info.axes)
-    return max((index + 1 for index, kind in enumerate(kinds) if kind != kinds[-1]), default=0)
-
-
-def _unify_blocks(tracer: Tracer, stack: str, pinned: int) -> None:
+def _unify_blocks(found: Matched, tracer: Tracer, side: int, stack: str) -> None:
     """Blocks that are alike are described once: what is in one is what is in the others."""
+    here = f"{stack}.*"
     first: dict[str, list[Axis | None]] = {}
     for name, info in tracer.parameters.items():
-        general, number = starred(name, {stack: pinned})
-        if number:
+        general, number = found.numbered(name, side)
+        if number and general.startswith(here):
             _unify_all(first.setdefault(general, info.axes), info.axes, name)
     norms: dict[tuple[str, int], Norm] = {}
     count: dict[str, int] = {}
     for norm in tracer.norms:
-        general, number = starred(norm.path, {stack: pinned})
-        if number:
+        general, number = found.numbered(norm.path, side)
+        if number and general.startswith(here):
             count[norm.path] = count.get(norm.path, 0) + 1
             other = norms.setdefault((general, count[norm.path]), norm)
             _unify_all([other.reads, other.out], [norm.reads, norm.out], norm.path)
-    _unify_chains(tracer, stack)
+    _unify_streams(found, tracer, side, stack)
+    _unify_chains([norm for norm in tracer.norms if found.numbered(norm.path, side)[0].startswith(f"{stack}.")])
 
 
-def _unify_chains(tracer: Tracer, stack: str) -> None:
+def _unify_streams(found: Matched, tracer: Tracer, side: int, stack: str) -> None:
+    """What a block is given and what it gives in its place is one stream, also where a norm stands between."""
+    for run in tracer.blocks:
+        if found.numbered(run.path, side)[0] == f"{stack}.*" and run.given and run.made:
+            one, two = run.given[0].axes, run.made[0].axes
+            if shape_of(run.given[0]) == shape_of(run.made[0]):
+                for a, b in zip(one, two, strict=True):
+                    with contextlib.suppress(Misfit):
+                        tracer.unified(a, b)
+
+
+def _unify_chains(norms: list[Norm]) -> None:
     """Norms that lead from a stream back into it stand in the stream: all they pass is the stream."""
-    norms = [norm for norm in tracer.norms if norm.path.startswith(f"{stack}.")]
     for norm in norms:
         reached, size = {id(find(norm.out))}, 0
         while len(reached) > size:
@@ -183,12 +139,12 @@ def _align_all(found: Matched) -> None:
         origin = found.origin(name)
         mine = small.parameters.get(origin or "")
         if mine is None:
-            raise Refused(f"{name} is a parameter of the larger model alone", _ONE_MODEL)
+            raise Refused(f"{name} is a parameter of the larger model alone", ONE_MODEL)
         for place, (a, b) in enumerate(zip(mine.axes, info.axes, strict=True)):
             _align(found, a, b, f"{name}, axis {place}")
     for name, axis in large.ties.items():
         if name not in small.ties:
-            raise Refused(f"{name} is a decoder too in the larger model alone", _ONE_MODEL)
+            raise Refused(f"{name} is a decoder too in the larger model alone", ONE_MODEL)
         _align(found, small.ties[name], axis, name)
     for place, norm in enumerate(large.norms):
         if norm.gain is None and found.origin(norm.path, added=False) is not None:
@@ -202,7 +158,7 @@ def _same_norm(found: Matched, norm: Norm, place: int) -> Norm:
     before = sum(other.path == norm.path for other in found.large.norms[:place])
     mine = [other for other in found.small.norms if other.path == found.origin(norm.path)]
     if before >= len(mine):
-        raise Refused(f"{norm.place}: the smaller model has no such norm", _ONE_MODEL)
+        raise Refused(f"{norm.place}: the smaller model has no such norm", ONE_MODEL)
     return mine[before]
 
 
@@ -214,7 +170,7 @@ def _align(found: Matched, first: Axis | None, second: Axis | None, where: str) 
         raise Refused(f"{where}: an axis of one entry cannot grow, nor an axis become one", "give larger sizes")
     a, b = find(first), find(second)
     if a.kind != b.kind:
-        raise Refused(f"{where}: it is {a!r} in the smaller model and {b!r} in the larger", _ONE_MODEL)
+        raise Refused(f"{where}: it is {a!r} in the smaller model and {b!r} in the larger", ONE_MODEL)
     if a.kind == DATA:
         if a.size != b.size:
             raise Refused(f"{where}: {a.size} entries of it belong to the inputs, and would be {b.size}", "keep them")
@@ -230,7 +186,7 @@ def _align(found: Matched, first: Axis | None, second: Axis | None, where: str) 
         return
     mine, other = leaves(a, a.kind), leaves(b, b.kind)
     if len(mine) != len(other):
-        raise Refused(f"{where}: it is {a!r} in the smaller model and {b!r} in the larger", _ONE_MODEL)
+        raise Refused(f"{where}: it is {a!r} in the smaller model and {b!r} in the larger", ONE_MODEL)
     for x, y in zip(mine, other, strict=True):
         _align(found, x, y, where)
 
@@ -243,9 +199,9 @@ def differing(found: Matched) -> frozenset[tuple[str, int]]:
             raise Refused(
                 f"{path or 'the model'}: its operation {place} is {mine.op} in the smaller model and {other.op} in the "
                 "larger",
-                _ONE_MODEL,
+                ONE_MODEL,
             )
-        equal = len(mine.numbers) == len(other.numbers) and all(map(_close, mine.numbers, other.numbers))
+        equal = len(mine.numbers) == len(other.numbers) and all(map(close, mine.numbers, other.numbers))
         if not equal and mine.op in ("mul", "div") and len(mine.numbers) == 1 == len(other.numbers):
             result.add((path, place))
         elif not equal:
@@ -255,15 +211,11 @@ def differing(found: Matched) -> frozenset[tuple[str, int]]:
                 "the sizes must not change them",
             )
         for one, two in zip(mine.constants, other.constants, strict=False):
-            if one[0] == two[0] and not math.isclose(one[1], two[1], rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+            if one.shape == two.shape and not math.isclose(one.print, two.print, rel_tol=ROUNDING, abs_tol=ROUNDING):
                 raise Refused(
-                    f"{path or 'the model'}, {mine.op}: a constant has other numbers in the larger model", _ONE_MODEL
+                    f"{path or 'the model'}, {mine.op}: a constant has other numbers in the larger model", ONE_MODEL
                 )
     return frozenset(result)
-
-
-def _close(a: float, b: float) -> bool:
-    return a == b or math.isclose(a, b, rel_tol=_ROUNDING)
 
 
 def _calls(found: Matched) -> Iterator[tuple[str, int, Call, Call]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from lemonx.errors import Refused
-from lemonx.tracing.compare import Matched, differing, match, stacks_of
+from lemonx.tracing.blocks import find_stacks, origin_of
+from lemonx.tracing.compare import Matched, differing, match
 from lemonx.tracing.running import Run, run_traced
 from lemonx.tracing.table import Table, table
 from lemonx.tracing.tracer import Tracer
@@ -41,10 +42,15 @@ def _traced(
 ) -> Matched:
     """The runs of both, of which the second decides as the first does."""
     first, second = run_traced(Tracer(small, scaled), small, run), Tracer(large, in_large)
-    found = Matched(first, second, stacks_of(first, second))
+    found = Matched(first, second, find_stacks(first, second, run=False))
     second.follows = lambda path: first.decisions.get(found.origin(path) or "", [])
     run_traced(second, large, run)
-    return match(found)
+    told = find_stacks(first, second)  # blocks that have the same parameters may compute otherwise
+    if told != found.stacks and first.decisions:
+        second = Tracer(large, in_large)
+        second.follows = lambda path: first.decisions.get(origin_of(path, told) or "", [])
+        run_traced(second, large, run)
+    return match(Matched(first, second, told))
 
 
 def _in_large(found: Matched, scaled: Calls) -> Calls:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from lemonx.errors import Refused
-from lemonx.specs.spaces import Space, avg, circ, fresh, key, query, scaled, zero
+from lemonx.specs.spaces import Space, avg, circ, fresh, key, projection, query, scaled, zero
 from lemonx.tracing.axes import Axis, find, say
 from lemonx.tracing.compare import Matched
 from lemonx.tracing.completion import share_fixed
@@ -38,6 +38,11 @@ def fix_conflicts(found: Matched) -> None:
         if clash or any("fixed" in end.facts for end in ends) or any(end.parts for end in ends):
             for end in ends:
                 say(end, "fixed", scalar.place)
+    for axis, path in tracer.lengths:
+        normed = {id(a) for norm in tracer.norms for end in (norm.reads, norm.out) for a in all_atoms(end)}
+        for atom in all_atoms(axis):
+            if "act" in atom.facts or id(atom) in normed or find(axis).parts:
+                say(axis, "fixed", f"{path or 'the model'}: it is divided by its length")
     _pairs(found)
     for _ in tracer.norms:
         if not any([share_fixed(norm.reads, norm.out) for norm in tracer.norms]):
@@ -88,6 +93,8 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
 
 def _kind(norms: list[Norm], atom: Axis) -> Callable[[int], Space]:
     """What new entries of a space may hold, by what reads it."""
+    if "length" in atom.facts:
+        return projection
     reading = {norm.kind for norm in norms if any(find(a) is atom for a in all_atoms(norm.reads))}
     if "layer" in reading:
         return avg
@@ -116,6 +123,8 @@ def _pairs(found: Matched) -> dict[int, tuple[str, tuple[float, float]]]:
     factors = _factors(found)
     for pair in found.small.pairs:
         first, second = find(pair.first), find(pair.second)
+        if "length" in first.facts and "length" in second.facts:  # zeros on both sides
+            continue
         scale = factors.get(id(first))
         plain = not (first.parts or second.parts) and "act" not in {*first.facts, *second.facts}
         alone = not ({id(first), id(second)} & (normed | scalars))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,21 +38,35 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """What tells a constant from others: its shape, and a number made of all of its own; `whole`: it is an index."""
+
+    shape: tuple[int, ...]
+    print: float
+    whole: bool = False
+
+    def differs(self, other: Constant) -> bool:
+        """Whether two constants hold other numbers. What is whole may be for a router to decide."""
+        return not self.whole and not math.isclose(self.print, other.print, rel_tol=1e-9, abs_tol=1e-9)
+
+
+@dataclass(frozen=True)
 class Call:
     """An operation of a module as two runs are compared by: its name, its numbers, and prints of its constants."""
 
     op: str
     numbers: tuple[float, ...]
-    constants: tuple[tuple[tuple[int, ...], float], ...]
+    constants: tuple[Constant, ...]
 
 
 @dataclass
 class BlockRun:
-    """A call of a module of a list: the tensors that went in, and what came out."""
+    """A call of a module of a list: the tensors that went in, and what came out, `behind` how many operations."""
 
     path: str
     given: list[Info]
     made: list[Info] = field(default_factory=list)
+    behind: int = 0
 
 
 @dataclass(frozen=True)

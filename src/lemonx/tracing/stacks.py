@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from lemonx.planning.depth import in_stream
 from lemonx.specs.rows import Row
+from lemonx.tracing.blocks import LARGE, to_list
 from lemonx.tracing.compare import Matched
 from lemonx.tracing.operations import BlockRun
+from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Carry, shape_of
 
 
@@ -25,25 +27,36 @@ def identity_problem(
     for index, block in enumerate(found.blocks[stack]):
         if index < found.stacks[stack].pinned:
             continue
-        runs = [run for run in found.large.blocks if run.path == f"{stack}.{index}"]
+        path = to_list(f"{stack}.{index}", found.stacks, LARGE)
+        runs = [run for run in found.large.blocks if run.path == path]
         if not runs:
-            return f"{stack}.{index} is not called as a module"
+            return f"{path} is not called as a module"
+        if block.added and standing and not _behind_its_origin(found, path):
+            return f"{path} has norms in its stream, and does not stand behind the block that it is a copy of"
         for run in runs:
-            problem = _problem(run, stack, index, silenced, bool(standing))
+            problem = _problem(found.large, run, stack, silenced, bool(standing))
             if problem and (block.added or standing):
                 return problem
     return None
 
 
-def _problem(run: BlockRun, stack: str, index: int, silenced: set[str], norms: bool) -> str | None:
+def _behind_its_origin(found: Matched, path: str) -> bool:
+    """Whether the block before is the one that this is a copy of, or a copy of that too."""
+    within, _, index = path.rpartition(".")
+    return found.origin(f"{within}.{int(index) - 1}") == found.origin(path)
+
+
+def _problem(tracer: Tracer, run: BlockRun, stack: str, silenced: set[str], norms: bool) -> str | None:
     if not run.given or not run.made:
         return f"{run.path} was given, or gave, nothing that parameters had a part in"
     for place, made in enumerate(run.made):
+        if place and tracer.last_use.get(made.token, 0) <= run.behind:  # nobody wants it: the scores of attention, say
+            continue
         given = run.given[place].token if place < len(run.given) else None
         carry = next((carry for carry in made.carries if carry.token is given), None)
         if carry is None or shape_of(made) != shape_of(run.given[place]):
             return f"what {run.path} gives is not what it was given, plus what its own parameters write"
-        inside = {name.replace(f"{stack}.{index}.", f"{stack}.*.", 1) for name in carry.silent}
+        inside = {name.replace(f"{run.path}.", f"{stack}.*.", 1) for name in carry.silent}
         if loud := sorted(inside - silenced):
             return f"{loud[0]} would have to be zero in an added block, and it does not write the stream alone"
         if problem := _norm_problem(run, carry, norms):

@@ -14,7 +14,7 @@ import torch
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.safetensors_file import dtype_name
 from lemonx.errors import NotVerified
-from lemonx.tracing.compare import starred
+from lemonx.tracing.blocks import LARGE, SMALL, starred, to_list, to_stack
 from lemonx.tracing.table import Held, Table
 
 # All in one file: these folders are gone again when the module is filled.
@@ -36,11 +36,11 @@ def floating(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors(module).items() if tensor.is_floating_point() and tensor.numel()}
 
 
-def held_by(table: Table, name: str) -> tuple[str, Held]:
-    """The parameter behind a tensor of the table, and how it lies there."""
+def held_by(table: Table, name: str, side: int = LARGE) -> tuple[str, Held]:
+    """The parameter of the larger model behind a tensor of the table, or of the smaller, and how it lies there."""
     general, number = _general(table, name)
     held = table.held[general]
-    return held.parameter.replace("*", number, 1), held
+    return to_list(held.parameter.replace("*", number, 1), table.stacks, side), held
 
 
 def save(module: torch.nn.Module, table: Table, folder: Path, config: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ def save(module: torch.nn.Module, table: Table, folder: Path, config: Mapping[st
         places.setdefault(held.parameter, []).append((key, held))
     entries: dict[str, torch.Tensor] = {}
     for name, tensor in floating(module).items():
-        general, number = _general(table, name)
+        general, number = _general(table, to_stack(name, table.stacks, SMALL))
         for key, held in places.get(general, ()):
             made = _view(tensor, held)
             entries[key.replace("*", number, 1)] = made.reshape(_shape(made, held)).cpu().contiguous()

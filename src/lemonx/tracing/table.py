@@ -10,12 +10,13 @@ from itertools import count
 from typing import Any
 
 from lemonx.errors import Refused
-from lemonx.specs.norms import batch_norm, group_norm, layer_norm, rms_norm
+from lemonx.specs.norms import batch_norm, group_norm, layer_norm, rms_norm, unit_length
 from lemonx.specs.rows import Row
 from lemonx.specs.signature import Side, side
 from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import Parameter, conv, depthwise, embedding, linear
 from lemonx.tracing.axes import DATA, PRODUCT, SUM, Axis, find, fused, is_data, joined, leaves, say
+from lemonx.tracing.blocks import Alike
 from lemonx.tracing.compare import Matched
 from lemonx.tracing.kinds import all_atoms, fix_conflicts, kinds_of
 from lemonx.tracing.stacks import identity_problem
@@ -35,12 +36,16 @@ class Held:
 
 @dataclass
 class Table:
-    """An inferred table for both sizes. `held`: every tensor's parameter, by the tensor's name with `*` for blocks."""
+    """An inferred table for both sizes. `held`: every tensor's parameter, by the tensor's name with `*` for blocks.
+
+    `stacks`: which blocks of a list each stack is; a list whose blocks are not alike is several.
+    """
 
     small: Spec
     large: Spec
     held: dict[str, Held]
     unused: tuple[str, ...]
+    stacks: Mapping[str, Alike] = field(default_factory=dict)
 
 
 @dataclass
@@ -152,12 +157,16 @@ class _Writer:
         for number, norm in enumerate(tracer.norms):
             if norm.gain is None and self._first_of_its_kind(norm.path):
                 self._norm(norm, f"{norm.path}.norm{number}")
+        for number, (axis, path) in enumerate(tracer.lengths):
+            if self._first_of_its_kind(path) and "fixed" not in find(axis).facts:
+                self.rows[self.starred(f"{path}.length{number}")] = unit_length(self._loop(axis, path))
         self._ties()
 
     def _first_of_its_kind(self, name: str) -> bool:
         """Blocks of a growing stack are written once."""
-        first = {stack: f"{stack}.{deeper.pinned}." for stack, deeper in self.found.stacks.items()}
-        return name == self.starred(name) or any(name.startswith(prefix) for prefix in first.values())
+        general, number = self.found.numbered(name)
+        stack = next((stack for stack in self.found.stacks if general.startswith(f"{stack}.*")), None)
+        return stack is None or int(number) == self.found.stacks[stack].pinned
 
     def _row(self, name: str, row: Row, suffix: str = "weight") -> str:
         """Add a row for a parameter; its key leaves out what the row's kind appends."""
@@ -287,18 +296,20 @@ def table(found: Matched) -> Table:
     small = {name: space for name, (space, _) in kinds.spaces.items()}
     large = {name: space for name, (_, space) in kinds.spaces.items()}
     stacks: tuple[dict[str, Stack], dict[str, Stack]] = ({}, {})
-    for stack, deeper in found.stacks.items():
+    for stack, alike in found.stacks.items():
         stream = streams[stack]
         problem = "what its blocks add to cannot be told"
         if stream is not None:
             problem = identity_problem(found, stack, stream, writer.rows, writer.held)
-        for number, size in enumerate((deeper.few, deeper.many)):
-            stacks[number][stack] = Stack(size, stream or "", pinned=deeper.pinned, still=problem or "")
+        for number, size in enumerate(alike.sizes):
+            stacks[number][stack] = Stack(
+                size, stream or "", pinned=alike.pinned, still=problem or "", order=alike.order
+            )
     common = Spec(rows=writer.rows, spaces=small, stacks=stacks[0], fixed={n: s for n, (s, _) in kinds.fixed.items()},
                   still=kinds.still, acts=tuple(kinds.acts), shown=tuple(kinds.shown))  # fmt: skip
     target = replace(common, spaces=large, stacks=stacks[1], fixed={n: s for n, (_, s) in kinds.fixed.items()})
     unused = tuple(name for name in tracer.parameters if name not in tracer.used)
-    return Table(common, target, writer.held, unused)
+    return Table(common, target, writer.held, unused, found.stacks)
 
 
 def _stream(writer: _Writer, stack: str) -> str | None:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lemonx.tracing.axes import Axis, Misfit, data, is_data, say, unify
-from lemonx.tracing.operations import DECISIONS, RULES, TURNED, BlockRun, Call, Op, Rule, Scalar, numbers
+from lemonx.tracing.operations import DECISIONS, RULES, TURNED, BlockRun, Call, Constant, Op, Rule, Scalar, numbers
 from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value
 
 ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
@@ -51,6 +51,7 @@ class Tracer(TorchDispatchMode):
         self.norms: list[Norm] = []
         self.pairs: list[Pair] = []
         self.scalars: list[Scalar] = []
+        self.lengths: list[tuple[Axis, str]] = []
         self.ties: dict[str, Axis] = {}
         self.batch_norms: dict[str, dict[str, str]] = {}
         self.depthwise: dict[str, int] = {}
@@ -58,6 +59,10 @@ class Tracer(TorchDispatchMode):
         self.blocks: list[BlockRun] = []
         self.problems: list[str] = []
         self.shown: list[Axis] = []
+        self.ends: dict[Token, str] = {}
+        self.uses: dict[tuple[str, int], str] = {}
+        self.last_use: dict[Token, int] = {}
+        self.count = 0
         self.decisions: dict[str, list[torch.Tensor]] = defaultdict(list)
         self.follows: Callable[[str], list[torch.Tensor]] | None = None
         self.op = ""
@@ -250,6 +255,7 @@ class Tracer(TorchDispatchMode):
             if info.weight and not info.axes and info.silent:
                 for name in info.silent:
                     self.used.setdefault(name, len(self.used))
+        self._note_uses(known)
         pending = [info.value for info in known if info.value is not None]
         try:
             self._rule(op)(self, op)
@@ -260,6 +266,15 @@ class Tracer(TorchDispatchMode):
                 value.leak(self.why("it is used"))
         self._note_roles(op, known)
         self.calls[self.path].append(Call(op.name, self.numbers, self._constants(op)))
+
+    def _note_uses(self, known: list[Info]) -> None:
+        """Where what a block of a list gave is used, other than in that list."""
+        self.count += 1
+        for info in known:
+            self.last_use[info.token] = self.count
+            block = self.ends.get(info.token)
+            if block is not None and not self.path.startswith(f"{block.rpartition('.')[0]}."):
+                self.uses.setdefault((self.path, len(self.calls[self.path])), block)
 
     def _note_roles(self, op: Op, known: list[Info]) -> None:
         """What is summed over is read; all other axes of a weight that is used, and not only moved, are written."""
@@ -276,11 +291,16 @@ class Tracer(TorchDispatchMode):
             return RULES["pointwise"]
         return lambda tracer, op: tracer.opaque(op, "there is no rule for it")
 
-    def _constants(self, op: Op) -> tuple[tuple[tuple[int, ...], float], ...]:
+    def _constants(self, op: Op) -> tuple[Constant, ...]:
         """Prints of what is no parameter; a factor of one number is among the numbers."""
-        known = [tensor for tensor in op.tensors if self.infos.get(tensor) is None]
+        known = [t for t in op.tensors if self.infos.get(t) is None and id(t) not in self.changed]
         factors = op.name in ("mul", "div")
-        return tuple((tuple(t.shape), self._print(t)) for t in known if not (factors and t.numel() == 1))
+        whole = torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16
+        return tuple(
+            Constant(tuple(t.shape), self._print(t), t.dtype not in whole)
+            for t in known
+            if not (factors and t.numel() == 1)
+        )
 
     def _print(self, tensor: torch.Tensor) -> float:
         """A number that tells two constants apart, but for a coincidence."""
@@ -331,6 +351,8 @@ class Tracer(TorchDispatchMode):
             run = next(run for run in reversed(self.blocks) if run.path == path and not run.made)
             infos, own = self._tracked(made), {info.token for info in run.given}
             run.made = [replace(info) for info in infos]
+            run.behind = self.count
+            self.ends |= {info.token: path for info in infos}
             for info in infos:
                 info.carries = tuple(carry for carry in info.carries if carry.token not in own)
 
@@ -346,6 +368,7 @@ class Tracer(TorchDispatchMode):
                 if info.value is not None:
                     info.value.leak(self.why("it leaves the model"))
                 self.shown += [axis for axis in info.axes if axis is not None]
+                self.last_use[info.token] = self.count + 1
 
 
 def _empty(out: Any) -> bool:

@@ -124,6 +124,30 @@ class Spread(Value):
 
 
 @dataclass(eq=False)
+class Length(Value):
+    """The length of a tensor's vectors along one axis, or its `square`."""
+
+    token: Token
+    axis: Axis
+    square: bool = False
+
+    def leak(self, why: str) -> None:
+        say(self.axis, "fixed", f"{why}: its length is used")
+
+
+@dataclass(eq=False)
+class Chosen(Value):
+    """Single entries chosen from these axes: harmless as long as they are only counted."""
+
+    axes: list[Axis | None]
+    how: str = "entries of it are chosen"
+
+    def leak(self, why: str) -> None:
+        for axis in self.axes:
+            say(axis, "fixed", f"{why}: {self.how}")
+
+
+@dataclass(eq=False)
 class Normed(Value):
     """What a norm wrote, before its gain (`raw`) or behind it."""
 

@@ -24,6 +24,7 @@ from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
 from lemonx.planning.summary import size_table
 from lemonx.specs.family import Architecture
+from lemonx.tracing.blocks import SMALL
 from lemonx.tracing.infer import infer
 from lemonx.tracing.storing import ONE_SHARD, filled, floating, held_by, save
 from lemonx.tracing.table import Table
@@ -121,7 +122,7 @@ def grow_module(
         sizes={name: (before, after) for name, before, after in size_table(plan)},
         parameters=(sum(learned.values()), sum(tensor.numel() for tensor in floating(large).values())),
         rules={
-            held_by(table, step.name)[0]: Rule(held_by(table, step.source)[0], step.rule, step.exactness)
+            held_by(table, step.name)[0]: Rule(held_by(table, step.source, SMALL)[0], step.rule, step.exactness)
             for step in plan.steps
         },
         rehearsed=rehearsed,

@@ -8,6 +8,7 @@ from lemonx.tracing.axes import Axis, Misfit, data, is_data, say
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules.views import given, known_origins, moved
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
+from lemonx.tracing.values import Chosen
 
 
 def _looked_up(tracer: Tracer, axis: Axis | None, weight: bool) -> None:
@@ -81,11 +82,9 @@ def _by_mask(tracer: Tracer, op: Op) -> None:
     alone = sum(tensor is not None for tensor in index) == 1
     if not alone or tracer.info(mask) is not None or mask.dtype != torch.bool:
         raise Misfit("an index that the model computes")
-    for axis in info.axes[first : first + mask.dim()]:
-        tracer.fix(axis, "a mask chooses from it")
     size = op.out.shape[first]
     axes = [*info.axes[:first], None if size == 1 else data(size), *info.axes[first + mask.dim() :]]
-    tracer.put(op.out, axes)
+    tracer.put(op.out, axes, value=Chosen(info.axes[first : first + mask.dim()]))
 
 
 @rule("index_select", "gather", "take_along_dim")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lemonx.tracing.axes import Axis, find
+from lemonx.tracing.axes import Axis, find, say
 from lemonx.tracing.operations import Op
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Carry, Centred, Info, Mean, Norm, Normed, Spread, shape_of
+from lemonx.tracing.values import Carry, Centred, Info, Length, Mean, Norm, Normed, Spread, shape_of
 
-__all__ = ["Centred", "centred", "changed", "divided", "shape_of", "start", "through", "with_eps"]
+__all__ = ["Centred", "at_unit_length", "centred", "changed", "divided", "shape_of", "start", "through", "with_eps"]
 
 
 def start(tracer: Tracer, kind: str, info: Info, place: int, eps: float) -> tuple[Norm, list[Axis | None]]:
@@ -58,6 +58,8 @@ _STATES = {
 def changed(tracer: Tracer, op: Op, info: Info) -> bool:
     """A root, or one over it."""
     value = info.value
+    if isinstance(value, Length):
+        return _length(tracer, op, info, value)
     if not isinstance(value, Spread):
         return False
     power = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}.get(op.arg(1, default=0)) if op.name == "pow" else op.name
@@ -66,6 +68,36 @@ def changed(tracer: Tracer, op: Op, info: Info) -> bool:
         return False
     tracer.keep(value)
     tracer.put(op.out, info.axes, value=Spread(value.kind, value.token, value.axis, value.eps, state))
+    return True
+
+
+# A length is not taken to be below this, so that nothing is divided by zero.
+_TINY = 1e-6
+
+
+def _length(tracer: Tracer, op: Op, info: Info, value: Length) -> bool:
+    """A length from its square; and one that is kept from being zero."""
+    root = op.name == "sqrt" or (op.name == "pow" and op.arg(1) == 0.5)
+    kept = op.name in ("clamp_min", "clamp") and op.arg(2, "max") is None and 0 <= float(op.arg(1, "min", 1)) <= _TINY
+    if not (root and value.square) and not (kept and not value.square):
+        return False
+    tracer.keep(value)
+    tracer.put(op.out, info.axes, value=Length(value.token, value.axis))
+    return True
+
+
+def at_unit_length(tracer: Tracer, op: Op, one: Info, two: Info) -> bool:
+    """x divided by its length: new entries must be zero, and then it is as long as it was."""
+    length = two.value
+    if op.name != "div" or not isinstance(length, Length) or length.square or one.token is not length.token:
+        return False
+    places = [p for p, axis in enumerate(one.axes) if axis is not None and find(axis) is find(length.axis)]
+    if len(places) != 1 or list(op.out.shape) != shape_of(one) or one.weight:
+        return False
+    tracer.keep(length)
+    say(length.axis, "length", tracer.why("it is divided by its length"))
+    tracer.lengths.append((length.axis, tracer.path))
+    tracer.put(op.out, one.axes)
     return True
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lemonx.tracing.axes import Axis, data, is_data
+from lemonx.tracing.axes import Axis, data, is_data, part
 from lemonx.tracing.operations import Op, Scalar, rule
 from lemonx.tracing.rules import normalising
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
@@ -149,13 +149,42 @@ def negated(tracer: Tracer, op: Op) -> None:
 def copied(tracer: Tracer, op: Op) -> None:
     """Numbers written over others: of those that were there, nothing is left."""
     source = tracer.info(op.args[1])
+    if source is not None and tracer.info(op.args[0]) is None and op.out._is_view() and _piece(tracer, op, source):
+        return
     axes = broadcast(tracer, op.out.shape, [op.args[1]])
+    before = tracer.info(op.args[0])
+    for place in range(len(axes)) if source is not None and before is not None else ():
+        if source is not None and before is not None and _short(source, len(axes), place):
+            axes[place] = before.axes[place]
+            tracer.act([axes[place]], "one number is written to all entries")
     if source is None:  # a constant over something tracked
         axes = broadcast(tracer, op.out.shape, [op.args[0]])
         found = constants(tracer, axes, [op.args[1]])
         pin(tracer, axes, found)
         tracer.act([axis for axis, how in zip(axes, found, strict=True) if how - {ZERO}])
     tracer.put(op.out, axes)
+
+
+def _piece(tracer: Tracer, op: Op, source: Info) -> bool:
+    """Numbers written to a slice of a tensor that others are written to as well: axes of it are sums."""
+    view, base = op.out, op.out._base
+    if base is None or base.dim() != view.dim() or base.stride() != view.stride() or base.numel() == view.numel():
+        return False
+    if base not in tracer.infos:
+        tracer.infos[base] = Info([None if size == 1 else Axis(size) for size in base.shape])
+    known, rest = tracer.infos[base], view.storage_offset() - base.storage_offset()
+    starts = [0] * base.dim()
+    for place in sorted(range(base.dim()), key=lambda p: -base.stride()[p]):
+        starts[place], rest = divmod(rest, base.stride()[place]) if base.shape[place] > 1 else (0, rest)
+    axes = [None] * (view.dim() - len(source.axes)) + list(source.axes)
+    for place, (start, axis) in enumerate(zip(starts, axes, strict=True)):
+        whole = known.axes[place]
+        here = part(whole, start, start + view.shape[place]) if whole is not None else None
+        if here is not None and axis is not None:
+            tracer.unified(here, axis)
+    known.silent, known.version = None, None
+    tracer.fresh.append(base)
+    return True
 
 
 @rule("add", "sub", "rsub")
@@ -297,6 +326,8 @@ def _product(tracer: Tracer, op: Op, one: Info, two: Info) -> None:
         squared(tracer, op, one)
         return
     if normalising.divided(tracer, op, one, two) or _with_gain(tracer, op, one, two):
+        return
+    if normalising.at_unit_length(tracer, op, one, two):
         return
     axes = broadcast(tracer, op.out.shape, op.args[:2])
     weight = one.weight and two.weight

@@ -10,7 +10,7 @@ import torch
 from lemonx.tracing.axes import Axis, Misfit, data, find, is_data, split
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Dot, Pair
+from lemonx.tracing.values import Dot, Info, Pair
 
 
 def contracted(tracer: Tracer, first: tuple[Any, int], second: tuple[Any, int]) -> Pair | None:
@@ -18,8 +18,11 @@ def contracted(tracer: Tracer, first: tuple[Any, int], second: tuple[Any, int]) 
     (x, place), (y, other) = first, second
     one, two = tracer.info(x), tracer.info(y)
     a, b = tracer.axes(x)[place], tracer.axes(y)[other]
-    if one is not None and two is not None and one.weight and two.weight and one.rows and not two.rows:
+    both = one is not None and two is not None and one.weight and two.weight
+    if one is not None and ((both and one.rows and two is not None and not two.rows) or _apart_too(one, place)):
         one = replace(one, weight=False)
+    if two is not None and _apart_too(two, other):
+        two = replace(two, weight=False)
     for info, at in ((one, place), (two, other)):
         if info is not None and info.weight:
             tracer.read(info, at)
@@ -39,6 +42,12 @@ def contracted(tracer: Tracer, first: tuple[Any, int], second: tuple[Any, int]) 
     pair = Pair(a, b, tracer.why("queries and keys"))
     tracer.pairs.append(pair)
     return pair
+
+
+def _apart_too(info: Info, place: int) -> bool:
+    """Whether a weight has one axis for what is summed over and for what has a sum of its own: queries, by heads."""
+    others = [origin for at, origin in enumerate(info.origins) if at != place]
+    return info.weight and bool(info.origins) and any(info.origins[place] & origin for origin in others)
 
 
 def made(tracer: Tracer, out: torch.Tensor, axes: list[Axis | None], operands: list[Any], bias: Any = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from lemonx.tracing.axes import Axis, data, is_data
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Info, Mean, Spread, Square, Value
+from lemonx.tracing.values import Chosen, Info, Length, Mean, Spread, Square, Value
 
 
 def _places(op: Op, info: Info, asked: Any) -> list[int]:
@@ -48,9 +48,12 @@ def summed(tracer: Tracer, op: Op) -> None:
 
 def _known(tracer: Tracer, name: str, info: Info, gone: list[Axis]) -> Value | None:
     """A mean that may be a norm's."""
+    square = info.value
+    if name == "sum" and isinstance(square, Square) and square.centred is None:
+        tracer.keep(square)
+        return Length(square.token, gone[0], square=True)
     if name != "mean" or info.weight:
         return None
-    square = info.value
     if isinstance(square, Square):
         tracer.keep(square)
         if square.centred is not None:
@@ -98,16 +101,19 @@ def extreme(tracer: Tracer, op: Op) -> None:
     asked = op.arg(2, "dim") if op.name in ("linalg_vector_norm", "norm") else op.arg(1, "dim")
     places = _places(op, info, asked)
     tracer.numbers = ()
+    if op.name == "linalg_vector_norm" and op.arg(1, "ord", 2) == 2 and len(places) == 1 and not info.weight:
+        axis = info.axes[places[0]]
+        if axis is not None and not is_data(axis):
+            tracer.put(outs[0], _left(info, places, outs[0]), value=Length(info.token, axis))
+            return
     for place in places:
         tracer.fix(info.axes[place], "all its entries are compared, or their size is taken")
     axes = _left(info, places, outs[0])
     tracer.act(axes)
     tracer.put(outs[0], axes)
-    if len(outs) > 1 and op.name in ("max", "min"):  # and where they are, which is an index
-        for axis in info.axes:
-            tracer.fix(axis, "its entries are compared along an axis")
-    elif len(outs) > 1:
-        tracer.put(outs[1], axes)
+    if len(outs) > 1:  # where they are, or the smallest beside the largest
+        index = not outs[1].is_floating_point()
+        tracer.put(outs[1], axes, value=Chosen(list(info.axes)) if index else None)
 
 
 def raise_pointwise(tracer: Tracer, op: Op) -> None:

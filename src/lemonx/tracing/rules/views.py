@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lemonx.tracing.axes import Axis, Misfit, data, factors, fused, is_data, joined, part, split
+from lemonx.tracing.axes import ATOM, Axis, Misfit, data, factors, find, fused, is_data, joined, part, split
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.settling import pick
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Dot, Info, Origin
+from lemonx.tracing.values import Chosen, Dot, Info, Length, Origin
 
 Origins = Sequence[frozenset[Origin]]
 
@@ -148,6 +148,9 @@ def expanded(tracer: Tracer, op: Op) -> None:
     own = tracer.info(op.out)
     assert own is not None
     own.rows = own.rows or not same
+    if isinstance(info.value, Length):  # the same length beside every entry
+        tracer.keep(info.value)
+        own.value = info.value
     if same:
         tracer.keep(info.value)
         own.value, own.token, own.carries = info.value, info.token, info.carries
@@ -211,6 +214,13 @@ def selected(tracer: Tracer, op: Op) -> None:
     place = op.arg(1, "dim", 0) % len(info.axes)
     origins = known_origins(info)
     origins.pop(place)
+    axis = info.axes[place]
+    if op.name == "select" and axis is not None and find(axis).kind == ATOM and find(axis).whole is None:
+        axes = [other for at, other in enumerate(info.axes) if at != place]
+        moved(tracer, op.out, info, axes, origins)
+        if (own := tracer.info(op.out)) is not None:
+            own.value = Chosen([axis], "single entries of it are selected")
+        return
     numbers = [op.args[2] % op.args[0].shape[place]] if op.name == "select" else range(len(op.out))
     for number, tensor in zip(numbers, [op.out] if op.name == "select" else op.out, strict=True):
         moved(tracer, tensor, info, pick(info.axes, place, number), origins)
@@ -316,3 +326,14 @@ def looked_at(tracer: Tracer, op: Op) -> None:
     """Python, or a shape, depends on numbers that the model computes."""
     tracer.problems.append(tracer.why("the code looks at a number that the model computes, and may go another way"))
     tracer.opaque(op, "its numbers are looked at")
+
+
+@rule("view_as_complex", "view_as_real")
+def as_complex(tracer: Tracer, op: Op) -> None:
+    """Pairs as complex numbers, and back."""
+    info = given(tracer, op)
+    if op.name == "view_as_real":
+        tracer.put(op.out, [*info.axes, data(2)], silent=info.silent)
+        return
+    tracer.fix(info.axes[-1], "its two entries are one complex number")
+    tracer.put(op.out, info.axes[:-1], silent=info.silent)

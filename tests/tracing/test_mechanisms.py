@@ -1,0 +1,284 @@
+"""What a run shows beyond plain layers: routes of tokens, vectors among others, outputs that grow, angles, pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lemonx
+from lemonx.diagnostics.survey.randomise import randomise
+
+TOKENS, WORDS = 7, 11
+
+
+def grown(make: Callable[[int], nn.Module], sizes: tuple[int, int], inputs: Callable[[int], object]) -> lemonx.Grown:
+    """Grow and compare on inputs that were not seen: all of what there was, in front of what is new."""
+    small, large = make(sizes[0]).double().eval(), make(sizes[1]).double().eval()
+    randomise(small, 0)
+    randomise(large, 1)
+    result = lemonx.grow(small, large, inputs(0))
+    for seed in (1, 2):
+        given = inputs(seed)
+        args = given if isinstance(given, tuple) else (given,)
+        with torch.no_grad():
+            ours, theirs = small(*args), large(*args)
+        for a, b in zip(*((x if isinstance(x, tuple) else (x,)) for x in (ours, theirs)), strict=True):
+            off = (a - b[tuple(slice(size) for size in a.shape)]).abs().max()
+            assert float(off) <= 1e-10 * float(a.abs().max())
+    return result
+
+
+def rows(seed: int) -> Tensor:
+    return torch.randn(3, TOKENS, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def words(seed: int) -> Tensor:
+    return torch.randint(WORDS, (3, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+class Experts(nn.Module):
+    """Two of five experts for a token, run in a loop over those that any token goes to."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, 5)
+        self.up = nn.Parameter(torch.randn(5, 2 * inner, width))
+        self.down = nn.Parameter(torch.randn(5, width, inner))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        weights, chosen = self.gate(flat).softmax(-1).topk(2, dim=-1)
+        result = torch.zeros_like(flat)
+        mask = F.one_hot(chosen, 5).permute(2, 1, 0)
+        for expert in mask.sum((1, 2)).nonzero()[:, 0]:
+            place, token = torch.where(mask[expert])
+            gate, up = F.linear(flat[token], self.up[expert]).chunk(2, -1)
+            made = F.linear(F.silu(gate) * up, self.down[expert])
+            result.index_add_(0, token, made * weights[token, place, None])
+        return result.view_as(x)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, mixed: bool) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.mlp = Experts(width, width) if mixed else nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class Stacked(nn.Module):
+    """Blocks of two kinds by turns, read behind a block before the last as well."""
+
+    def __init__(self, width: int, kinds: str, tap: int | None = None) -> None:
+        super().__init__()
+        self.tap, self.embed, self.head = tap, nn.Embedding(WORDS, width), nn.Linear(width, 4)
+        self.blocks = nn.ModuleList(Block(width, kind == "e") for kind in kinds)
+        self.side = None if tap is None else nn.Linear(width, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, seen = self.embed(tokens), []
+        for block in self.blocks:
+            x = block(x)
+            seen.append(x)
+        return self.head(x) if self.side is None else self.head(x) + self.side(seen[self.tap or 0])
+
+
+@pytest.mark.parametrize("width", [16, 12], ids=["twice", "half more"])
+def test_tokens_go_to_the_experts_that_they_went_to(width: int) -> None:
+    grown(lambda n: Stacked(n, "de"), (8, width), words)
+
+
+@pytest.mark.parametrize("kinds", [("e", "ee"), ("de", "dede"), ("dde", "ddedde"), ("ed", "eedd")], ids=str)
+def test_blocks_of_several_kinds_grow_deeper_each_by_its_own(kinds: tuple[str, str]) -> None:
+    grown(lambda n: Stacked(8, kinds[n]), (0, 1), words)
+
+
+def test_blocks_in_another_order_are_refused() -> None:
+    with pytest.raises(lemonx.Refused, match="in another order"):
+        grown(lambda n: Stacked(8, ("de", "eedd")[n]), (0, 1), words)
+    with pytest.raises(lemonx.Refused, match="unlike every block"):
+        grown(lambda n: Stacked(8, ("d", "de")[n]), (0, 1), words)
+
+
+@pytest.mark.parametrize(("depths", "tap"), [((2, 4), -2), ((3, 5), 1), ((3, 6), 0), ((2, 5), 0)])
+def test_a_stream_that_is_read_between_blocks_is_read_behind_the_same_ones(depths: tuple[int, int], tap: int) -> None:
+    grown(lambda n: Stacked(8, "d" * n, tap), depths, words)
+
+
+def test_a_stream_that_would_be_read_behind_other_blocks_is_refused() -> None:
+    taps = {2: 0, 4: 3}
+    with pytest.raises(lemonx.Refused, match="in another order"):
+        grown(lambda n: Stacked(8, "d" * n, taps[n]), (2, 4), words)
+
+
+class Wider(nn.Module):
+    """It gives its own width out, behind a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(6, width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.up(x))
+
+
+@pytest.mark.parametrize("width", [16, 12], ids=["twice", "half more"])
+def test_an_output_that_grows_begins_with_what_it_was(width: int) -> None:
+    grown(Wider, (8, width), rows)
+
+
+def test_an_output_of_several_axes_in_one_does_not_grow() -> None:
+    class Heads(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(6, width), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x).unflatten(-1, (-1, 4)).relu()).flatten(-2)
+
+    with pytest.raises(lemonx.Refused, match="one of several axes in one"):
+        grown(Heads, (8, 16), rows)
+
+
+class Among(nn.Module):
+    """Vectors of a picture in the places of some words."""
+
+    def __init__(self, width: int, way: str) -> None:
+        super().__init__()
+        self.way, self.embed = way, nn.Embedding(WORDS, width)
+        self.seen, self.norm, self.head = nn.Linear(6, width), nn.LayerNorm(width), nn.Linear(width, 4)
+
+    def forward(self, tokens: Tensor, picture: Tensor) -> Tensor:
+        x, seen, mask = self.embed(tokens), self.seen(picture), tokens == 1
+        if self.way == "scatter":
+            wide = mask.unsqueeze(-1).expand_as(x)
+            assert x[wide].numel() == seen.numel()  # counted, and nothing else
+            x = x.masked_scatter(wide, seen)
+        else:
+            x[mask] = seen
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("way", ["scatter", "put"])
+def test_vectors_put_among_others_are_one_space_with_them(way: str) -> None:
+    def inputs(seed: int) -> tuple[Tensor, Tensor]:
+        tokens = words(seed).clamp(min=2)
+        tokens[:, 1:4] = 1
+        picture = torch.randn(9, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        return tokens, picture
+
+    for width in (16, 12):
+        grown(lambda n: Among(n, way), (8, width), inputs)
+
+
+class Angles(nn.Module):
+    """The angle between two projections."""
+
+    def __init__(self, width: int, way: str) -> None:
+        super().__init__()
+        self.way, self.one, self.two = way, nn.Linear(6, width), nn.Linear(6, width)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        if self.way == "normalize":
+            return F.normalize(x, dim=-1)
+        return x / (x.norm(dim=-1, keepdim=True) if self.way == "norm" else x.pow(2).sum(-1, keepdim=True).sqrt())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._unit(self.one(x)) @ self._unit(self.two(x)).mT
+
+
+@pytest.mark.parametrize("way", ["normalize", "norm", "sum"])
+def test_vectors_of_unit_length_keep_their_angles(way: str) -> None:
+    for width in (16, 12):
+        grown(lambda n: Angles(n, way), (8, width), rows)
+
+
+class Probed(nn.Module):
+    """A learned query, repeated for every example, by a map or by heads as it is."""
+
+    def __init__(self, width: int, mapped: bool) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, width)
+        self.probe = nn.Parameter(torch.randn(1, 2, width))
+        self.query = nn.Linear(width, width) if mapped else nn.Identity()
+        self.key, self.value, self.head = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, probe = self.up(x), self.probe.expand(len(x), -1, -1)
+        parts = (self.query(probe), self.key(x), self.value(x))
+        q, k, v = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in parts)
+        return self.head(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_query_that_is_a_parameter_grows_with_the_heads(mapped: bool) -> None:
+    for width in (16, 12):
+        grown(lambda n: Probed(n, mapped), (8, width), rows)
+
+
+class Pieces(nn.Module):
+    """Keys of two parts, written to a tensor one after the other; the second is turned, as complex numbers."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.turned = nn.Linear(6, 10 * heads), nn.Linear(6, 6 * heads), nn.Linear(6, 4)
+        self.value, self.head = nn.Linear(6, 3 * heads), nn.Linear(3 * heads, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[1], dtype=torch.float64).outer(torch.tensor([1.0, 0.1], dtype=torch.float64))
+        turned = torch.view_as_complex(self.turned(x).unflatten(-1, (-1, 2))) * torch.polar(
+            torch.ones_like(angles), angles
+        )
+        still = self.key(x).unflatten(-1, (self.heads, 6)).transpose(1, 2)
+        keys = still.new_empty(*still.shape[:-1], 10)
+        keys[..., :6].copy_(still)
+        keys[..., 6:].copy_(torch.view_as_real(turned).flatten(-2).unsqueeze(1))
+        q, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query(x), self.value(x)))
+        return self.head(F.scaled_dot_product_attention(q, keys, v).transpose(1, 2).flatten(-2))
+
+
+def test_a_tensor_that_is_written_piece_by_piece_is_a_sum_of_them() -> None:
+    grown(Pieces, (2, 4), rows)
+    grown(Pieces, (2, 3), rows)
+
+
+class Spare(nn.Module):
+    """A token that these inputs do not use, and one row of a tensor that is looked at for its shape alone."""
+
+    def __init__(self, width: int, unused: int) -> None:
+        super().__init__()
+        self.mask = nn.Parameter(torch.randn(unused, width))
+        self.embed, self.head = nn.Embedding(WORDS, width), nn.Linear(width, 90)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        ones = torch.ones(x[:, :, -1].shape, dtype=x.dtype).unsqueeze(-1)
+        return self.head(x * ones)
+
+
+def test_few_parameters_that_are_not_used_may_grow_and_nothing_is_claimed_of_them() -> None:
+    result = grown(lambda n: Spare(n, 1), (8, 12), words)
+    assert result.unused == ("mask",) and result.exercised < 1
+    with pytest.raises(lemonx.Refused, match="mask is not used by the inputs"):
+        grown(lambda n: Spare(n, 9), (8, 12), words)
+
+
+def test_running_sums_over_tokens_leave_units_alone() -> None:
+    class Summed(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.head = nn.Linear(6, width), nn.Linear(width, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x)
+            best = x.max(dim=1, keepdim=True).values  # and where they are, which nobody asks
+            return self.head(x.cumsum(1) + best)
+
+    grown(Summed, (8, 12), rows)
