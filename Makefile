@@ -76,8 +76,8 @@ tampering: setup ## change entries of every tensor and every field of every conf
 guarantees: setup ## write the lists of faults and attacks in docs/guarantees.md from the tables that the tests read
 	$(BIN)/python benchmarks/guarantees.py --write
 
-survey: setup ## measure every model type of transformers, tiny, and write docs/families.md; RECORD=FILE goes on from a file
-	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/survey.py --write --record $(or $(RECORD),survey.json) --jobs $(or $(JOBS),2)
+survey: setup ## measure every model type of transformers, tiny, and write docs/families.md; goes on from RECORD=FILE
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/survey.py --write --record $(or $(RECORD),docs/results/survey.json) --jobs $(or $(JOBS),2)
 
 modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and judge each by inputs of their own; CASE=... repeats one
 	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(CASE),--case $(CASE))

@@ -58,12 +58,20 @@ WIDER, DEEPER = COLUMNS["width x2"](Sizes()), COLUMNS["depth"](Sizes())
         ("depths", [2, 2, 18, 2], [2, 2, 2, 2], [2, 2, 2, 2]),
         ("conv_kernel", [10, 3, 3], [10, 3, 3], [10, 3, 3]),
         ("layer_norm_eps", 1e-5, 1e-5, 1e-5),
+        ("mlp_ratio", 4.0, 4.0, 4.0),
         ("use_cache", True, True, True),
     ],
 )
 def test_a_size_is_told_from_its_name(name: str, value: Any, small: Any, wide: Any) -> None:
     assert tiny(name, value, Sizes()) == small
     assert tiny(name, value, WIDER) == wide
+
+
+def test_an_inner_size_in_terms_of_the_width_grows_alone_in_its_column() -> None:
+    ffn = COLUMNS["ffn"](Sizes())
+    assert tiny("mlp_ratio", 4, ffn) == 8 and tiny("mlp_ratios", [4.0, 2.0], ffn) == [8.0, 4.0]
+    small, large = (tiny_config("swin", sizes) for sizes in (Sizes(), ffn))
+    assert (small.embed_dim, large.embed_dim) == (small.embed_dim,) * 2 and large.mlp_ratio == 2 * small.mlp_ratio
 
 
 def test_lists_for_layers_keep_one_of_every_kind() -> None:

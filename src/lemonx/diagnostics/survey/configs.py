@@ -19,6 +19,7 @@ from lemonx.diagnostics.survey.fields import (
     is_layer_indices,
     is_numbers,
     layer_count,
+    of_layer,
     tiny,
 )
 from lemonx.diagnostics.survey.overrides import DERIVED, OVERRIDES
@@ -88,11 +89,13 @@ def _shrunk(
             part = sizes.inside(name, value)
             found[name] = _part(name, value, chosen, part, ids, stages, mixed=mixed)
         elif chosen and isinstance(value, list | tuple) and len(value) == layers:
-            found[name] = _like(value, (value[i] for i in chosen))
+            found[name] = _like(value, (of_layer(name, value[i], own, stages) for i in chosen))
         elif name.endswith(("token_id", "token_index", "token_ids")):
             found[name] = _token(name, value, ids)
         elif is_numbers(value) and is_layer_indices(name, value) and "depths" not in values:
             found[name] = _ranks(value, layers)
+        elif name == "layers_block_type" and layers is None and isinstance(value, list):
+            found[name] = value + value[: own.deeper]
         elif chosen and name in _LAYERS and value == layers:
             found[name] = len(chosen)
         else:
@@ -115,7 +118,8 @@ def _part(
         return _rope(value, sizes, mixed=mixed)
     numbered: Mapping[Any, JsonValue] = value
     if value and chosen and all(isinstance(key, int) or key.isdecimal() for key in numbered):
-        kept: dict[Any, JsonValue] = {chosen.index(int(k)): v for k, v in numbered.items() if int(k) in chosen}
+        entries = {int(key): entry for key, entry in numbered.items()}
+        kept: dict[Any, JsonValue] = {i: entries[layer] for i, layer in enumerate(chosen) if layer in entries}
         return kept
     if name in KEPT or not all(isinstance(key, str) for key in numbered):
         return value
@@ -162,8 +166,11 @@ def _scanned(values: Mapping[str, JsonValue], found: Mapping[str, JsonValue], si
 @cache
 def reads(model_type: str, field: str) -> bool:
     """Whether the code of a model type reads a field that its config may lack: more heads are then a wider layer."""
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto.configuration_auto import model_type_to_module_name
 
+    if model_type not in CONFIG_MAPPING or hasattr(CONFIG_MAPPING[model_type], field):  # derived from other fields
+        return False
     module = model_type_to_module_name(model_type)
     try:
         found = find_spec(f"transformers.models.{module}.modeling_{module}")

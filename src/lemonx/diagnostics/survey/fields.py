@@ -110,6 +110,9 @@ RULES = (
          "width", "width", over=31),
 )  # fmt: skip
 
+# The inner size of a block in terms of its width.
+_RATIO = re.compile(r"mlp_(expansion_)?ratios?|(self|cross)_attention_widening_factor|expansion_ratio|"
+                    r"intermediate_multiple_size|ffn_proj_factor")  # fmt: skip
 # Which layer of the tower of pictures is read.
 _FEATURE_LAYERS = ("vision_feature_layer", "vision_feature_layers")
 # Never sizes, or rebuilt by the config's own class.
@@ -155,6 +158,8 @@ def tiny(name: str, value: JsonValue, sizes: Sizes, stages: Stages | None = None
         return value
     if name in _FEATURE_LAYERS:  # of a tiny tower the last, so that all of it is read
         return -1 if isinstance(value, int) else [-1, -2]
+    if _RATIO.fullmatch(name):
+        return _ratio(value, sizes)
     if isinstance(value, int):
         return _number(name, value, sizes, stages)
     if is_numbers(value):
@@ -163,22 +168,41 @@ def tiny(name: str, value: JsonValue, sizes: Sizes, stages: Stages | None = None
     return value
 
 
+def _ratio(value: JsonValue, sizes: Sizes) -> JsonValue:
+    """An inner size in terms of the width, which grows where the one does without the other."""
+    if isinstance(value, list | tuple):
+        made = [_ratio(one, sizes) for one in value]
+        return tuple(made) if isinstance(value, tuple) else made
+    if not isinstance(value, int | float):
+        return value
+    times = sizes.more_ffn / sizes.wider
+    return int(value * times) if isinstance(value, int) else value * float(times)
+
+
 def is_numbers(value: JsonValue) -> TypeGuard[list[int] | tuple[int, ...]]:
     """Whether a field is a list of whole numbers."""
     return isinstance(value, list | tuple) and bool(value) and all(type(x) is int for x in value)
 
 
+def of_layer(name: str, value: JsonValue, sizes: Sizes, stages: Stages) -> JsonValue:
+    """What a list has for one layer: a size, or something else that stays as it is."""
+    rule = _rule(name, value) if type(value) is int else None
+    return tiny(name, value, sizes, stages) if rule is not None and rule.moves in ("width", "heads", "ffn") else value
+
+
 def _number(name: str, value: int, sizes: Sizes, stages: Stages) -> int:
-    for rule in RULES:
-        if value >= rule.least and rule.pattern.fullmatch(name.lower()):
-            if rule.moves == "keep" or value <= 0:
-                return value
-            to = rule.to if isinstance(rule.to, int) else getattr(sizes, rule.to)
-            small = to if value > rule.over else value
-            if rule.moves == "width" and stages.beside(value):
-                small = value // stages.unit
-            return small + sizes.deeper if rule.moves == "layers" else sizes.grown(rule.moves, small)
-    return value
+    rule = _rule(name, value)
+    if rule is None or rule.moves == "keep" or value <= 0:
+        return value
+    to = rule.to if isinstance(rule.to, int) else getattr(sizes, rule.to)
+    small = to if value > rule.over else value
+    if rule.moves == "width" and stages.beside(value):
+        small = value // stages.unit
+    return small + sizes.deeper if rule.moves == "layers" else sizes.grown(rule.moves, small)
+
+
+def _rule(name: str, value: int) -> Rule | None:
+    return next((r for r in RULES if value >= r.least and r.pattern.fullmatch(name.lower())), None)
 
 
 def _stages(name: str, values: list[int], sizes: Sizes, unit: int) -> list[int]:

@@ -106,6 +106,9 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
     # The kinds of layers are left open.
     "lfm2_moe": lambda s: {"layer_types": _kinds(s, "conv", "full_attention"), "num_dense_layers": 1},
     "deepseek_ocr2": lambda s: {"text_config": {"mlp_layer_types": _kinds(s.inside("text_config"), "dense", "sparse")}},
+    # It rounds the inner size up to a number that no tiny model reaches.
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+    "lfm2_vl": {"text_config": {"block_auto_adjust_ff_dim": False}},
     "zamba": _zamba,
     "qwen4_exp_text": _indexer,
     "qwen4_exp": lambda s: {"text_config": _indexer(s)},
@@ -133,6 +136,10 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
         "spatial_target_layers": [1],
         "image_seq_length": 16,
     },
+    # All its widths are multiples of one number, whatever that is called.
+    "mobilenet_v1": lambda s: {"depth_multiplier": 0.25 * float(s.wider)},
+    "mobilenet_v2": lambda s: {"depth_multiplier": 0.25 * float(s.wider)},
+    "pp_lcnet": lambda s: {"scale": 0.5 * float(s.wider)},
     # Of smaller pictures its last stage sees a single patch, and attention over one patch reads no queries.
     "mobilevit": {"image_size": 128},
     "mobilevitv2": {"image_size": 128},

@@ -70,6 +70,8 @@ def giving(names: frozenset[str], *models: Any) -> Iterator[None]:
 
 def find_inputs(model: Any, seed: int = 0) -> tuple[Batch, dict[str, Exception]]:
     """Inputs that the model runs on, of every kind that it takes; and why it does not run on a kind that it names."""
+    if type(model).forward is torch.nn.Module.forward:
+        raise ValueError("its class has no forward of its own")
     media = Media(model, seed)
     works: dict[str, Batch] = {}
     failed: dict[str, Exception] = {}
