@@ -194,7 +194,7 @@ def test_small_gains_in_a_plan(bert: Callable[[float], Path]) -> None:
 REFUSED: dict[str, tuple[str, dict[str, object], type[LemonxError], str]] = {
     "16 bits": ("bert-mlm", {"depth": 3, "dtype": "bfloat16"}, Refused, "stored in 16 bits.*--dtype float32"),
     "pairs that cancel": ("bert-mlm", {"depth": 3, "depth_type": 2}, Refused, "--depth-type 1"),
-    "another method": ("bert-mlm", {"depth": 3, "method": "net2net"}, BadTarget, "net2net does not use small gains"),
+    "another method": ("bert-mlm", {"depth": 3, "method": "net2net"}, BadTarget, "net2net does not use --small-gains"),
     "no added block": ("bert-mlm", {"width": 96}, BadTarget, "none are added here: leave it out"),
     "Pre-LN": ("gpt2-lm", {"depth": 3}, BadTarget, "none are added here: leave it out"),
 }

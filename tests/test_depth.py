@@ -204,7 +204,7 @@ def test_post_ln_depth_is_lossless_up_to_eps(n: int, target: int) -> None:
 def test_stacked_blocks_are_lossless_too(tmp_path: Path, model: str) -> None:
     """All that is new on top: silent blocks may stand anywhere."""
     source = save(PICO[model](), tmp_path / "s")
-    free = replace(preset("language"), stacked=True)
+    free = replace(preset("language"), placement="stacked")
     lemonx.expand(source, tmp_path / "t", depth=5, width=72, free=free)
     measured = lemonx.verify(source, tmp_path / "t")
     assert measured.outputs.difference <= EXACT_TOLERANCE
@@ -213,4 +213,4 @@ def test_stacked_blocks_are_lossless_too(tmp_path: Path, model: str) -> None:
 def test_post_ln_blocks_cannot_be_stacked(tmp_path: Path) -> None:
     source = save(PICO["bert-mlm"](), tmp_path / "s")
     with pytest.raises(Refused, match="Post-LN"):
-        lemonx.plan(source, depth=4, free=replace(preset("language"), stacked=True))
+        lemonx.plan(source, depth=4, free=replace(preset("language"), placement="stacked"))

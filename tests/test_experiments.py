@@ -153,6 +153,36 @@ def test_an_experiment_that_makes_no_sense(change: dict[str, object], says: str)
         tiny(**change)
 
 
+@pytest.mark.parametrize(
+    ("arm", "says"),
+    [
+        ({"train": {"decay": "wds"}}, "wrong, 4 steps, seed 0: decay: .*'wsd'"),
+        ({"train": {"cooldown": 0.2}}, "wrong, 4 steps, seed 0: cooldown is the part"),
+        ({"expand": {"free": {"rest": "mine"}}}, "wrong, seed 0: the free parameter rest is 'mine'"),
+    ],
+)
+def test_an_arm_that_makes_no_sense_is_found_before_anything_runs(
+    arm: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    arms = [{"label": "scratch", "method": "scratch", "lengths": [1.0]}, {"label": "wrong", "lengths": [1.0], **arm}]
+    with pytest.raises(BadRecipe, match=says):
+        compare.compare(tiny(arms=arms), tmp_path / "out", cache=tmp_path / "cache", tell=pytest.fail)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_arms_may_have_another_start_and_another_schedule(tmp_path: Path) -> None:
+    """Own copies with a ramp, under WSD, from a source that was never decayed: lossless at step 0 as well."""
+    wsd = {"decay": "wsd", "cooldown": 0.5}
+    start = {"label": "own", "expand": {"free": "own", "placement": "stacked", "ramp": True}}
+    arms = [{"label": "scratch", "method": "scratch", "train": wsd}, {**start, "train": {"ramp": 2, **wsd}}]
+    source = {**TINY["sources"]["source"], "decay": "constant"}
+    asked = tiny(arms=arms, sources={"source": source}, seeds=[0], lengths=[1.0])
+    content = compare.compare(asked, tmp_path / "out", cache=tmp_path / "cache", jobs=1)
+    own = next(arm for arm in content["arms"] if arm["label"] == "own")["runs"][0]
+    assert own["start"] == pytest.approx(own["source"], rel=1e-5)
+    assert own["final"] != own["start"]
+
+
 def test_an_experiment_runs_and_runs_again_from_its_cache(tmp_path: Path) -> None:
     """Seven pieces on two processes; afterwards nothing is left to do, and the numbers are the runs' own."""
     asked, cache = tiny(), tmp_path / "cache"

@@ -19,7 +19,7 @@ from lemonx.hub.download import Wish, located
 from lemonx.hub.headers import opened
 from lemonx.methods import Lessons
 from lemonx.planning.plan import Plan
-from lemonx.workflows.options import SHARD, Dtype, FieldValue, GrowthOptions, PathLike, Writing, sizes
+from lemonx.workflows.options import SHARD, Dtype, FieldValue, GrowthOptions, PathLike, Placement, Writing, sizes
 from lemonx.workflows.planning import plan_growth
 
 if TYPE_CHECKING:
@@ -45,8 +45,10 @@ def plan(
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
     free: Literal["language", "vision", "own"] | Free | None = None,
-    depth_type: Literal[1, 2] | None = None,
+    depth_type: Literal[1, 2, 3] | None = None,
+    placement: Placement | None = None,
     small_gains: bool = False,
+    ramp: bool = False,
     seed: int = 0,
     dtype: Dtype | None = None,
     solve: bool = False,
@@ -80,7 +82,9 @@ def plan(
         method=method,
         free=free,
         depth_type=depth_type,
+        placement=placement,
         small_gains=small_gains,
+        ramp=ramp,
         seed=seed,
         dtype=dtype,
     )
@@ -108,8 +112,10 @@ def expand(
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
     free: Literal["language", "vision", "own"] | Free | None = None,
-    depth_type: Literal[1, 2] | None = None,
+    depth_type: Literal[1, 2, 3] | None = None,
+    placement: Placement | None = None,
     small_gains: bool = False,
+    ramp: bool = False,
     seed: int = 0,
     dtype: Dtype | None = None,
     verify: bool = True,
@@ -137,8 +143,10 @@ def expand(
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
     free: Literal["language", "vision", "own"] | Free | None = None,
-    depth_type: Literal[1, 2] | None = None,
+    depth_type: Literal[1, 2, 3] | None = None,
+    placement: Placement | None = None,
     small_gains: bool = False,
+    ramp: bool = False,
     seed: int = 0,
     dtype: Dtype | None = None,
     verify: bool = True,
@@ -161,8 +169,10 @@ def expand(
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
     free: Literal["language", "vision", "own"] | Free | None = None,
-    depth_type: Literal[1, 2] | None = None,
+    depth_type: Literal[1, 2, 3] | None = None,
+    placement: Placement | None = None,
     small_gains: bool = False,
+    ramp: bool = False,
     seed: int = 0,
     dtype: Dtype | None = None,
     verify: bool = True,
@@ -207,8 +217,12 @@ def expand(
 
     method, seed      how to grow (`lemonx methods` lists them), and the seed of everything random
     free              the paper's free parameters: "language" (default), "vision", "own", or a Free of your own
-    depth_type        how new blocks start as the identity: 1 = zero output weights, 2 = outputs that cancel
+    depth_type        how new blocks start as the identity: 1 = zero output weights, 2 = outputs that cancel, 3 = half
+                      of the units silenced where they are written, the other half where they are read
+    placement         where new blocks stand: "interleaved" (default), "before", "stacked" or "middle"
     small_gains       Post-LN only: new blocks lose less to the eps of their norms
+    ramp              new blocks are full copies whose output weights are in ramp.safetensors, to come in while you
+                      train: `ramp` in a recipe, or lemonx.training.ramp.RampCallback
     dtype             the dtype to store; default: the source's
     lessons           training data and steps, for a method that learns how to grow (ligo)
     verify            prove that the result is the same function before it appears
@@ -228,6 +242,8 @@ def expand(
     else:
         if output is not None:
             raise TypeError("a model in memory is expanded in memory: leave output out, then save_pretrained")
+        if ramp:
+            raise TypeError("a ramp travels in a file beside the checkpoint: expand a folder")
         if with_optimizer:
             raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
         source = unwrapped(source)
@@ -245,7 +261,9 @@ def expand(
         method=method,
         free=free,
         depth_type=depth_type,
+        placement=placement,
         small_gains=small_gains,
+        ramp=ramp,
         seed=seed,
         dtype=dtype,
     )
@@ -302,7 +320,7 @@ def grow(
     example_inputs: object,
     *,
     free: Literal["language", "vision", "own"] | Free | None = None,
-    depth_type: Literal[1, 2] | None = None,
+    depth_type: Literal[1, 2, 3] | None = None,
     seed: int = 0,
 ) -> Grown:
     """Fill a larger instance of any nn.Module with the function of a smaller one: wider, deeper, or both.

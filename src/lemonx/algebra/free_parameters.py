@@ -13,6 +13,9 @@ from lemonx.errors import BadTarget
 
 # Which copy of an input keeps the rest of a weight: the first, or the one with the row's own number among its copies.
 FIRST, OWN = "first", "own"
+# Where added blocks stand.
+INTERLEAVED, BEFORE = "interleaved", "before"
+PLACEMENTS = (INTERLEAVED, BEFORE, "stacked", "middle")
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,15 @@ class Free:
     `relative`: phi is in units of the weight's own spread, the root of its mean square, instead of 1.
     Weights that read zeros (col-rand):       zeta ~ N(0, zeta^2).
     Norm weights on coordinates that are 0:   zeta ~ U(-norm_zeta, norm_zeta).
-    Added blocks:  type 1 writes zeros; type 2 writes copies that cancel, with fan-out N(0, cancel^2).
-    `append_next`: in type 1, further heads and neurons come from the next layer instead of being copies.
+    Added blocks:  type 1 writes zeros; type 2 writes copies that cancel, with fan-out N(0, cancel^2); type 3 silences
+    half of the units where they are written, and the other half where they are read (planning/half_silent.py).
+    `append_next`: in types 1 and 3, further heads and neurons come from the next layer instead of being copies.
     `small_gains`: norms of added Post-LN blocks lose less to eps, and write a small stream (algebra/norm_chains.py).
-    `stacked`: added blocks stand on top of the source's, in its order, instead of each next to its origin.
+    `placement`: where added blocks stand (planning/depth.py). "interleaved": spread evenly, each right behind the block
+    that it copies; "before": each in front of it; "stacked": all on top, in the source's order; "middle": the blocks
+    in the middle once more behind themselves.
+    `ramp`: added blocks of type 1 are full copies but for what writes the stream; that travels beside the checkpoint,
+    and comes in during the first steps of training (execution/ramp.py).
     """
 
     name: str
@@ -40,10 +48,11 @@ class Free:
     zeta: float = 0.02
     norm_zeta: float = 1.0
     cancel: float = 0.02
-    stacked: bool = False
+    placement: str = INTERLEAVED
     small_gains: bool = False
     rest: str = FIRST
     relative: bool = False
+    ramp: bool = False
 
     def share(self, copies: int) -> float:
         """The part of W that each copy takes that does not keep the rest, before Phi."""
@@ -108,8 +117,14 @@ def checked(free: Free) -> Free:
             raise BadTarget(f"the free parameter {field.name} is {repr(value)[:40]}", wanted)
     if free.rest not in (FIRST, OWN):
         raise BadTarget(f"the free parameter rest is {free.rest[:40]!r}", f"use {FIRST} or {OWN}")
-    if free.depth_type not in (1, 2):
-        raise BadTarget(f"--depth-type {free.depth_type} does not exist", "use 1 or 2")
+    if free.placement not in PLACEMENTS:
+        raise BadTarget(f"--placement {free.placement[:40]!r} does not exist", f"use one of {', '.join(PLACEMENTS)}")
+    if free.depth_type not in (1, 2, 3):
+        raise BadTarget(f"--depth-type {free.depth_type} does not exist", "use 1, 2 or 3")
+    if free.ramp and free.depth_type != 1:
+        raise BadTarget(
+            f"a ramp opens blocks that write zeros, and type {free.depth_type} writes others", "use --depth-type 1"
+        )
     if free.is_own and not free.phi:
         raise BadTarget(
             "with rest: own and phi: 0 the copies are twin networks, which would stay equal for ever", "give a phi"

@@ -9,8 +9,15 @@ import numpy as np
 
 from lemonx.algebra.expansions import Expansion, Run
 
-# What becomes of a weight that writes the stream: kept; zero (type 1); copies that cancel (type 2).
-KEEP, SILENT, CANCEL = "keep", "silent", "cancel"
+# What becomes of a weight that writes the stream: kept; zero (type 1); copies that cancel (type 2); half of its columns
+# zero (type 3). And of a factor of what that weight reads: the rows of the other half are zero (type 3).
+KEEP, SILENT, CANCEL, HALF, MUTED = "keep", "silent", "cancel", "half", "muted"
+_SAID = {
+    SILENT: "silent: zero",
+    CANCEL: "type 2: cancelling copies",
+    HALF: "type 3: half the columns zero",
+    MUTED: "type 3: half the rows zero",
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ class Matrix:
     noise on their fan-in, because their fan-out is zero and cannot make them differ. `copied`: it is the weight of a
     copied expert, or holds several, which noise makes different. `spare`: the weights of its spare units. `own`: rows
     that are copy i of their unit leave the rest of what copies share on copy i of their input; otherwise all rows
-    leave it on the first.
+    leave it on the first. `as_if`: what the columns would be if none of them were silenced, which decides what those
+    that read zeros hold.
     """
 
     rows: Expansion
@@ -66,6 +74,7 @@ class Matrix:
     copied: Copied | None = None
     spare: Spare | None = None
     own: bool = False
+    as_if: Expansion | None = None
 
     def kept_copy(self, run: Run) -> int:
         """The number of the copy of each input that keeps the rest in these rows, modulo the number of its copies."""
@@ -76,7 +85,7 @@ class Matrix:
         """The operators in the paper's words; an axis that stays is not named."""
         passing = " + pass-through" if self.spare else ""
         if self.mode != KEEP:
-            return ("silent: zero" if self.mode == SILENT else "type 2: cancelling copies") + passing
+            return _SAID[self.mode] + passing
         words = []
         if not self.columns.is_identity:
             words.append(column_rule(self.columns) if self.consumes else row_rule(self.columns))

@@ -27,7 +27,7 @@ DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings"
 LAYER = "model.layers.*"
 MLP: Mapping[str, Row] = {
     f"{LAYER}.mlp.gate_proj": linear("normed -> hidden"),
-    f"{LAYER}.mlp.up_proj": linear("normed -> hidden"),
+    f"{LAYER}.mlp.up_proj": linear("normed -> hidden", factor=0),
     f"{LAYER}.mlp.down_proj": linear("hidden -> residual"),
 }
 # Files may say a type for every layer; Qwen's layers have windows behind the first so many.

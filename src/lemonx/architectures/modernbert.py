@@ -51,7 +51,7 @@ def modernbert(c: Config) -> Spec:
             f"{LAYER}.attn.Wqkv": linear(f"normed -> {fused}"),
             f"{LAYER}.attn.Wo": linear("(heads value) -> residual"),
             f"{LAYER}.mlp_norm": layer_norm("residual -> normed"),
-            f"{LAYER}.mlp.Wi": linear("normed -> hidden + hidden"),
+            f"{LAYER}.mlp.Wi": linear("normed -> hidden + hidden", factor=1),
             f"{LAYER}.mlp.Wo": linear("hidden -> residual"),
             "model.final_norm": layer_norm("residual -> final"),
             "classifier": linear("decoded -> _", optional=True),

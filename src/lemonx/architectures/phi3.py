@@ -51,7 +51,7 @@ def phi3(c: Config) -> Spec:
             f"{LAYER}.self_attn.qkv_proj": linear("normed -> (heads query) + (kv_heads key) + (kv_heads value)"),
             f"{LAYER}.self_attn.o_proj": linear("(heads value) -> residual"),
             f"{LAYER}.post_attention_layernorm": rms_norm("residual -> normed"),
-            f"{LAYER}.mlp.gate_up_proj": linear("normed -> hidden + hidden"),
+            f"{LAYER}.mlp.gate_up_proj": linear("normed -> hidden + hidden", factor=1),
             f"{LAYER}.mlp.down_proj": linear("hidden -> residual"),
             "model.norm": rms_norm("residual -> final"),
             **language_model(tied),

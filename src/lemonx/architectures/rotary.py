@@ -5,7 +5,7 @@ from dataclasses import replace
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint
 from lemonx.specs.config import Config
-from lemonx.specs.spaces import Rotary, Space, fresh, key, query
+from lemonx.specs.spaces import Rotary, Space, key, query, values
 
 PARTIAL = "partial_rotary_factor"
 # Rules under which pair i of r turns as fast as pair m i of m r.
@@ -61,6 +61,6 @@ def head(
     spaces = {
         "query": query(size, turns, scale=scale, positions=positions),
         "key": key(size, turns, normed=normed, positions=positions),
-        "value": fresh(size, positions),
+        "value": values(size, positions),
     }
     return {"raw_query": raw, "raw_key": raw, **spaces} if normed else spaces

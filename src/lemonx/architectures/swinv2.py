@@ -6,7 +6,7 @@ from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm
 from lemonx.specs.rows import Row
-from lemonx.specs.spaces import Space, avg, circ, fresh, key, query, zero
+from lemonx.specs.spaces import Space, avg, circ, key, query, values, zero
 from lemonx.specs.spec import Spec, Stack
 from lemonx.specs.weights import conv, dropped, linear, parameter
 
@@ -43,7 +43,7 @@ def swinv2(c: Config) -> Spec:
             # Queries and keys are divided by their length, so what is new in them is zero in both.
             f"query{i}": query(head, scale=1.0, positions=at),
             f"key{i}": key(head, normed=True, positions=at),
-            f"value{i}": fresh(head, at),
+            f"value{i}": values(head, at),
             f"merged{i}": avg(width, at),
             f"stage{i}": zero(width, at),
             f"branch{i}": avg(width, at),

@@ -101,6 +101,9 @@ def _stack(c: Config, part: str) -> dict[str, Row]:
     gates = ("wi_0", "wi_1") if c["feed_forward_proj"].startswith("gated") else ("wi",)
     return rows | {
         f"{mlp}.layer_norm": rms_norm("residual -> normed"),
-        **{f"{mlp}.DenseReluDense.{name}": linear("normed -> hidden") for name in gates},
+        **{
+            f"{mlp}.DenseReluDense.{name}": linear("normed -> hidden", factor=0 if name == "wi_1" else None)
+            for name in gates
+        },
         f"{mlp}.DenseReluDense.wo": linear("hidden -> residual"),
     }

@@ -44,6 +44,8 @@ _OTHER_WEIGHTS = (
 # What a training run left: where it stood, and its figures.
 _OF_A_RUN = ("trainer_state.json", "training_args*", "optimizer*", "scheduler*", "rng_state*", "scaler*")
 CERTIFICATE = "lemonx.json"
+# What the silent blocks of an expansion are to write with, once they come in (execution/ramp.py).
+RAMP = "ramp.safetensors"
 _OURS = (CERTIFICATE, "run.json", "curve.csv", "curve.png")
 _NEVER = (".*", "*.py", "*.lock", "*.tfevents*", "README*", *_OTHER_WEIGHTS, *_OF_A_RUN, *_OURS)
 # How a file of weights begins, whatever it is called: zip and pickle (torch.save), GGUF and its forerunners, HDF5.
@@ -96,7 +98,7 @@ def has_weights(folder: Path) -> bool:
 def stray_weights(folder: Path, used: set[str]) -> Iterator[BadCheckpoint]:
     """An error for every file of weights that would be lost, or that a loader might read instead."""
     for name in sorted(os.listdir(folder)):
-        if name in used or not name.endswith(".safetensors"):
+        if name in used or name == RAMP or not name.endswith(".safetensors"):
             continue
         if name.startswith("adapter_"):
             yield BadCheckpoint("is a PEFT adapter, not a model", "merge it into the model first", file=folder / name)

@@ -21,6 +21,7 @@ from lemonx.checkpoints.folder import (
     MODULE_FOLDER,
     PICKLE,
     PICKLE_INDEX,
+    RAMP,
     TEMPLATE_FOLDER,
     WEIGHTS,
     parse_object,
@@ -40,7 +41,7 @@ _PROCESSOR = ("preprocessor_config.json", "processor_config.json", "*_processor_
 _SENTENCE = ("modules.json", "config_sentence_transformers.json", "sentence_*_config.json")
 _MODEL = (
     *(CONFIG, GENERATION, *_WEIGHTS, *_SHARDS, *_TOKENIZER, *_PROCESSOR, *_SENTENCE),
-    *(CERTIFICATE, CARD, "training_args.bin", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE"),
+    *(CERTIFICATE, CARD, RAMP, "training_args.bin", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE"),
 )
 # What Trainer needs to go on; a folder with it is a training run's, unless lemonx wrote it.
 RUN_STATE = (

@@ -20,8 +20,10 @@ from lemonx.cli.options import (
     KvHeads,
     Like,
     MethodOption,
+    PlacementOption,
     Private,
     Push,
+    RampOption,
     Seed,
     Set,
     SmallGains,
@@ -55,7 +57,9 @@ def plan_command(
     seed: Seed = 0,
     free: FreeOption = None,
     depth_type: DepthType = None,
+    placement: PlacementOption = None,
     small_gains: SmallGains = False,
+    ramp: RampOption = False,
     dtype: DtypeOption = None,
     allow_pickle: AllowPickle = False,
     solve: Annotated[
@@ -82,7 +86,7 @@ def plan_command(
     plan = api.plan(
         hub.fetched(source, quiet=as_json, whole=False, allow_pickle=allow_pickle) if solve else source,
         **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
-        **choices(method, seed, free, depth_type, small_gains, dtype, allow_pickle),
+        **choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle),
         solve=solve,
     )
     if as_json:
@@ -107,7 +111,9 @@ def expand_command(
     seed: Seed = 0,
     free: FreeOption = None,
     depth_type: DepthType = None,
+    placement: PlacementOption = None,
     small_gains: SmallGains = False,
+    ramp: RampOption = False,
     dtype: DtypeOption = None,
     max_shard_size: Annotated[
         str, typer.Option(help="Largest file, such as 500MB or 5GB.", rich_help_panel=CHOICES)
@@ -169,7 +175,7 @@ def expand_command(
     from lemonx.methods import Lessons
 
     asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
-    chosen = choices(method, seed, free, depth_type, small_gains, dtype, allow_pickle)
+    chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle)
     if push:
         check_destination(push)
     if dry_run:

@@ -14,7 +14,14 @@ from lemonx.errors import BadTarget
 
 if TYPE_CHECKING:
     from lemonx.algebra.free_parameters import Free
-    from lemonx.workflows.options import Dtype, FieldValue
+    from lemonx.workflows.options import Dtype, FieldValue, Placement
+
+
+class PlacementChoice(str, Enum):
+    interleaved = "interleaved"
+    before = "before"
+    stacked = "stacked"
+    middle = "middle"
 
 
 class DtypeChoice(str, Enum):
@@ -86,9 +93,19 @@ DepthType = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=2,
-        help="How new blocks start as the identity: 1 = zero output weights, 2 = outputs that cancel. Default: as "
-        "--free.",
+        max=3,
+        help="How new blocks start as the identity: 1 = zero output weights, 2 = outputs that cancel, 3 = half of the "
+        "units silenced where they are written and half where they are read. Default: as --free.",
+        rich_help_panel=CHOICES,
+    ),
+]
+PlacementOption = Annotated[
+    PlacementChoice | None,
+    typer.Option(
+        "--placement",
+        help="Where new blocks stand. interleaved: spread evenly, each behind the block it copies. before: each in "
+        "front of it. stacked: on top, in the source's order. middle: the blocks in the middle once more behind "
+        "themselves. Post-LN: interleaved only. Default: as --free, interleaved.",
         rich_help_panel=CHOICES,
     ),
 ]
@@ -98,6 +115,15 @@ SmallGains = Annotated[
         "--small-gains",
         help="Post-LN only: new blocks lose a thousandth as much to the eps of their norms. The price: their norms "
         "scale the stream down, so the first training steps change it more.",
+        rich_help_panel=CHOICES,
+    ),
+]
+RampOption = Annotated[
+    bool,
+    typer.Option(
+        "--ramp",
+        help="New blocks are full copies, but for what they write with: that goes into ramp.safetensors and comes in "
+        "while you train (`ramp` in a recipe, or RampCallback for your own Trainer).",
         rich_help_panel=CHOICES,
     ),
 ]
@@ -144,8 +170,10 @@ class Choices(TypedDict):
     method: str
     seed: int
     free: Free | None
-    depth_type: Literal[1, 2] | None
+    depth_type: Literal[1, 2, 3] | None
+    placement: Placement | None
     small_gains: bool
+    ramp: bool
     dtype: Dtype | None
     allow_pickle: bool
 
@@ -155,7 +183,9 @@ def choices(
     seed: int,
     free: str | None,
     depth_type: int | None,
+    placement: PlacementChoice | None,
     small_gains: bool,
+    ramp: bool,
     dtype: DtypeChoice | None,
     allow_pickle: bool,
 ) -> Choices:
@@ -163,8 +193,10 @@ def choices(
         "method": method,
         "seed": seed,
         "free": free_parameters(free),
-        "depth_type": cast("Literal[1, 2] | None", depth_type),
+        "depth_type": cast("Literal[1, 2, 3] | None", depth_type),
+        "placement": value_of(placement),
         "small_gains": small_gains,
+        "ramp": ramp,
         "dtype": value_of(dtype),
         "allow_pickle": allow_pickle,
     }

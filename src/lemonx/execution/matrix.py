@@ -17,7 +17,7 @@ Paper: appendix B.4, lossless expansion for operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -25,7 +25,7 @@ import torch
 
 from lemonx.algebra.expansions import Expansion, Run, Split
 from lemonx.algebra.free_parameters import Free
-from lemonx.algebra.recipes import KEEP, SILENT, Matrix, Spare
+from lemonx.algebra.recipes import KEEP, MUTED, SILENT, Matrix, Spare
 
 # Elements that are scaled at a time, in float64: 0.5 MB.
 SCALED = 1 << 16
@@ -89,10 +89,17 @@ def expand_block(
         out = read.rows(0, 0).new_empty(run.length, how.columns.target_size)
     if how.mode == SILENT:
         return _with_spare_columns(run, how, out.zero_())
+    if how.mode == MUTED and run.is_zero:
+        return out.zero_()
+    if how.as_if is not None:
+        made = expand_block(run, replace(how, columns=how.as_if, mode=KEEP, as_if=None), read, free, rng, out)
+        made = made if made is out else out.copy_(made)
+        made[:, torch.from_numpy(how.columns.is_free)] = 0
+        return made
     if run.is_spare and how.spare:
         return _spare_rows(run, how, how.spare, out)
     base = _produced_rows(run, how, read, free, rng)
-    if how.columns.is_identity and (how.mode == KEEP or not how.consumes):
+    if how.columns.is_identity and (how.mode in (KEEP, MUTED) or not how.consumes):
         return base
     if not how.consumes:
         return _produce_columns(base, how.columns, free, rng, out)
@@ -198,9 +205,9 @@ def _consume_columns(
         here = out[:, run.target : run.target + run.length]
         if run.is_zero:
             noise.normal(here, free.zeta, rng)
-        elif run.copy == 0 and not (run.is_copy and how.mode == KEEP):
+        elif run.copy == 0 and not (run.is_copy and how.mode in (KEEP, MUTED)):
             here.zero_()
-    if how.mode == KEEP:
+    if how.mode in (KEEP, MUTED):
         kept = _kept(columns, how.kept_copy(rows))
         for target, units in kept.places:
             out[:, target : target + units.stop - units.start] = base[:, units]

@@ -12,7 +12,7 @@ from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
 from lemonx.experiments import result_file
-from lemonx.experiments.nodes import cells
+from lemonx.experiments.nodes import cells, check
 from lemonx.experiments.pool import Tell, run_all
 from lemonx.experiments.result import result
 from lemonx.experiments.result_file import Result
@@ -58,6 +58,7 @@ def compare(
     asked = experiment.shortened() if quick else experiment
     if seeds is not None:
         asked = asked.model_copy(update={"seeds": tuple(range(seeds))})
+    check(asked)
     wanted = [node for cell in cells(asked) for node in (cell.trained, *cell.downstream.values())]
     run_all(wanted, cache, jobs=jobs or min(2, os.cpu_count() or 1), tell=tell)
     text = json.dumps(result(asked, cache, quick=quick), indent=1) + "\n"

@@ -18,6 +18,7 @@ from typing import Any, TypedDict
 
 from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.errors import BadRecipe, BadTarget
 from lemonx.experiments.fingerprint import GROWTH, TRAINING, fingerprint
 from lemonx.experiments.spec import Arm, Downstream, Experiment
 from lemonx.training.curve import CurveRow
@@ -93,6 +94,22 @@ def cells(experiment: Experiment) -> Iterator[Measurement]:
                 trained = _trained(experiment, arm, grown, length, seed)
                 tuned = {task.name: _tuned(task, trained, seed) for task in experiment.downstream}
                 yield Measurement(arm.label, length, seed, source, trained, tuned)
+
+
+def check(experiment: Experiment) -> None:
+    """BadRecipe, before anything runs, that names the first piece of work whose settings make no sense."""
+    from lemonx.algebra.free_parameters import parse_free
+    from lemonx.training.recipe import parse_recipe
+
+    for cell in cells(experiment):
+        for node in (cell.source, cell.trained, *cell.downstream.values()):
+            parse_recipe({**node.what, **({"source": "its source"} if node.after else {})}, node.label)
+        for grown in cell.trained.after:
+            try:
+                if isinstance(free := grown.what.get("free"), str | dict):
+                    parse_free(free)
+            except BadTarget as error:
+                raise BadRecipe(error.found, error.remedy).about(grown.label) from None
 
 
 def _source(experiment: Experiment, name: str, seed: int) -> Node:

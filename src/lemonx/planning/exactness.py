@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lemonx.algebra.free_parameters import Free
-from lemonx.algebra.recipes import CANCEL, SILENT, Matrix, TensorRecipe, Vector
+from lemonx.algebra.recipes import CANCEL, HALF, SILENT, Matrix, TensorRecipe, Vector
 
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
 # A norm that an added Post-LN block applies again: exact but for eps, in any dtype.
@@ -22,7 +22,7 @@ SMALLEST = {"F64": -1074, "F32": -149, "F16": -24, "BF16": -133}
 
 def exactness(recipe: TensorRecipe, source: str, target: str, free: Free) -> str:
     """How exact a tensor is as it is stored: every entry, the sum over copies, or to one rounding."""
-    if isinstance(recipe, Matrix) and recipe.mode == SILENT and not recipe.spare:
+    if isinstance(recipe, Matrix) and recipe.mode in (SILENT, HALF) and not recipe.spare:
         return BIT_EXACT
     if BITS.get(target, 64) < BITS.get(source, 64) or SMALLEST.get(target, 0) > SMALLEST.get(source, 0):
         return ROUNDED

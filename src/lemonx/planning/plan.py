@@ -73,6 +73,8 @@ class Plan:
     # and rules are right, and numbers are not.
     frames: SolvedFrames | None = None
     solved: bool = True
+    # What the silent tensors of added blocks would be in full copies, if these are to come in during training.
+    ramp: tuple[Step, ...] = ()
 
     @property
     def free(self) -> Free:
@@ -107,7 +109,9 @@ def make_plan(
     *,
     free: str | Free | None = None,
     depth_type: int | None = None,
+    placement: str | None = None,
     small_gains: bool = False,
+    ramp: bool = False,
     seed: int = 0,
     dtype: str | None = None,
     read: Callable[[Change, Free], GrowthPolicy] = lemon,
@@ -123,13 +127,17 @@ def make_plan(
     """
     if abs(seed) > LARGEST_SEED:
         raise BadTarget(f"--seed {str(seed)[:40]} is not valid", "use a whole number of at most 18 digits")
-    chosen = _chosen(free, depth_type, small_gains)
+    chosen = _chosen(free, depth_type, placement, small_gains, ramp)
     held, wanted = _resolve(checkpoint, wanted, family)
     typed = _typecheck(held, wanted, lambda change: read(change, chosen))
-    if chosen.small_gains and not typed.policy.free.small_gains:
-        raise BadTarget(
-            f"{typed.policy.method} does not use small gains", "leave --small-gains out, or use --method lemon"
-        )
+    for option, asked, used in (
+        ("--small-gains", chosen.small_gains, typed.policy.free.small_gains),
+        ("--ramp", chosen.ramp, typed.policy.free.ramp),
+    ):
+        if asked and not used:
+            raise BadTarget(
+                f"{typed.policy.method} does not use {option}", f"leave {option} out, or use --method lemon"
+            )
     frames = _solve(checkpoint, held, typed, solve)
     return _build(checkpoint, held, typed, frames, seed=seed, dtype=dtype, as_read=as_read, solved=solve)
 
@@ -234,6 +242,12 @@ def _build(
         for name, stack in source.stacks.items()
     }
     lists = implied_lists(origin.config, source, blocks, as_read)
+    steps = _steps(held, typed, frames, blocks, dropped, _dtype(dtype))
+    ramp: tuple[Step, ...] = ()
+    if typed.policy.free.ramp:
+        silent = {step.name for step in steps if step.silent}
+        opened = _steps(held, typed, frames, blocks, dropped, _dtype(dtype), opened=True)
+        ramp = tuple(step for step in opened if step.name in silent)
     return Plan(
         source=checkpoint.origin,
         family=origin.family,
@@ -247,7 +261,7 @@ def _build(
         rows=tuple(held.rows),
         types=types,
         blocks=blocks,
-        steps=_steps(held, typed, frames, blocks, dropped, _dtype(dtype)),
+        steps=steps,
         dropped={origin.files[name]: why for name, why in dropped.items()},
         tied={origin.files[name]: row for name, row in tied.items()},
         policy=typed.policy,
@@ -255,6 +269,7 @@ def _build(
         dtype=dtype,
         frames=frames,
         solved=solved or frames is None,
+        ramp=ramp,
     )
 
 
@@ -265,11 +280,14 @@ def _steps(
     blocks: Mapping[str, tuple[Block, ...]],
     dropped: Collection[str],
     dtype: str | None,
+    *,
+    opened: bool = False,
 ) -> tuple[Step, ...]:
-    """One step for every tensor of the target, in the order of their names."""
+    """One step for every tensor of the target, in the order of their names; `opened`: none of them silent."""
     source, target, files = held.spec, typed.spec, held.origin.files
     scored = frozenset(source.rows[name].writes.axes[0] for name in held.routers)
     builder = StepBuilder(source, target, typed.types, blocks, typed.policy, held.origin.tensors, dtype, scored, frames)
+    builder = builder.opened() if opened else builder
     builder.check_count(held.found)
     steps = [step for hit in held.found if hit.name not in dropped for step in builder.steps(hit)]
     steps += [step for name, beside in held.routers.items() for hit in beside for step in builder.routers(name, hit)]
@@ -300,12 +318,16 @@ def _source_spec(family: Architecture, config: Mapping[str, JsonValue]) -> Spec:
     return spec
 
 
-def _chosen(free: str | Free | None, depth_type: int | None, small_gains: bool) -> Free:
+def _chosen(
+    free: str | Free | None, depth_type: int | None, placement: str | None, small_gains: bool, ramp: bool
+) -> Free:
     """The free parameters as they are asked for."""
     chosen = free if isinstance(free, Free) else parse_free(DEFAULT if free is None else free)
     if depth_type is not None:
         chosen = replace(chosen, depth_type=depth_type)
-    chosen = checked(replace(chosen, small_gains=chosen.small_gains or small_gains))
+    if placement is not None:
+        chosen = replace(chosen, placement=placement)
+    chosen = checked(replace(chosen, small_gains=chosen.small_gains or small_gains, ramp=chosen.ramp or ramp))
     if chosen.small_gains and chosen.depth_type == 2:
         raise Refused(
             "outputs that cancel do so up to rounding, which is not small beside activations of small gains",

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from lemonx.algebra.free_parameters import EVEN, Free
-from lemonx.algebra.recipes import KEEP
+from lemonx.algebra.free_parameters import BEFORE, EVEN, INTERLEAVED, Free
+from lemonx.algebra.recipes import KEEP, MUTED
 from lemonx.errors import Refused
 from lemonx.planning import depth
+from lemonx.planning.half_silent import halved
 from lemonx.specs.rows import Row
 from lemonx.specs.spec import Block, Spec, Stack
 
@@ -108,22 +109,46 @@ def stacked(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     return in_order([*first, *(others[i % len(others)] for i in range(target - len(first)))])
 
 
+def _own_first(change: Change) -> str | None:
+    """A stack that grows deeper, and whose first block has rows of its own and could be moved."""
+    for name, stack in change.source.stacks.items():
+        own = any(row.startswith(f"{name}.0.") for row in change.source.rows)
+        if own and not stack.pinned and change.target.stacks[name].size != stack.size:
+            return name
+    return None
+
+
 def lemon(change: Change, free: Free) -> GrowthPolicy:
     """LEMON: copies differ by their fan-out, or by their fan-in inside silent blocks, where the fan-out is zero."""
 
     def further(block: Block, mode: str) -> tuple[str, ...]:
-        if not block.added or mode != KEEP or free.depth_type != 1:
+        if not block.added or mode not in (KEEP, MUTED) or free.depth_type == 2 or free.ramp:
             return (COPY,)
         return (NEXT, JITTER) if free.append_next else (JITTER,)
 
-    arrange = depth.arrange
-    if free.stacked:
-        if change.deepens and any(depth.stream_norms(change.source, name) for name in change.source.stacks):
+    post_ln = any(depth.stream_norms(change.source, name) for name in change.source.stacks)
+    if change.deepens and post_ln and free.placement != INTERLEAVED:
+        raise Refused(
+            "an added Post-LN layer must stand right behind the one it copies, whose norm it takes over, and "
+            f"{free.placement} puts it elsewhere",
+            f"leave --placement out, or give {INTERLEAVED}",
+        )
+    if free.placement == BEFORE and (stack := _own_first(change)) is not None:
+        raise Refused(
+            f"the first layer of {stack} has weights that no other has, so no layer can stand in front of it",
+            f"leave --placement out, or give {INTERLEAVED}",
+        )
+    if free.ramp and (post_ln or not change.deepens):
+        why = "a copied Post-LN layer norms the stream, so it cannot come in slowly" if post_ln else "no layer is added"
+        raise Refused(f"a ramp opens added layers, but {why}", "leave --ramp out")
+    half = None
+    if change.deepens and free.depth_type == 3:
+        half = change.source, halved(change.source)
+        if not half[1]:
             raise Refused(
-                "an added Post-LN layer must stand next to the one it copies, whose norm it takes over, and stacking "
-                "puts it elsewhere",
-                "leave stacked out of the free parameters",
+                "depth type 3 needs a branch whose last weight writes the stream and reads values, or units of a gated "
+                "MLP, and no layer of this model has one",
+                "use --depth-type 1",
             )
-        arrange = depth.on_top
-    mode = partial(depth.mode, depth_type=free.depth_type)
-    return GrowthPolicy(free, lossless=True, mode=mode, further=further, arrange=arrange)
+    mode = partial(depth.mode, depth_type=free.depth_type, half=half)
+    return GrowthPolicy(free, lossless=True, mode=mode, further=further, arrange=depth.PLACEMENTS[free.placement])

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from lemonx.algebra.expansions import Expansion
-from lemonx.algebra.recipes import KEEP, Copied, Matrix, TensorRecipe, Vector
+from lemonx.algebra.recipes import HALF, KEEP, MUTED, SILENT, Copied, Matrix, TensorRecipe, Vector
 from lemonx.checkpoints import TensorInfo
 from lemonx.errors import BadTarget, Refused, raise_first
 from lemonx.frames.solution import SolvedFrames
 from lemonx.guards.limits import MOST_TARGET_TENSORS
 from lemonx.planning import depth, upcycling
 from lemonx.planning.exactness import BIT_EXACT, BITS, MADE, ROUNDED, UP_TO_EPS, exactness
+from lemonx.planning.half_silent import half_silent
 from lemonx.planning.policy import COPY, JITTER, NEXT, GrowthPolicy
 from lemonx.planning.typecheck import Types, split_into
 from lemonx.specs.coverage import UNIT, Matched, tensor_problems
@@ -55,6 +56,8 @@ class Step:
     unit: int | None = None
     # The scale for every channel behind it, which weights the mean of its rows.
     scaled_by: str | None = None
+    # It writes the stream in an added block, and is silent there.
+    silent: bool = False
 
     @property
     def origin(self) -> str:
@@ -130,8 +133,19 @@ class StepBuilder:
                 mode = self.policy.mode(self.source.rows[here.row], here.row in last_norms, stream, block)
                 for unit in self._units(here):
                     step = self._in_chain(self._step(here, index, mode, unit, block.added), here, block, mode)
+                    step = replace(step, silent=mode == SILENT)
                     result.append(self._with_further_units(step, here, self.policy.further(block, mode)))
         return result
+
+    def opened(self) -> StepBuilder:
+        """The builder of the same target with nothing silent: what its added blocks would write as full copies."""
+        silencing = self.policy.mode
+
+        def mode(row: Row, last_norm: bool, stream: str, block: Block) -> str:
+            found = silencing(row, last_norm, stream, block)
+            return KEEP if found == SILENT else found
+
+        return replace(self, policy=replace(self.policy, mode=mode))
 
     def _in_chain(self, step: Step, hit: Matched, block: Block, mode: str) -> Step:
         """The step of a norm in a group of Post-LN blocks: exact up to eps, with the gain that it has there."""
@@ -295,6 +309,8 @@ class StepBuilder:
         typed = Typed(reads.of(row.reads), writes.of(row.writes), expansions, self.types.exact)
         recipe = self.frames.norm(hit.row, at, hit.suffix) if self.frames else None
         recipe = self._with_expert_noise(recipe or row.recipe(hit.suffix, typed, mode), hit, unit, added)
+        if mode in (HALF, MUTED) and isinstance(recipe, Matrix):
+            recipe = half_silent(recipe, row, mode, self.target)
         if self.frames and isinstance(recipe, Matrix) and hit.suffix == "weight":
             recipe = replace(recipe, spare=self.frames.spare(hit.row, at))
         if isinstance(recipe, Matrix) and self._keeps_own(recipe):
@@ -305,7 +321,8 @@ class StepBuilder:
 
     def _keeps_own(self, recipe: Matrix) -> bool:
         """Whether copies of rows read copies, and each of them keeps the weight of its own."""
-        reads = recipe.consumes and recipe.mode == KEEP and recipe.columns.copies.max() > 1
+        columns = recipe.as_if or recipe.columns
+        reads = recipe.consumes and recipe.mode in (KEEP, MUTED, HALF) and columns.copies.max() > 1
         return self.policy.free.is_own and bool(reads and recipe.rows.copies.max() > 1)
 
     def _scale_behind(self, hit: Matched, recipe: TensorRecipe) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lemonx.algebra.expansions import Expansion, product
-from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix, TensorRecipe
+from lemonx.algebra.recipes import CANCEL, HALF, KEEP, MUTED, SILENT, Matrix, TensorRecipe
 from lemonx.errors import Refused
 from lemonx.specs.signature import Side
 
@@ -52,8 +52,9 @@ def matrix(axes: tuple[Axis, ...], expansions: tuple[Expansion, ...], mode: str)
         roles[first : first + 2] = "w", "r"
         expansions = (*expansions[:first], expansions[first + 1], expansions[first], *expansions[first + 2 :])
     cut = roles.index("w") + 1 if "r" in roles or roles[0] == "w" else len(roles) - 1
-    if mode in (CANCEL, UNBIASED):
-        mode = SILENT if "r" not in roles else KEEP if mode == UNBIASED else CANCEL
+    if mode in (CANCEL, UNBIASED, HALF):
+        mode = SILENT if "r" not in roles else KEEP if mode == UNBIASED else mode
+    mode = KEEP if mode == MUTED else mode  # which rows are zero, the whole block decides
     rows, columns = product(*expansions[:cut]), product(*expansions[cut:])
     if rows.has_partial_means or ("r" not in roles and columns.has_partial_means):
         raise Refused(

@@ -66,6 +66,8 @@ class Space:
     is_linear = False
     # The nonlinearities that see single entries take zero to zero.
     calm = False
+    # Nothing but a weighted mean over positions lies between who writes its entries and who reads them.
+    is_averaged = False
 
     def expand_to(self, target: Space, growth: Growth) -> Expansion:
         """The expansion to the size of `target`; Refused if there is none that is lossless."""
@@ -112,6 +114,13 @@ class Units(Space):
     _: KW_ONLY
     passes: bool = False
     calm: bool = False
+
+
+@dataclass(frozen=True)
+class Values(Units):
+    """Entries of a head's value. What is read is their mean over positions, weighted, so where they are zero it is."""
+
+    is_averaged = True
 
 
 @dataclass(frozen=True)
@@ -268,8 +277,13 @@ def iso(size: int, positions: int = 1) -> Units:
 
 
 def fresh(size: int, positions: int = 1) -> Units:
-    """Units of which new ones hold anything and nobody reads them yet: tokens, positions, entries of a value."""
+    """Units of which new ones hold anything and nobody reads them yet: tokens, positions."""
     return Units(size, "fresh", positions=positions)
+
+
+def values(size: int, positions: int = 1) -> Values:
+    """Entries of a head's value; new ones hold anything, and nobody reads them yet."""
+    return Values(size, "fresh", positions=positions)
 
 
 def silent(size: int, *, calm: bool) -> Units:

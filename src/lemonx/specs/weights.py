@@ -27,7 +27,9 @@ class Linear(Row):
     """A matrix and a bias. `tied` names the embedding row whose weight this is; then nothing is on disk.
 
     `own`: it is tied unless the file has a weight for it. `each`: a matrix for every unit of this axis, in one tensor
-    that has the row's name itself. `joint`: the tensors are called `name_weight` and `name_bias`.
+    that has the row's name itself. `joint`: the tensors are called `name_weight` and `name_bias`. `factor`: the number
+    of that part of what it writes which only multiplies (the ungated half of a gated MLP): where that is zero, so is
+    what the next row reads.
     """
 
     tied: str | None = None
@@ -36,6 +38,7 @@ class Linear(Row):
     kernel: int = 0
     each: Side | None = None
     joint: bool = False
+    factor: int | None = None
     flops_per_weight = 2
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
@@ -138,16 +141,18 @@ def linear(
     each: str | None = None,
     joint: bool = False,
     own: bool = False,
+    factor: int | None = None,
 ) -> Linear:
     """A fully connected layer; `transposed` where the file keeps it as (in, out); `each`: one for every expert.
 
-    `joint`: the file has `name_weight` and `name_bias`.
+    `joint`: the file has `name_weight` and `name_bias`. `factor`: which part of what it writes only multiplies.
     """
     optional = optional or tied is not None
     axis = side(each) if each else None
     return Linear(
-        *parse(signature), optional=optional, tied=tied, own=own, transposed=transposed, each=axis, joint=joint
-    )
+        *parse(signature), optional=optional, tied=tied, own=own, transposed=transposed, each=axis, joint=joint,
+        factor=factor,
+    )  # fmt: skip
 
 
 def router(signature: str, *, optional: bool = False) -> Router:

@@ -39,7 +39,8 @@ class Expand(Strict):
     like: str | None = None
     method: str = "lemon"
     free: str | dict[str, JsonValue] | None = None
-    depth_type: Literal[1, 2] | None = None
+    depth_type: Literal[1, 2, 3] | None = None
+    placement: Literal["interleaved", "before", "stacked", "middle"] | None = None
     seed: int = Field(0, ge=-LARGEST_SEED, le=LARGEST_SEED)
     verify: bool = True
 
@@ -81,10 +82,14 @@ class Inheritance(Strict):
 
 
 class Stage(Strict):
-    """Steps at one size, after an `expand`; Adam's moments grow with the weights ("grown") or start at 0 ("anew")."""
+    """Steps at one size, after an `expand`; Adam's moments grow with the weights ("grown") or start at 0 ("anew").
+
+    `ramp`: over how many steps the copied output weights of added blocks come in.
+    """
 
     steps: Steps
     expand: Expand | None = None
+    ramp: Steps | None = None
     moments: Literal["grown", "anew"] = "grown"
 
 
@@ -99,6 +104,7 @@ class Recipe(Strict):
     steps: Steps | None = None
     epochs: float | None = Field(None, gt=0, le=MOST_STEPS)
     stages: tuple[Stage, ...] = ()
+    ramp: Steps | None = None
     batch_size: ExampleCount
     gradient_accumulation: ExampleCount = 1
     eval_batch_size: ExampleCount | None = None
@@ -145,6 +151,10 @@ class Recipe(Strict):
             yield "the first of the stages trains the config from scratch: it cannot expand"
         if any(stage.expand is None for stage in self.stages[1:]):
             yield "every stage after the first needs an expand"
+        if self.ramp is not None and (self.stages or self.source is None):
+            yield "ramp belongs to a source, expanded with --ramp or here; in stages, give it in the one that expands"
+        if any(stage.ramp is not None and stage.expand is None for stage in self.stages):
+            yield "the ramp of a stage needs an expand that adds layers"
         if self.warmup is not None and self.warmup_epochs is not None:
             yield "give one of warmup (steps) and warmup_epochs"
         if self.min_learning_rate > self.learning_rate:

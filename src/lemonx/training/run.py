@@ -20,10 +20,10 @@ from lemonx.models.foreign import in_one_line, quiet
 from lemonx.planning.plan import Plan
 from lemonx.training import curve as curves
 from lemonx.training import model, run_folder
-from lemonx.training.recipe import Expand, Recipe
+from lemonx.training.recipe import Recipe
 from lemonx.training.requirements import require
 from lemonx.training.run_folder import Saved
-from lemonx.training.stages import Leg, grow, legs
+from lemonx.training.stages import Leg, grow, keep_ramp, legs, ramp_of
 from lemonx.verification.certificate import versions
 
 if TYPE_CHECKING:
@@ -117,17 +117,19 @@ class TrainingJob:
         if recipe.config is not None:
             return model.fresh(recipe.task, recipe.config, self.data.model, recipe.seed)
         assert recipe.source is not None
-        source, expand = Path(recipe.source), self.legs[0].expand
-        return self._begun(source) if expand is None else self._expanded(source, expand)
+        source, leg = Path(recipe.source), self.legs[0]
+        return self._begun(source) if leg.expand is None else self._expanded(source, leg)
 
     def _begun(self, source: Path) -> PreTrainedModel:
         self._bring_along(source)
+        if self.legs[0].ramp is not None:
+            keep_ramp(self.legs[0], source, self.output)
         return self._loaded(source, self.data.model)
 
-    def _expanded(self, source: Path, expand: Expand) -> PreTrainedModel:
+    def _expanded(self, source: Path, leg: Leg) -> PreTrainedModel:
         target = self.output / ".expanded"
         remove(target)
-        api.expand(source, target, verify=expand.verify, **expand.options)
+        api.expand(source, target, **leg.options)
         found = self._begun(target)
         remove(target)
         return found
@@ -159,6 +161,10 @@ class TrainingJob:
             teacher=self._teacher(),
             seconds=max((line["seconds"] for line in history), default=0.0),
         )
+        if leg.ramp is not None:
+            from lemonx.training.ramp import RampCallback
+
+            trainer.add_callback(RampCallback(ramp_of(leg, self.output), leg.ramp, start=leg.start))
         trainer.add_callback(Rhythm(self.evaluate, self.save, leg.end, self.schedule.total, self._tell))
         # Examples meet the model here: what the one holds and the other cannot take shows.
         with in_one_line("train this model on this data", "give others", BadRecipe, but=(OSError,)):
@@ -206,6 +212,7 @@ class TrainingJob:
             os.replace(path, self.output / path.name)
         for other in (
             partial,
+            *(ramp_of(leg, self.output) for leg in self.legs),
             *(path for path in run_folder.saved_folders(self.output) if path.name.startswith("stage")),
         ):
             remove(other)

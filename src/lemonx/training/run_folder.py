@@ -27,7 +27,9 @@ RUN, CURVE, PICTURE = "run.json", "curve.csv", "curve.png"
 _STATE = "trainer_state.json"
 _SAVED = re.compile(r"(checkpoint|stage)-[0-9]+")
 # What is there while something is written: hidden names of this package alone.
-_HIDDEN = re.compile(r"\.partial|\.model|\.expanded|\.stage-[0-9]+|\..+\.lemonx-(old-)?[0-9a-f]{8}")
+_HIDDEN = re.compile(
+    r"\.partial|\.model|\.expanded|\.stage-[0-9]+|\.ramp-[0-9]+\.safetensors|\..+\.lemonx-(old-)?[0-9a-f]{8}"
+)
 _LOGS = "runs"  # tensorboard's
 
 

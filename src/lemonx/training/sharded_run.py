@@ -19,7 +19,6 @@ from lemonx.fsdp import load_expanded
 from lemonx.planning.plan import Plan
 from lemonx.training import model, run_folder, sharded
 from lemonx.training.curve import CurveRow
-from lemonx.training.recipe import Expand
 from lemonx.training.run import FinishedRun, TrainingJob
 from lemonx.training.run_folder import Saved
 from lemonx.training.stages import Leg, grow
@@ -88,6 +87,8 @@ class SharedJob(TrainingJob):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        if any(leg.ramp is not None for leg in self.legs):
+            raise BadRecipe("a ramp needs the whole model in one process", "train in one process, or leave ramp out")
         self.mesh = sharded.start()
         self.first = dist.get_rank() == 0
         batch = self.recipe.batch_size // self.recipe.gradient_accumulation
@@ -136,8 +137,10 @@ class SharedJob(TrainingJob):
             found = sharded.shard(super()._loaded(source, decided), self.mesh)
         return found
 
-    def _expanded(self, source: Path, expand: Expand) -> PreTrainedModel:
+    def _expanded(self, source: Path, leg: Leg) -> PreTrainedModel:
         """Each process computes the slices that it holds; nothing is written and nothing verified."""
+        expand = leg.expand
+        assert expand is not None
         plan = api.plan(source, **expand.options)
         self._bring_along(source, plan)
         empty = model.empty(self.recipe.task, plan.target_config, self.data.model)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from lemonx.algebra.expansions import Expansion, Run
-from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix
+from lemonx.algebra.recipes import CANCEL, KEEP, MUTED, SILENT, Matrix
 from lemonx.verification.entries import Fault, first_fault, least, near_fault, unit, zero_fault
 from lemonx.verification.sums import Wanted, adds_up, sums, sums_fault
 
@@ -92,6 +92,8 @@ def matrix_fault(found: torch.Tensor, run: Run, how: Matrix, read: Reader) -> Fa
         return _spare_rows_fault(found, run, how.spare, how.rows.target_size)
     if how.mode == SILENT:
         return zero_fault(found, _not_spare(how), "must be 0: the block is silent") or _spare_fault(found, run, how)
+    if how.mode == MUTED and run.is_zero:
+        return zero_fault(found, slice(0, how.columns.target_size), "must be 0: half of the units are silent")
     wanted = wanted_rows(run, how, read)
     if how.mode == CANCEL:
         wanted = Wanted(wanted.rows.new_zeros(1, 1).expand(wanted.rows.shape))
@@ -104,7 +106,7 @@ def matrix_fault(found: torch.Tensor, run: Run, how: Matrix, read: Reader) -> Fa
 
 def _consumed_fault(found: torch.Tensor, wanted: Wanted, run: Run, how: Matrix) -> Fault | None:
     columns = how.columns
-    if columns.is_identity and how.mode == KEEP:
+    if columns.is_identity and how.mode in (KEEP, MUTED):
         return near_fault(found, wanted.rows, 0, "must be the source's", slack=wanted.slack)
     if columns.is_plain and adds_up(found, wanted.rows, columns, how.kept_copy(run)):
         return None

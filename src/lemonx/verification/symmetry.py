@@ -46,7 +46,7 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
     """Compare every extra copy of every unit with the earlier ones, over all tensors that touch it."""
     equal: dict[_Scope, np.ndarray] = {}
     _compare_modules(plan, target, equal)
-    axes = {step.name: list(_unit_axes(step, plan)) for step in plan.steps}
+    axes = {step.name: list(_unit_axes(step, plan)) for step in plan.steps if not _comes_in(step, plan)}
     for scope, _, _, _, further in (pair for pairs in axes.values() for _, pair in pairs):
         equal.setdefault(scope, np.ones(len(further), bool))
     # Small tensors first: who is told apart by one need not be looked for in a larger one.
@@ -65,6 +65,12 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
     if not twins and plan.free.is_own and copies and _are_twin_networks(plan, target):
         return Symmetry(copies, copies, ("all units, exchanged together",))
     return Symmetry(copies, sum(twins.values()), where)
+
+
+def _comes_in(step: Step, plan: Plan) -> bool:
+    """Whether it is in a block whose writers are not there yet, and which tell its units apart when they are."""
+    stack = plan.source_spec.stack_of(step.row)
+    return plan.free.ramp and stack is not None and plan.blocks[stack][step.block].added
 
 
 def _are_twin_networks(plan: Plan, target: Checkpoint) -> bool:
@@ -114,7 +120,7 @@ def _compare_modules(plan: Plan, target: Checkpoint, equal: dict[_Scope, np.ndar
     """For units that are whole modules (experts): compare every tensor with that of each earlier copy."""
     named = {(step.source, step.block, step.unit): step.name for step in plan.steps if step.unit is not None}
     for step in plan.steps:
-        if step.unit is None:
+        if step.unit is None or _comes_in(step, plan):
             continue
         space = UNIT.findall(step.row)[0]
         units = plan.types.spaces[space]

@@ -13,6 +13,7 @@ from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadTarget, NotVerified
+from lemonx.execution.ramp import write_ramp
 from lemonx.execution.runner import run_plan, write_made
 from lemonx.execution.sidecar_files import companions
 from lemonx.methods import Lessons
@@ -80,6 +81,8 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
             output, entries, max_shard_size=writing.max_shard_size, force=writing.force, source=checkpoint.origin
         ) as writer:
             _write_tensors(plan, checkpoint, writer, writing)
+            if plan.ramp:
+                write_ramp(plan, checkpoint, writer, threads=writing.threads)
             writer.add_text("config.json", json.dumps(dict(plan.target_config), indent=2, sort_keys=True) + "\n")
             for name, content in beside.items():
                 if isinstance(content, str):

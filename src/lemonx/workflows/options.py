@@ -24,6 +24,7 @@ PathLike = str | os.PathLike[str]
 # What a field of config.json can be set to.
 FieldValue = bool | int | float | str | list[int] | None
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+Placement = Literal["interleaved", "before", "stacked", "middle"]
 
 SHARD = 5 * 10**9
 
@@ -36,7 +37,9 @@ class GrowthOptions:
     method: str = "lemon"
     free: str | Free | None = None
     depth_type: int | None = None
+    placement: str | None = None
     small_gains: bool = False
+    ramp: bool = False
     seed: int = 0
     dtype: str | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from lemonx.algebra.free_parameters import INTERLEAVED
 from lemonx.cli.render.console import Out, styled, table
 from lemonx.hub.names import name_of
 from lemonx.planning import summary
@@ -75,7 +76,10 @@ def print_plan(plan: Plan, *, tensors: bool = False) -> None:
             f"expected loss: {lost['of_stream']:.1e} of the stream at most, at {lost['places']} places where added "
             f"blocks norm it again, if its variance is at least {lost['variance']} there"
         )
-    out.line(f"free parameters: {plan.free.name}, depth type {plan.free.depth_type}, seed {plan.seed}")
+    words = [] if plan.free.placement == INTERLEAVED else [plan.free.placement]
+    words += ["ramp"] if plan.free.ramp else []
+    chosen = ", ".join([plan.free.name, f"depth type {plan.free.depth_type}", *words, f"seed {plan.seed}"])
+    out.line(f"free parameters: {chosen}")
     out.line(f"{len(plan.steps)} tensors in the stored dtype: {summary.exactness_text(plan)}")
     for name, why in plan.dropped.items():
         out.line(f"not written: {name} ({why})")

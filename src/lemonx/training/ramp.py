@@ -1,0 +1,107 @@
+"""A ramp: the copied output weights of added blocks come in over the first steps of training.
+
+`lemonx expand --ramp` leaves them in ramp.safetensors, and zeros in the checkpoint. A weight w of an added block is
+then w + g(s) c after s steps, with c from the file and g from 0 to 1: the first step sees the source's function, and
+after the ramp the block is a full copy, whatever it has learned besides. Before each step the model gets the part of c
+by which g grew, so that its weights are always those that it computes with: a checkpoint needs no other file than this
+one to go on, a run that is killed inside the ramp continues as if it had not been, and at the end nothing is left to
+fold in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from lemonx.checkpoints.folder import RAMP
+from lemonx.checkpoints.opening import file_inside
+from lemonx.errors import BadCheckpoint, Refused
+from lemonx.models.building import disk_names
+
+
+def weight_at(step: int, steps: int) -> float:
+    """The weight of the copied writers in the update after `step` updates.
+
+    >>> [weight_at(step, 4) for step in (-1, 0, 1, 4, 9)]
+    [0.0, 0.0, 0.25, 1.0, 1.0]
+    """
+    return min(1.0, max(0.0, step / steps))
+
+
+class RampCallback(TrainerCallback):
+    """Opens the added blocks of a model over `steps` steps of transformers' Trainer, from step `start` on.
+
+    `folder`: what `lemonx expand --ramp` wrote, or the file itself. It is added to the weights of the model that is
+    trained, so load that model from the same folder, and give the callback again when you resume.
+
+        trainer = Trainer(model, args, train_dataset=..., callbacks=[RampCallback("large", steps=100)])
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], steps: int, *, start: int = 0) -> None:
+        if steps < 1 or start < 0:
+            raise ValueError("a ramp has at least one step, and starts at step 0 or later")
+        self.file, self.steps, self.start = _file(Path(folder)), steps, start
+        self._parts: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
+    ) -> None:
+        """Find the parameters that the file is for."""
+        self._parts = _matched(model, _read(self.file), self.file)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Add what the weight has grown by since the step before."""
+        step = state.global_step - self.start
+        self.add(weight_at(step, self.steps) - weight_at(step - 1, self.steps))
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._parts = []
+
+    @torch.no_grad()
+    def add(self, weight: float) -> None:
+        """Add the copied writers to the model with this weight."""
+        if weight:
+            for parameter, copied in self._parts:
+                parameter.add_(copied, alpha=weight)
+
+
+def _file(path: Path) -> Path:
+    found = path / RAMP if path.is_dir() else path
+    if not found.is_file():
+        raise BadCheckpoint(f"has no {RAMP}", "expand with --ramp", file=path)
+    return found
+
+
+def _read(file: Path) -> Mapping[str, torch.Tensor]:
+    with file_inside(file.parent.resolve(), file.name) as opened:
+        try:
+            return load(opened.read())
+        except SafetensorError as error:
+            raise BadCheckpoint(f"is not a file of tensors ({error})", "expand again with --ramp", file=file) from None
+
+
+def _matched(
+    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], file: Path
+) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """The parameters of a model and what is to be added to each."""
+    try:
+        names = {disk: name for name, disk in disk_names(model).items()}
+    except Refused as error:
+        raise Refused(f"{error.found}, nor a ramp", "expand and train without --ramp") from None
+    parameters, found = dict(model.named_parameters()), []
+    for disk, copied in tensors.items():
+        parameter = parameters.get(names.get(disk, ""))
+        if parameter is None or parameter.shape != copied.shape:
+            raise BadCheckpoint(f"holds {disk[:80]}, which the model has not, or not in this shape",
+                                "train the checkpoint that the file came with", file=file)  # fmt: skip
+        if not bool(copied.isfinite().all()):
+            raise BadCheckpoint(f"{disk[:80]} holds NaN or Inf", "expand again with --ramp", file=file)
+        found.append((parameter, copied.to(parameter.device, parameter.dtype)))
+    return found
