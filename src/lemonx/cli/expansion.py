@@ -20,10 +20,12 @@ from lemonx.cli.options import (
     KvHeads,
     Like,
     MethodOption,
+    Params,
     Private,
     Push,
     Seed,
     Set,
+    Sizes,
     SmallGains,
     SourceArgument,
     Width,
@@ -38,6 +40,7 @@ from lemonx.guards.terminal import print_json
 
 if TYPE_CHECKING:
     from lemonx.planning.plan import Plan
+    from lemonx.workflows.budget import Shape
 
 
 @app.command("plan", rich_help_panel="Commands")
@@ -51,6 +54,7 @@ def plan_command(
     width_factor: WidthFactor = None,
     set_: Set = None,
     like: Like = None,
+    params: Params = None,
     method: MethodOption = "lemon",
     seed: Seed = 0,
     free: FreeOption = None,
@@ -79,9 +83,14 @@ def plan_command(
     from lemonx.cli.render import hub
     from lemonx.cli.render import plan as show
 
+    asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
+    if params is not None:
+        found = _shapes(source, params, asked, allow_pickle=allow_pickle)
+        print_json([shape.as_dict() for shape in found]) if as_json else show.print_shapes(source, params, found)
+        return
     plan = api.plan(
         hub.fetched(source, quiet=as_json, whole=False, allow_pickle=allow_pickle) if solve else source,
-        **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
+        **asked,
         **choices(method, seed, free, depth_type, small_gains, dtype, allow_pickle),
         solve=solve,
     )
@@ -89,6 +98,15 @@ def plan_command(
         print_json(show.plan_json(plan))
     else:
         show.print_plan(plan, tensors=tensors)
+
+
+def _shapes(source: str, params: str, asked: Sizes, *, allow_pickle: bool) -> list[Shape]:
+    from lemonx.hub.headers import opened
+    from lemonx.workflows import budget, options
+
+    growth = options.GrowthOptions(options.sizes(**asked))
+    with opened(source, allow_pickle=allow_pickle) as checkpoint:
+        return budget.shapes(checkpoint, growth, params)
 
 
 @app.command("expand", rich_help_panel="Commands")
@@ -103,6 +121,7 @@ def expand_command(
     width_factor: WidthFactor = None,
     set_: Set = None,
     like: Like = None,
+    params: Params = None,
     method: MethodOption = "lemon",
     seed: Seed = 0,
     free: FreeOption = None,
@@ -168,7 +187,7 @@ def expand_command(
     from lemonx.hub.upload import check_destination
     from lemonx.methods import Lessons
 
-    asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
+    asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
     chosen = choices(method, seed, free, depth_type, small_gains, dtype, allow_pickle)
     if push:
         check_destination(push)
