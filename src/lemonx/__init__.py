@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lemonx.algebra.free_parameters import Free
-    from lemonx.api import expand, fsck, grow, plan, verify
+    from lemonx.api import expand, fsck, grow, plan, shapes, verify
     from lemonx.diagnostics.fsck import Finding, Report
     from lemonx.errors import (
         BadCheckpoint,
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from lemonx.planning.plan import Plan
     from lemonx.verification.certificate import Certificate
     from lemonx.verification.verify import Verified
+    from lemonx.workflows.budget import Shape
     from lemonx.workflows.expanding import Expanded
     from lemonx.workflows.growing import Grown
 
 # Where each public name lives. Imported when asked for, so that `lemonx --help` does not wait for torch.
 _HOME = {
-    **dict.fromkeys(("plan", "expand", "verify", "fsck", "grow"), "lemonx.api"),
+    **dict.fromkeys(("plan", "shapes", "expand", "verify", "fsck", "grow"), "lemonx.api"),
     "Plan": "lemonx.planning.plan",
     "Expanded": "lemonx.workflows.expanding",
+    "Shape": "lemonx.workflows.budget",
     "Grown": "lemonx.workflows.growing",
     "Certificate": "lemonx.verification.certificate",
     "Verified": "lemonx.verification.verify",
@@ -57,12 +59,14 @@ __all__ = [
     "Plan",
     "Refused",
     "Report",
+    "Shape",
     "UnknownArchitecture",
     "Verified",
     "expand",
     "fsck",
     "grow",
     "plan",
+    "shapes",
     "verify",
 ]
 

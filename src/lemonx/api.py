@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from lemonx.diagnostics.fsck import Report
     from lemonx.verification.verify import Verified
+    from lemonx.workflows.budget import Shape
     from lemonx.workflows.expanding import Expanded
     from lemonx.workflows.growing import Grown
 
@@ -41,6 +42,8 @@ def plan(
     kv_heads: int | str | None = None,
     ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
+    set: Mapping[str, FieldValue] | None = None,
+    params: int | str | None = None,
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
@@ -76,9 +79,12 @@ def plan(
             kv_heads=kv_heads,
             ffn=ffn,
             width_factor=width_factor,
+            set=set,
             fields=fields,
             like=like,
+            params=params,
         ),
+        params=params,
         method=method,
         free=free,
         depth_type=depth_type,
@@ -97,6 +103,30 @@ def plan(
         return plan_growth(checkpoint, growth, solve=solve)
 
 
+def shapes(
+    source: PathLike,
+    params: int | str,
+    *,
+    width: int | str | None = None,
+    depth: int | str | None = None,
+    allow_pickle: bool = False,
+) -> list[Shape]:
+    """The growths that come near a number of parameters, "1B" or "2x": lossless, and the cheapest to run first.
+
+    >>> import lemonx
+    >>> [shape.options for shape in lemonx.shapes("small", "4x")]
+    ['--width 96', '--width 72 --depth 4']
+
+    All are near the source's own proportions: for its depth, none is more than twice or less than half as wide. A width
+    or a depth that is given stays.
+    """
+    from lemonx.workflows import budget
+
+    growth = GrowthOptions(sizes(width=width, depth=depth, params=params))
+    with opened(source, allow_pickle=allow_pickle) as checkpoint:
+        return budget.shapes(checkpoint, growth, params)
+
+
 @overload
 def expand(
     source: PathLike,
@@ -108,6 +138,8 @@ def expand(
     kv_heads: int | str | None = None,
     ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
+    set: Mapping[str, FieldValue] | None = None,
+    params: int | str | None = None,
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
@@ -139,6 +171,8 @@ def expand(
     kv_heads: int | str | None = None,
     ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
+    set: Mapping[str, FieldValue] | None = None,
+    params: int | str | None = None,
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
@@ -165,6 +199,8 @@ def expand(
     kv_heads: int | str | None = None,
     ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
+    set: Mapping[str, FieldValue] | None = None,
+    params: int | str | None = None,
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
@@ -209,7 +245,9 @@ def expand(
     width, depth, heads, kv_heads, ffn  hidden size, layers, attention heads, key-value heads, inner size of the MLP:
                                         a number, or in terms of the source's: "1.5x", "+4"
     width_factor                        a ratio for all widths, such as 1.5 or "3/2": the same as width="1.5x"
-    fields                              any size by its name in config.json: {"intermediate_size": 4096}
+    set                                 any size by its name in config.json: {"intermediate_size": 4096}; also fields=
+    params                              a number of parameters, "1B" or "2x", instead of sizes: the first of
+                                        `lemonx.shapes`, near the source's proportions
     like                                a config.json, a folder with one, a name of the hub, or a dict, to take all
                                         sizes from
 
@@ -255,9 +293,12 @@ def expand(
             kv_heads=kv_heads,
             ffn=ffn,
             width_factor=width_factor,
+            set=set,
             fields=fields,
             like=like,
+            params=params,
         ),
+        params=params,
         method=method,
         free=free,
         depth_type=depth_type,

@@ -20,12 +20,14 @@ from lemonx.cli.options import (
     KvHeads,
     Like,
     MethodOption,
+    Params,
     PlacementOption,
     Private,
     Push,
     RampOption,
     Seed,
     Set,
+    Sizes,
     SmallGains,
     SourceArgument,
     Width,
@@ -40,6 +42,7 @@ from lemonx.guards.terminal import print_json
 
 if TYPE_CHECKING:
     from lemonx.planning.plan import Plan
+    from lemonx.workflows.budget import Shape
 
 
 @app.command("plan", rich_help_panel="Commands")
@@ -53,6 +56,7 @@ def plan_command(
     width_factor: WidthFactor = None,
     set_: Set = None,
     like: Like = None,
+    params: Params = None,
     method: MethodOption = "lemon",
     seed: Seed = 0,
     free: FreeOption = None,
@@ -83,9 +87,14 @@ def plan_command(
     from lemonx.cli.render import hub
     from lemonx.cli.render import plan as show
 
+    asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
+    if params is not None:
+        found = _shapes(source, params, asked, allow_pickle=allow_pickle)
+        print_json([shape.as_dict() for shape in found]) if as_json else show.print_shapes(source, params, found)
+        return
     plan = api.plan(
         hub.fetched(source, quiet=as_json, whole=False, allow_pickle=allow_pickle) if solve else source,
-        **sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like),
+        **asked,
         **choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle),
         solve=solve,
     )
@@ -93,6 +102,15 @@ def plan_command(
         print_json(show.plan_json(plan))
     else:
         show.print_plan(plan, tensors=tensors)
+
+
+def _shapes(source: str, params: str, asked: Sizes, *, allow_pickle: bool) -> list[Shape]:
+    from lemonx.hub.headers import opened
+    from lemonx.workflows import budget, options
+
+    growth = options.GrowthOptions(options.sizes(**asked))
+    with opened(source, allow_pickle=allow_pickle) as checkpoint:
+        return budget.shapes(checkpoint, growth, params)
 
 
 @app.command("expand", rich_help_panel="Commands")
@@ -107,6 +125,7 @@ def expand_command(
     width_factor: WidthFactor = None,
     set_: Set = None,
     like: Like = None,
+    params: Params = None,
     method: MethodOption = "lemon",
     seed: Seed = 0,
     free: FreeOption = None,
@@ -174,7 +193,7 @@ def expand_command(
     from lemonx.hub.upload import check_destination
     from lemonx.methods import Lessons
 
-    asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like)
+    asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
     chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle)
     if push:
         check_destination(push)

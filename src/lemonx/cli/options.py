@@ -77,6 +77,15 @@ Like = Annotated[
         help="A config.json, a folder with one, or a model of the hub, to take all sizes from.", rich_help_panel=SIZES
     ),
 ]
+Params = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|Nx",
+        help="A number of parameters instead of sizes, such as 350M, 1B or 2x. `plan` lists shapes near it, lossless, "
+        "near the source's proportions, the cheapest to run first; `expand` takes the first.",
+        rich_help_panel=SIZES,
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the free parameters.", rich_help_panel=CHOICES)]
 FreeOption = Annotated[
     str | None,
@@ -160,8 +169,9 @@ class Sizes(TypedDict):
     kv_heads: str | None
     ffn: str | None
     width_factor: str | None
-    fields: Mapping[str, FieldValue]
+    set: Mapping[str, FieldValue]
     like: str | None
+    params: str | None
 
 
 class Choices(TypedDict):
@@ -211,6 +221,7 @@ def sizes(
     width_factor: str | None,
     set_: list[str] | None,
     like: str | None,
+    params: str | None,
 ) -> Sizes:
     return {
         "width": width,
@@ -219,8 +230,9 @@ def sizes(
         "kv_heads": kv_heads,
         "ffn": ffn,
         "width_factor": width_factor,
-        "fields": dict(_field(text) for text in set_ or ()),
+        "set": dict(_field(text) for text in set_ or ()),
         "like": like,
+        "params": params,
     }
 
 

@@ -105,7 +105,7 @@ def _ratio(family: Architecture, config: Config, wanted: Target) -> Fraction | N
         return wanted.width_factor
     if wanted.width is None:
         return None
-    before = config[_single(family, config, "width")]
+    before = config[_single(family, config, "width", wanted.width)]
     width = before + wanted.width.plus if isinstance(wanted.width, Relative) else wanted.width
     if width < before:
         raise BadTarget(
@@ -117,7 +117,7 @@ def _ratio(family: Architecture, config: Config, wanted: Target) -> Fraction | N
 
 def _asked(family: Architecture, config: Config, spec: Spec, option: str, size: AskedSize) -> dict[str, FieldSize]:
     """The config fields behind an option, at the size that was asked for: on both sides of an encoder-decoder."""
-    names = [_single(family, config, option)] if option == "width" else _behind(family, config, option)
+    names = [_single(family, config, option, size)] if option == "width" else _behind(family, config, option)
     return {name: _resolved(name, spec.config.get(name) or config[name], option, size) for name in names}
 
 
@@ -126,7 +126,7 @@ def _resolved(name: str, before: Any, option: str, size: AskedSize) -> Any:
     flag = _flag(option)
     if isinstance(before, list):
         if not isinstance(size, Relative) or size.plus:
-            advice = f"give a ratio such as {flag} 2x, or --set {name}={_spell(before)} with your numbers"
+            advice = _instead(flag, size, {name: before}, sum(before))
             raise BadTarget(f"{flag} {size} cannot set {name}, which is {_spell(before)}", advice)
         return [_resolved(name, value, option, size) for value in before]
     if not isinstance(size, Relative):
@@ -232,14 +232,36 @@ def _behind(family: Architecture, config: Config, option: str) -> list[str]:
     raise BadTarget(f"a {config['model_type']} has no size that {_flag(option)} sets", f"set one of {sizes} with --set")
 
 
-def _single(family: Architecture, config: Config, option: str) -> str:
+def _single(family: Architecture, config: Config, option: str, size: AskedSize) -> str:
     """The one config field behind an option, where it is one number."""
     first, *others = _behind(family, config, option)
     if others or isinstance(config[first], list):
-        fields = " ".join(f"--set {name}={_spell(config[name])}" for name in (first, *others))
+        before = {name: config[name] for name in (first, *others)}
         what = f"a {config['model_type']} has several sizes that {_flag(option)} could set"
-        raise BadTarget(what, f"give a ratio such as {_flag(option)} 1.5x, or {fields} with your numbers")
+        raise BadTarget(what, _instead(_flag(option), size, before, _numbers(config[first])[0]))
     return first
+
+
+def _instead(flag: str, size: AskedSize, before: Mapping[str, FieldSize], whole: int) -> str:
+    """What to give where one number cannot set several sizes: all of them in the ratio of what was asked for."""
+    ratio = (size.of(whole) if isinstance(size, Relative) else Fraction(size)) / whole
+    numbers = [n * ratio for value in before.values() for n in _numbers(value)]
+    if ratio > 1 and all(number.denominator == 1 for number in numbers):
+        scaled = {name: _scaled(value, ratio) for name, value in before.items()}
+        exact = f"{float(ratio):g}" if Fraction(f"{float(ratio):g}") == ratio else str(ratio)
+        fields = " ".join(f"--set {name}={_spell(value)}" for name, value in scaled.items())
+        return f"for all in proportion give {flag} {exact}x, or --set for one of them: {fields}"
+    fields = " ".join(f"--set {name}={_spell(value)}" for name, value in before.items())
+    return f"give a ratio such as {flag} 2x, or {fields} with your numbers"
+
+
+def _numbers(value: Any) -> list[int]:
+    return [int(n) for n in (value if isinstance(value, list) else [value])]
+
+
+def _scaled(value: Any, ratio: Fraction) -> FieldSize:
+    grown = [int(n * ratio) for n in _numbers(value)]
+    return grown if isinstance(value, list) else grown[0]
 
 
 def _sizes(family: Architecture, config: Config) -> list[str]:

@@ -35,6 +35,8 @@ class GrowthOptions:
 
     sizes: Target
     method: str = "lemon"
+    # A number of parameters, which chooses the sizes that are not given.
+    params: int | str | None = None
     free: str | Free | None = None
     depth_type: int | None = None
     placement: str | None = None
@@ -67,10 +69,12 @@ def sizes(
     kv_heads: int | str | None = None,
     ffn: int | str | None = None,
     width_factor: float | str | Fraction | None = None,
+    set: Mapping[str, FieldValue] | None = None,
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
+    params: int | str | None = None,
 ) -> Target:
-    """The sizes that were asked for; BadTarget if there are none."""
+    """The sizes that were asked for; BadTarget if there are none, and no number of parameters. `fields` is `set`."""
     asked = {"width": width, "depth": depth, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
     given = {name: parse_size(f"--{name.replace('_', '-')}", value) for name, value in asked.items()}
     factor = _factor(width_factor)
@@ -78,9 +82,9 @@ def sizes(
         if factor is not None:
             raise BadTarget("--width and --width-factor both set the width", "give one of them")
         factor, given["width"] = wide.times, None
-    target = Target(**given, width_factor=factor, fields=dict(fields or {}), like=_like(like))
-    if target == Target():
-        raise BadTarget("no size was given", "give --width, --depth, --ffn, --width-factor, --set or --like")
+    target = Target(**given, width_factor=factor, fields={**(fields or {}), **(set or {})}, like=_like(like))
+    if target == Target() and params is None:
+        raise BadTarget("no size was given", "give --width, --depth, --ffn, --width-factor, --set, --params or --like")
     return target
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures, methods
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 def plan_growth(checkpoint: Checkpoint, growth: GrowthOptions, *, solve: bool = True) -> Plan:
     """The plan for these sizes; BadTarget where nothing would change."""
+    if growth.params is not None:
+        from lemonx.workflows.budget import shapes
+
+        first = shapes(checkpoint, replace(growth, params=None), growth.params)[0]
+        growth = replace(growth, params=None, sizes=first.target)
     plan = make_plan(
         checkpoint,
         growth.sizes,

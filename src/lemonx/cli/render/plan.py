@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from lemonx.algebra.free_parameters import INTERLEAVED
@@ -11,6 +12,7 @@ from lemonx.hub.names import name_of
 from lemonx.planning import summary
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
+from lemonx.workflows.budget import Shape
 
 _STYLE = {
     **{"bit-exact": "green", "exact-sum": "green"},
@@ -47,6 +49,20 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "notes": notes(plan),
         "not_written": dict(plan.dropped),
     }
+
+
+def print_shapes(source: str, params: str, found: Sequence[Shape]) -> None:
+    """The shapes near a number of parameters, to choose from."""
+    out, rows = Out(), table("options of expand", "parameters", "FLOPs", "width : depth")
+    before = summary.parameters(found[0].plan)[0]
+    for shape in found:
+        ratio = f"{shape.proportion:.2g} times the source's" if abs(shape.proportion - 1) > 0.05 else "as the source's"
+        rows.add_row(shape.options, summary.human(shape.parameters), summary.human(shape.flops), ratio)
+    out.line(
+        f"{source}: from {summary.human(before)} to about {params} parameters, all lossless, cheapest to run first"
+    )
+    out.table(rows)
+    out.line(f"`lemonx expand` with --params {params} takes the first")
 
 
 def print_plan(plan: Plan, *, tensors: bool = False) -> None:
