@@ -107,7 +107,13 @@ SIZES = [
         r"give --width \S+x, or --set for one of them: --set",
         "resnet-basic",
     ),
-    Bad("stages-width-odd", ("--width", 8), BAD_TARGET, r"such as --width 2x, or --set \S+ with your", "resnet-basic"),
+    Bad(
+        "stages-width-odd",
+        ("--width", 8),
+        BAD_TARGET,
+        r"such as --width 2x, or (--set \S+ ){2}with your",
+        "resnet-basic",
+    ),
     Bad("stages-depth", ("--depth", 10), BAD_TARGET, r"give --depth 2x, or .* --set depths=\[4,6\]", "resnet-basic"),
     Bad("params-text", ("--params", "big"), BAD_TARGET, "--params big is not a number of parameters: write it as"),
     Bad("params-less", ("--params", "1K"), BAD_TARGET, "--params 1K is not more than the source's 45.8K"),
@@ -126,7 +132,7 @@ SIZES = [
         "preset 'greedy' of free parameters: choose one of vision, language",
     ),
     Bad("no-such-dtype", ("--width", 96, "--dtype", "int8"), BAD_TARGET, "--dtype.*float64"),
-    Bad("no-such-type", ("--depth", 3, "--depth-type", 3), BAD_TARGET, "--depth-type"),
+    Bad("no-such-type", ("--depth", 3, "--depth-type", 4), BAD_TARGET, "--depth-type"),
     Bad("no-such-option", ("--widht", 96), BAD_TARGET, "--widht"),
 ]
 
