@@ -120,6 +120,33 @@ def find_stacks(small: Tracer, large: Tracer, *, run: bool = True) -> dict[str, 
     return found
 
 
+def as_lists(small: Tracer, large: Tracer, pinned: Mapping[str, int] | None = None) -> dict[str, Alike]:
+    """Lists of modules as one stack each, whatever their blocks compute; Refused where they have other parameters.
+
+    `pinned`: the lists, and how many first blocks of each are unlike the others; if not given, those that are longer in
+    the larger model.
+    """
+    few, many = _counts(small), _counts(large)
+    if pinned is None:
+        longer = [name for name, number in many.items() if few.get(name, number) != number]
+        outer = [name for name in longer if not any(name.startswith(f"{other}.") for other in longer)]
+        pinned = {name: max(_unlike(small, name, few[name]), _unlike(large, name, many[name])) for name in outer}
+    for name, first in pinned.items():
+        for tracer, counts in ((small, few), (large, many)):
+            if name not in counts or counts[name] <= first or _unlike(tracer, name, counts[name]) > first:
+                raise Refused(f"the blocks of {name} are not alike", ONE_MODEL)
+    names = [{starred(name, pinned)[0] for name in tracer.names} for tracer in (small, large)]
+    for name in sorted(names[0] ^ names[1]):
+        raise Refused(f"only one of the two models has {name}", ONE_MODEL)
+    return {name: Alike(name, tuple(range(few[name])), tuple(range(many[name])), first) for name, first in pinned.items()}
+
+
+def _unlike(tracer: Tracer, name: str, count: int) -> int:
+    """How many first blocks have other parameters than the last: a strided one, say."""
+    kinds = [_parameters(tracer, f"{name}.{index}") for index in range(count)]
+    return max((index + 1 for index, kind in enumerate(kinds) if kind != kinds[-1]), default=0)
+
+
 def origin_of(name: str, stacks: Stacks, *, added: bool = True) -> str | None:
     """What a parameter or module of the larger model is in the smaller one.
 

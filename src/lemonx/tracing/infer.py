@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from lemonx.errors import Refused
-from lemonx.tracing.blocks import find_stacks, origin_of
+from lemonx.tracing.blocks import Alike, find_stacks, origin_of
 from lemonx.tracing.compare import Matched, differing, match
 from lemonx.tracing.running import Run, run_traced
 from lemonx.tracing.table import Table, table
@@ -20,31 +22,39 @@ def infer(small: torch.nn.Module, large: torch.nn.Module, run: Run) -> Table:
     `run` calls a module with all example inputs. Numbers that the sizes decide are found by comparing the two runs;
     a second pair of runs then takes what they are multiplied with for a space of its own.
     """
-    found = _traced(small, large, run)
+    found = traced(small, large, run)
     if scaled := differing(found):
-        found = _traced(small, large, run, scaled, _in_large(found, scaled))
-        if left := sorted(differing(found)):
-            path, place = left[0]
-            raise Refused(
-                f"{path or 'the model'}, operation {place}: a weight, or what has no axis that could take it up, is "
-                "multiplied by another number in the larger model",
-                "the sizes must not change it",
-            )
+        return table_of(traced(small, large, run, scaled, _in_large(found, scaled)))
     return table(found)
 
 
-def _traced(
+def table_of(found: Matched) -> Table:
+    """The table of two runs; Refused where a number that the sizes decide has no place in it."""
+    if left := sorted(differing(found)):
+        path, place = left[0]
+        raise Refused(
+            f"{path or 'the model'}, operation {place}: a weight, or what has no axis that could take it up, is "
+            "multiplied by another number in the larger model",
+            "the sizes must not change it",
+        )
+    return table(found)
+
+
+def traced(
     small: torch.nn.Module,
     large: torch.nn.Module,
     run: Run,
     scaled: Calls = frozenset(),
     in_large: Calls = frozenset(),
+    stacks: Callable[[Tracer, Tracer], dict[str, Alike]] | None = None,
 ) -> Matched:
-    """The runs of both, of which the second decides as the first does."""
+    """The runs of both, of which the second decides as the first does; `stacks`: the stacks, if not by what blocks do."""
     first, second = run_traced(Tracer(small, scaled), small, run), Tracer(large, in_large)
-    found = Matched(first, second, find_stacks(first, second, run=False))
+    found = Matched(first, second, stacks(first, second) if stacks else find_stacks(first, second, run=False))
     second.follows = lambda path: first.decisions.get(found.origin(path) or "", [])
     run_traced(second, large, run)
+    if stacks:
+        return match(found)
     told = find_stacks(first, second)  # blocks that have the same parameters may compute otherwise
     if told != found.stacks and first.decisions:
         second = Tracer(large, in_large)

@@ -47,7 +47,12 @@ class Constant:
 
     def differs(self, other: Constant) -> bool:
         """Whether two constants hold other numbers. What is whole may be for a router to decide."""
-        return not self.whole and not math.isclose(self.print, other.print, rel_tol=1e-9, abs_tol=1e-9)
+        return not self.whole and self.is_another(other)
+
+    def is_another(self, other: Constant) -> bool:
+        """The same, whole or not. Of what is on meta nobody knows."""
+        known = not math.isnan(self.print + other.print)
+        return known and not math.isclose(self.print, other.print, rel_tol=1e-9, abs_tol=1e-9)
 
 
 @dataclass(frozen=True)

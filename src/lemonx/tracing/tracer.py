@@ -9,6 +9,7 @@ state and count as parameters.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -304,7 +305,9 @@ class Tracer(TorchDispatchMode):
 
     def _print(self, tensor: torch.Tensor) -> float:
         """A number that tells two constants apart, but for a coincidence."""
-        if tensor.is_meta or tensor.is_complex():
+        if tensor.is_meta:
+            return math.nan
+        if tensor.is_complex():
             return 0.0
         known = self.prints.setdefault(tensor, {})
         if ("print", tensor._version) not in known:
