@@ -56,7 +56,7 @@ def tiny_config(model_type: str, sizes: Sizes) -> Any:
     own = OVERRIDES.get(model_type, {})
     values = _merged(values, own(sizes) if callable(own) else own)
     made = kind(**{name: value for name, value in values.items() if name not in DERIVED.get(model_type, ())})
-    _finish(made)
+    _finish(plain(made))
     return made
 
 
@@ -245,15 +245,23 @@ def _sections(parts: int, total: int) -> list[int]:
 
 
 def _finish(config: Any, *, part: bool = False) -> None:
-    """Plain attention and experts, no caches, and no head that the model around a part of it does not read."""
+    """No head that the model around a part of it does not read."""
     for name in getattr(config, "sub_configs", {}):
         if (inner := getattr(config, name, None)) is not None:
             _finish(inner, part=True)
+    if part and reads(config.model_type, "vision_use_head"):
+        config.vision_use_head = False
+
+
+def plain(config: Any) -> Any:
+    """The config with plain attention and experts and without caches, in every part."""
+    for name in getattr(config, "sub_configs", {}):
+        if (inner := getattr(config, name, None)) is not None:
+            plain(inner)
     config._attn_implementation = "eager"
     if hasattr(config, "_experts_implementation"):
         config._experts_implementation = "eager"
     for name in _OFF:
         if hasattr(config, name):
             setattr(config, name, False)
-    if part and reads(config.model_type, "vision_use_head"):
-        config.vision_use_head = False
+    return config

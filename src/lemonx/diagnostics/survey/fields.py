@@ -168,6 +168,24 @@ def tiny(name: str, value: JsonValue, sizes: Sizes, stages: Stages | None = None
     return value
 
 
+def meaning(name: str, value: JsonValue) -> str:
+    """What a field is by its name: width, heads, kv_heads, ffn or depth, as the options are called; or none of these.
+
+    >>> meaning("hidden_size", 768), meaning("depths", [2, 2, 6, 2]), meaning("vocab_size", 50257)
+    ('width', 'depth', '')
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and name not in KEPT:
+        found = next((rule for rule in RULES if value >= rule.least and rule.pattern.fullmatch(name.lower())), None)
+        if found is None or found.moves in ("keep", ""):
+            return ""
+        return "depth" if found.moves == "layers" else "kv_heads" if found.to == "kv_heads" else found.moves
+    if not is_numbers(value):
+        return ""
+    if _STAGE_DEPTHS.fullmatch(name.lower()) and all(0 < x < 100 for x in value):
+        return "depth"
+    return "heads" if _STAGE_HEADS.fullmatch(name.lower()) else "width" if is_stage_widths(name, value) else ""
+
+
 def _ratio(value: JsonValue, sizes: Sizes) -> JsonValue:
     """An inner size in terms of the width, which grows where the one does without the other."""
     if isinstance(value, list | tuple):
