@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lemonx.algebra.free_parameters import Free
-    from lemonx.api import expand, fsck, grow, plan, shapes, verify
+    from lemonx.api import expand, fsck, grow, infer, plan, shapes, verify
     from lemonx.diagnostics.fsck import Finding, Report
     from lemonx.errors import (
         BadCheckpoint,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. Imported when asked for, so that `lemonx --help` does not wait for torch.
 _HOME = {
-    **dict.fromkeys(("plan", "shapes", "expand", "verify", "fsck", "grow"), "lemonx.api"),
+    **dict.fromkeys(("plan", "shapes", "expand", "verify", "fsck", "grow", "infer"), "lemonx.api"),
     "Plan": "lemonx.planning.plan",
     "Expanded": "lemonx.workflows.expanding",
     "Shape": "lemonx.workflows.budget",
@@ -65,6 +65,7 @@ __all__ = [
     "expand",
     "fsck",
     "grow",
+    "infer",
     "plan",
     "shapes",
     "verify",

@@ -21,6 +21,7 @@ from lemonx.methods import Lessons
 from lemonx.planning.plan import Plan
 from lemonx.workflows.options import SHARD, Dtype, FieldValue, GrowthOptions, PathLike, Placement, Writing, sizes
 from lemonx.workflows.planning import plan_growth
+from lemonx.workflows.tables import table_for, tables
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -56,6 +57,8 @@ def plan(
     dtype: Dtype | None = None,
     solve: bool = False,
     allow_pickle: bool = False,
+    infer: bool = True,
+    spec: PathLike | None = None,
 ) -> Plan:
     """What `expand` with the same arguments would write. Nothing is written.
 
@@ -65,7 +68,9 @@ def plan(
     (8, 200)
 
     Only config.json and the headers of the weights are read, and of a model of the hub that is not in the cache, only
-    these are downloaded. `solve`: where copies cannot reach a width and a change of
+    these are downloaded. A model type without a table gets an inferred one, from a run of transformers' own class
+    without weights, unless `infer` is false; `spec`: a Python file with a table of your own, which is run. `solve`:
+    where copies cannot reach a width and a change of
     basis must (`plan.frames`), read the norms that decide it and solve for it, as `expand` does.
 
     Raises BadTarget where the sizes make no sense, Refused where they cannot be reached without changing the function;
@@ -93,13 +98,14 @@ def plan(
         ramp=ramp,
         seed=seed,
         dtype=dtype,
+        tables=tables(infer, spec),
     )
     try:
-        with opened(source, allow_pickle=allow_pickle) as checkpoint:
+        with opened(source, allow_pickle=allow_pickle) as checkpoint, table_for(checkpoint, growth.tables):
             return plan_growth(checkpoint, growth, solve=solve)
     except NotDownloaded:  # a model of the hub, and this plan depends on its weights
         folder = located(source, Wish(whole=False))
-    with Checkpoint.open(folder) as checkpoint:
+    with Checkpoint.open(folder) as checkpoint, table_for(checkpoint, growth.tables):
         return plan_growth(checkpoint, growth, solve=solve)
 
 
@@ -159,6 +165,8 @@ def expand(
     force: bool = False,
     with_optimizer: bool = False,
     allow_pickle: bool = False,
+    infer: bool = True,
+    spec: PathLike | None = None,
 ) -> Expanded: ...
 @overload
 def expand(
@@ -188,6 +196,8 @@ def expand(
     lessons: Lessons | None = None,
     planned: Callable[[Plan], None] | None = None,
     progress: Callable[[int], None] | None = None,
+    infer: bool = True,
+    spec: PathLike | None = None,
 ) -> PreTrainedModel: ...
 def expand(
     source: PathLike | PreTrainedModel,
@@ -220,6 +230,8 @@ def expand(
     force: bool = False,
     with_optimizer: bool = False,
     allow_pickle: bool = False,
+    infer: bool = True,
+    spec: PathLike | None = None,
 ) -> Expanded | PreTrainedModel:
     """Write a larger checkpoint that computes the same function, or return a larger model.
 
@@ -265,6 +277,7 @@ def expand(
     lessons           training data and steps, for a method that learns how to grow (ligo)
     verify            prove that the result is the same function before it appears
     threads           worker threads; default: one per core, at most 8
+    infer, spec       for a model type without a table: infer one (default), or take it from a Python file of yours
     planned, progress are called with the plan, and with the number of bytes after each write
 
     For folders: max_shard_size (bytes per file), force (replace the output if it is a checkpoint and nothing else),
@@ -307,6 +320,7 @@ def expand(
         ramp=ramp,
         seed=seed,
         dtype=dtype,
+        tables=tables(infer, spec),
     )
     writing = Writing(verify, threads, max_shard_size, force, with_optimizer, allow_pickle, lessons, planned, progress)
     if isinstance(source, str | os.PathLike):
@@ -314,7 +328,15 @@ def expand(
     return expand_model(source, growth, writing)
 
 
-def verify(source: PathLike, target: PathLike, *, layerwise: bool = False, allow_pickle: bool = False) -> Verified:
+def verify(
+    source: PathLike,
+    target: PathLike,
+    *,
+    layerwise: bool = False,
+    allow_pickle: bool = False,
+    infer: bool = True,
+    spec: PathLike | None = None,
+) -> Verified:
     """Check again that a checkpoint computes the same function as another; `passed` says whether it does.
 
     >>> import lemonx
@@ -324,12 +346,30 @@ def verify(source: PathLike, target: PathLike, *, layerwise: bool = False, allow
 
     Where the target has a certificate (lemonx.json), every tensor is checked against its rule, every block against the
     one it comes from, and the outputs on a sample. Where it has none, the outputs are compared, and nothing else can
-    be. `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit.
+    be. `layerwise`: block by block, with one block in memory at a time, so that neither model needs to fit. `infer`,
+    `spec`: as in `expand`; a table that was inferred is inferred again.
     """
     from lemonx.workflows.verifying import verify_folders
 
     folders = [located(given, Wish(whole=False, allow_pickle=allow_pickle)) for given in (source, target)]
-    return verify_folders(*folders, layerwise=layerwise, allow_pickle=allow_pickle)
+    return verify_folders(*folders, layerwise=layerwise, allow_pickle=allow_pickle, tables=tables(infer, spec))
+
+
+def infer(source: PathLike, *, allow_pickle: bool = False) -> str:
+    """The table of a checkpoint's class as a Python file, inferred from runs of it without weights.
+
+    >>> import lemonx
+    >>> 'zero(c["hidden_size"])' in lemonx.infer("small")
+    True
+
+    Saved and edited, it is what `spec` takes in `plan`, `expand` and `verify`. Whether lemonx has a table for the model
+    type makes no difference.
+    """
+    from lemonx.inference.printing import as_python
+    from lemonx.workflows.tables import inferred
+
+    with opened(source, allow_pickle=allow_pickle) as checkpoint:
+        return as_python(inferred(checkpoint).template)
 
 
 def fsck(

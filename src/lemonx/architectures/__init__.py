@@ -1,16 +1,25 @@
-"""The families, one file each; a file registers itself where it is defined."""
+"""The families, one file each; a file registers itself where it is defined.
+
+Installed packages may bring more, by entry points of the group `lemonx.architectures`. For the length of a job a user's
+own table, or an inferred one, can stand in for a model type (`using`).
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint, UnknownArchitecture
-from lemonx.specs.family import REGISTRY, Architecture
+from lemonx.specs.family import REGISTRY, Architecture, registered
 
 # Fields by which a model is not what the other fields of config.json, and the files beside it, say it is.
 _ELSEWHERE = {
@@ -22,11 +31,51 @@ _ELSEWHERE = {
 }
 
 
+# The entry points by which packages bring families.
+GROUP = "lemonx.architectures"
+_STAND_INS: ContextVar[Mapping[str, Architecture] | None] = ContextVar("stand_ins", default=None)
+
+
 def families() -> Mapping[str, Architecture]:
     """Every registered family by model type."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return REGISTRY
+    return {**_installed(), **REGISTRY, **(_STAND_INS.get() or {})}
+
+
+@contextmanager
+def using(family: Architecture) -> Generator[None]:
+    """A context in which this is the family of its model types."""
+    token = _STAND_INS.set({**(_STAND_INS.get() or {}), **dict.fromkeys(family.model_types, family)})
+    try:
+        yield
+    finally:
+        _STAND_INS.reset(token)
+
+
+@cache
+def _installed() -> Mapping[str, Architecture]:
+    """The families that installed packages bring; one that lemonx has itself stays as it is."""
+    found: dict[str, Architecture] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        found |= {name: replace(family, table=_package(point)) for name, family in _loaded(point).items()}
+    return found
+
+
+def _loaded(point: EntryPoint) -> Mapping[str, Architecture]:
+    with registered() as new:
+        try:
+            point.load()
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise UnknownArchitecture(
+                f"the tables of the package {_package(point)} cannot be loaded ({reason})", "mend it, or uninstall it"
+            ) from error
+    return new
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.value
 
 
 def model_type_of(config: Mapping[str, Any]) -> str | None:

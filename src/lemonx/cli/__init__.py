@@ -13,7 +13,7 @@ import typer
 
 # The order in which `lemonx --help` lists the commands.
 # isort: off
-from lemonx.cli import expansion, catalogue, fsck, training, experiments  # noqa: F401
+from lemonx.cli import expansion, inferring, catalogue, fsck, training, experiments  # noqa: F401
 
 # isort: on
 from lemonx.cli.app import INTERNAL, app

@@ -17,6 +17,7 @@ from lemonx.cli.options import (
     Ffn,
     FreeOption,
     Heads,
+    Infer,
     KvHeads,
     Like,
     MethodOption,
@@ -30,6 +31,7 @@ from lemonx.cli.options import (
     Sizes,
     SmallGains,
     SourceArgument,
+    SpecFile,
     Width,
     WidthFactor,
     choices,
@@ -66,6 +68,8 @@ def plan_command(
     ramp: RampOption = False,
     dtype: DtypeOption = None,
     allow_pickle: AllowPickle = False,
+    infer: Infer = True,
+    spec: SpecFile = None,
     solve: Annotated[
         bool,
         typer.Option(
@@ -97,6 +101,8 @@ def plan_command(
         **asked,
         **choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle),
         solve=solve,
+        infer=infer,
+        spec=spec,
     )
     if as_json:
         print_json(show.plan_json(plan))
@@ -181,6 +187,8 @@ def expand_command(
         bool, typer.Option("--dry-run", help="Show the plan and check that OUTPUT can be written; write nothing.")
     ] = False,
     allow_pickle: AllowPickle = False,
+    infer: Infer = True,
+    spec: SpecFile = None,
     as_json: Json = False,
 ) -> None:
     """Write a larger checkpoint that computes the same function, and verify it.
@@ -198,7 +206,8 @@ def expand_command(
     if push:
         check_destination(push)
     if dry_run:
-        _print_dry_run(api.plan(source, **asked, **chosen, solve=True), output, force=force, as_json=as_json)
+        planned = api.plan(source, **asked, **chosen, solve=True, infer=infer, spec=spec)
+        _print_dry_run(planned, output, force=force, as_json=as_json)
         return
     folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
     with show.progress(quiet=as_json, lessons=lessons) as tell:
@@ -207,6 +216,8 @@ def expand_command(
             output,
             **asked,
             **chosen,
+            infer=infer,
+            spec=spec,
             max_shard_size=in_bytes(max_shard_size),
             threads=threads,
             verify=verify,
@@ -253,6 +264,8 @@ def verify_command(
         ),
     ] = False,
     allow_pickle: AllowPickle = False,
+    infer: Infer = True,
+    spec: SpecFile = None,
     as_json: Json = False,
 ) -> None:
     """Check that OUTPUT computes the same function as SOURCE. Exit code 1 if it does not.
@@ -269,7 +282,7 @@ def verify_command(
 
     both = [hub.fetched(one, quiet=as_json, whole=False, allow_pickle=allow_pickle) for one in (source, output)]
     with waiting("reading both checkpoints", quiet=as_json):
-        measured = api.verify(*both, layerwise=layerwise, allow_pickle=allow_pickle)
+        measured = api.verify(*both, layerwise=layerwise, allow_pickle=allow_pickle, infer=infer, spec=spec)
     if as_json:
         print_json(show.verified_json(measured))
     else:

@@ -158,6 +158,26 @@ Push = Annotated[
     ),
 ]
 Private = Annotated[bool, typer.Option("--private", help="With --push: a new repository is private.")]
+TABLES = "Tables"
+Infer = Annotated[
+    bool,
+    typer.Option(
+        "--infer/--no-infer",
+        help="For a model type of transformers that lemonx has no table for: infer one by running transformers' own "
+        "class without its weights.",
+        rich_help_panel=TABLES,
+    ),
+]
+SpecFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--spec",
+        metavar="FILE.py",
+        help="A table of your own, as `lemonx infer` prints one. The file is a Python program, and it is run: give "
+        "only one that you trust.",
+        rich_help_panel=TABLES,
+    ),
+]
 
 
 class Sizes(TypedDict):

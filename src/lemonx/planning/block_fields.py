@@ -14,6 +14,7 @@ from typing import Any
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import Refused, raise_first
+from lemonx.specs.config import field_at, with_fields
 from lemonx.specs.coverage import list_problems
 from lemonx.specs.spec import Block, Spec
 
@@ -31,7 +32,7 @@ def implied_lists(
         for name, stack in source.stacks.items()
         if stack.implied and len(blocks[name]) != stack.size
         for field in stack.lists
-        if not isinstance(config.get(field), list)
+        if not isinstance(field_at(config, field), list)
     ]
     if not missing:
         return {}
@@ -52,18 +53,18 @@ def implied_lists(
 def with_block_fields(config: Mapping[str, JsonValue], source: Spec, blocks: BlocksByStack) -> dict[str, JsonValue]:
     """config.json with the fields that speak of the source's blocks speaking of the target's."""
     raise_first(list_problems(source, config))
-    new = dict(config)
+    new = dict[str, JsonValue]()
     for name, stack in source.stacks.items():
         for field in stack.lists:
-            if isinstance(old := config.get(field), list):
+            if isinstance(old := field_at(config, field), list):
                 new[field] = [old[block.source] for block in blocks[name]]
         for field in stack.counts:
-            if isinstance(old := config.get(field), int):
+            if isinstance(old := field_at(config, field), int):
                 new[field] = _recounted(old, stack.size, blocks[name])
         for field in stack.numbered:
-            if isinstance(old := config.get(field), list):
+            if isinstance(old := field_at(config, field), list):
                 new[field] = [_renumbered(entry, stack.size, blocks[name]) for entry in old]
-    return new
+    return with_fields(config, new)
 
 
 def _recounted(first: int, size: int, blocks: tuple[Block, ...]) -> int:

@@ -19,12 +19,22 @@ def notes(plan: Plan) -> list[str]:
     """The notes of the method, and those that follow from the types."""
     return [
         *plan.policy.notes,
+        *of_table(plan),
         *_frames(plan),
         *conditions(plan.source_spec, plan.target_spec, plan.types),
         *_new_routers(plan),
         *_untied(plan),
         *_lost_head(plan),
     ]
+
+
+def of_table(plan: Plan) -> Iterator[str]:
+    """Where the table is from, if it is not one of lemonx's own."""
+    if plan.family.confirm:
+        kind = plan.source_config.get("model_type")
+        yield f"lemonx has no table for a {kind}: it was {plan.family.table} from runs of transformers' own class"
+    elif plan.family.table:
+        yield f"the table is from {plan.family.table}, not from lemonx"
 
 
 def conditions(source: Spec, target: Spec, types: Types) -> Iterator[str]:

@@ -256,7 +256,7 @@ def _build(
         source_config=checkpoint.config,
         read_as=origin.config,
         read_names=tuple(origin.tensors),
-        target_config=_finished({**typed.config, **lists}, source, types, blocks, dtype),
+        target_config=_finished(with_fields(typed.config, lists), source, types, blocks, dtype),
         tensors=checkpoint.tensors,
         rows=tuple(held.rows),
         types=types,

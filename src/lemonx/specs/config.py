@@ -114,6 +114,18 @@ def _inner(values: Mapping[str, JsonValue], part: str) -> Mapping[str, JsonValue
     return inner
 
 
+def field_at(values: Mapping[str, JsonValue], name: str) -> JsonValue:
+    """A field of config.json, of which a dot leads into a part; None if it is not there.
+
+    >>> field_at({"b": {"c": 2}}, "b.c")
+    2
+    """
+    *parts, last = name.split(".")
+    for part in parts:
+        values = _inner(values, part)
+    return values.get(last)
+
+
 def with_fields(values: Mapping[str, JsonValue], fields: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """config.json with other values for these fields, of which a dot leads into a part.
 

@@ -12,6 +12,7 @@ from typing import Any
 from lemonx.checkpoints import TensorInfo
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint, raise_first
+from lemonx.specs.config import field_at
 from lemonx.specs.norms import Norm
 from lemonx.specs.spec import LAST, Spec, is_bare
 from lemonx.specs.weights import Dropped, Embedding, Linear
@@ -285,7 +286,7 @@ def list_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[BadCheckpoi
     """A complaint for every list of the config that should have one entry per block and does not."""
     for stack in spec.stacks.values():
         for field in stack.lists:
-            if isinstance(value := config.get(field), list) and len(value) != stack.size:
+            if isinstance(value := field_at(config, field), list) and len(value) != stack.size:
                 yield BadCheckpoint(
                     f"has {len(value)} entries in {field} for {stack.size} layers",
                     "give one entry per layer",

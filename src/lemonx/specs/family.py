@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,10 @@ class Architecture:
     defaults: Mapping[str, JsonValue]
     dense: Mapping[str, Dense] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    # Where the table is from, if it is not one of lemonx's own; and what shows that it holds for the configs of a
+    # source and a target: it raises Refused otherwise.
+    table: str = ""
+    confirm: Callable[[Mapping[str, JsonValue], Mapping[str, JsonValue]], None] | None = None
     # config.json with what a name in it implies, or None if it is not this family's: for files without a model_type.
     completed: Callable[[Mapping[str, JsonValue]], Mapping[str, JsonValue] | None] | None = None
 
@@ -148,6 +153,18 @@ def _size_problems(spec: Spec) -> Iterator[BadCheckpoint]:
 FieldSize = int | list[int]
 
 REGISTRY: dict[str, Architecture] = {}
+
+
+@contextmanager
+def registered() -> Generator[dict[str, Architecture]]:
+    """A context that gives the families which are registered in it, once it ends; the registry is then as before."""
+    before, new = dict(REGISTRY), dict[str, Architecture]()
+    try:
+        yield new
+    finally:
+        new |= {name: family for name, family in REGISTRY.items() if before.get(name) is not family}
+        REGISTRY.clear()
+        REGISTRY.update(before)
 
 
 def architecture(

@@ -48,7 +48,7 @@ def traced(
     in_large: Calls = frozenset(),
     stacks: Callable[[Tracer, Tracer], dict[str, Alike]] | None = None,
 ) -> Matched:
-    """The runs of both, of which the second decides as the first does; `stacks`: the stacks, if not by what blocks do."""
+    """The runs of both, of which the second decides as the first does; `stacks`: the stacks, if not by their runs."""
     first, second = run_traced(Tracer(small, scaled), small, run), Tracer(large, in_large)
     found = Matched(first, second, stacks(first, second) if stacks else find_stacks(first, second, run=False))
     second.follows = lambda path: first.decisions.get(found.origin(path) or "", [])

@@ -99,8 +99,9 @@ class Provenance:
 class Certificate:
     """lemonx.json: everything a reader needs to check the claim again.
 
-    `expected_loss`: what the eps of added Post-LN blocks costs at most; None where nothing is lost. `not_written`:
-    tensors of the source that the target has no use for, and why; `left_behind`: files beside the weights.
+    `table`: where the table of the family is from: lemonx, "inferred", a package or a file. `expected_loss`: what the
+    eps of added Post-LN blocks costs at most; None where nothing is lost. `not_written`: tensors
+    of the source that the target has no use for, and why; `left_behind`: files beside the weights.
     """
 
     method: str
@@ -108,6 +109,7 @@ class Certificate:
     lossless: bool
     notes: list[str]
     source: ExpandedFrom
+    table: str
     parameters: int
     sizes: Mapping[str, Before]
     config: Mapping[str, Before]
@@ -132,6 +134,7 @@ class Certificate:
             "lossless": self.lossless,
             "notes": self.notes,
             "source": asdict(self.source),
+            "table": self.table,
             "target": {"parameters": self.parameters},
             "sizes": {name: asdict(sizes) for name, sizes in self.sizes.items()},
             "config": {name: asdict(values) for name, values in self.config.items()},
@@ -169,6 +172,7 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
             sha256=source.content_digest(),
             parameters=before,
         ),
+        table=plan.family.table or "lemonx",
         parameters=after,
         sizes={name: Before(a, b) for name, a, b in size_table(plan)},
         config={name: Before(a, b) for name, a, b in changed_fields(plan)},

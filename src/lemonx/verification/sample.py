@@ -98,7 +98,28 @@ def views(model: PreTrainedModel, seed: int = 0) -> list[View]:
     texts = _texts(model, text, generator)
     if vision is config:
         return [View("", texts), *_last_positions(model, text, generator)]
-    return [View("", {**texts, **_pixels(vision, _sides(vision), generator)})]
+    pixels = _pixels(vision, _sides(vision), generator)
+    return [View("", {**_with_places(model, texts, pixels), **pixels})]
+
+
+def _with_places(
+    model: PreTrainedModel, texts: dict[str, torch.Tensor], pixels: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Texts with as many tokens in front that stand for a picture as the model makes vectors of one, if it has such."""
+    named = (getattr(model.config, name, None) for name in ("image_token_id", "image_token_index"))
+    token = next((token for token in named if isinstance(token, int)), None)
+    features: Any = getattr(model, "get_image_features", None)
+    if token is None or features is None:
+        return texts
+    with torch.no_grad():
+        found = features(**{name: value.to(model.dtype) for name, value in pixels.items()})
+    found = getattr(found, "pooler_output", found)
+    vectors = [found] if isinstance(found, torch.Tensor) else found
+    each = sum(vector.numel() // vector.shape[-1] for vector in vectors) // SAMPLE
+    ids, mask = texts["input_ids"], texts["attention_mask"]
+    ids = torch.where(ids == token, 0 if token else 1, ids)
+    places = torch.full((len(ids), each), token, dtype=ids.dtype)
+    return {"input_ids": torch.cat([places, ids], 1), "attention_mask": torch.cat([torch.ones_like(places), mask], 1)}
 
 
 def _pictures(model: PreTrainedModel, config: Any, generator: torch.Generator) -> list[View]:

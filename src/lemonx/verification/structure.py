@@ -66,6 +66,11 @@ def check_structure(plan: Plan, source: Checkpoint, target: Checkpoint) -> Struc
         return Structure(compared.blocks, compared.attributes, tuple(wrong[:KEPT]))
 
 
+def wiring_faults(plan: Plan) -> list[str]:
+    """What the model of a plan's config.json would have that its source has not; no weights are needed."""
+    return _Compared(plan).faults(plan.target_config)
+
+
 # ----------------------------------------------------------------- config.json
 
 

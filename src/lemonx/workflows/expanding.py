@@ -25,6 +25,7 @@ from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.options import GrowthOptions, Writing
 from lemonx.workflows.planning import plan_growth
+from lemonx.workflows.tables import table_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,7 +69,10 @@ def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing
 
 def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Writing) -> Expanded:
     """Write the expansion of a checkpoint."""
-    with Checkpoint.open(source, allow_pickle=writing.allow_pickle) as checkpoint:
+    with (
+        Checkpoint.open(source, allow_pickle=writing.allow_pickle) as checkpoint,
+        table_for(checkpoint, growth.tables),
+    ):
         plan = plan_growth(checkpoint, growth)
         beside = companions(checkpoint, plan)
         check_builds(plan, checkpoint, verified=writing.verify)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
@@ -18,6 +18,7 @@ from lemonx.methods import Lessons
 from lemonx.planning.plan import Plan
 from lemonx.planning.request import Target
 from lemonx.planning.sizes import Relative, parse_ratio, parse_size
+from lemonx.workflows.tables import Tables
 
 # A path, as every function of Python's takes it.
 PathLike = str | os.PathLike[str]
@@ -44,6 +45,7 @@ class GrowthOptions:
     ramp: bool = False
     seed: int = 0
     dtype: str | None = None
+    tables: Tables = field(default_factory=Tables)
 
 
 @dataclass(frozen=True)

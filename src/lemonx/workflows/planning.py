@@ -15,6 +15,7 @@ from lemonx.planning.request import Target
 from lemonx.planning.summary import changed_fields
 from lemonx.specs.config import TIED
 from lemonx.workflows.options import GrowthOptions
+from lemonx.workflows.tables import check_table
 
 if TYPE_CHECKING:
     from lemonx.verification.certificate import Said
@@ -43,6 +44,7 @@ def plan_growth(checkpoint: Checkpoint, growth: GrowthOptions, *, solve: bool = 
     )
     if not any(changed_fields(plan)):
         raise BadTarget("the source has these sizes already, so nothing would change", "give a size that grows")
+    check_table(plan)
     return plan
 
 
@@ -53,7 +55,7 @@ def plan_again(small: Checkpoint, large: Checkpoint, said: Said) -> Plan:
     trusted.
     """
     try:
-        return make_plan(
+        plan = make_plan(
             small,
             _sizes_of(small, large),
             free=said.free,
@@ -62,6 +64,8 @@ def plan_again(small: Checkpoint, large: Checkpoint, said: Said) -> Plan:
             read=methods.find(said.method).read,
             as_read=as_read,
         )
+        check_table(plan)
+        return plan
     except BadCheckpoint:
         raise
     except LemonxError as error:

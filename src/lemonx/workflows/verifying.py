@@ -9,9 +9,10 @@ from lemonx.verification.certificate import read_certificate
 from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, compare_outputs, measure
 from lemonx.workflows.planning import plan_again
+from lemonx.workflows.tables import Tables, table_for
 
 
-def verify_folders(source: Path, target: Path, *, layerwise: bool, allow_pickle: bool) -> Verified:
+def verify_folders(source: Path, target: Path, *, layerwise: bool, allow_pickle: bool, tables: Tables) -> Verified:
     """Check everything that the certificate makes checkable; without a certificate, only the outputs."""
     with (
         Checkpoint.open(source, allow_pickle=allow_pickle) as small,
@@ -24,4 +25,5 @@ def verify_folders(source: Path, target: Path, *, layerwise: bool, allow_pickle:
             outputs, layers = compare_outputs(small, large, None, by_layer=layerwise)
             why = "the target has no lemonx.json, so only outputs could be compared"
             return Verified(outputs, layers=layers, skipped=why)
-        return measure(plan_again(small, large, said), small, large, by_layer=layerwise)
+        with table_for(small, tables):
+            return measure(plan_again(small, large, said), small, large, by_layer=layerwise)

@@ -13,6 +13,7 @@ from lemonx.checkpoints.plain import JsonValue
 from lemonx.cli.render.console import Out, bar, styled
 from lemonx.guards import phase
 from lemonx.planning import summary
+from lemonx.planning.notices import of_table
 from lemonx.planning.plan import Plan
 from lemonx.verification.certificate import stability_text, twin_text
 from lemonx.verification.comparison import Comparison
@@ -55,6 +56,8 @@ def print_expanded(source: str, expanded: Expanded) -> None:
     out, content = Out(), expanded.certificate
     before, after = summary.human(content.source.parameters), summary.human(content.parameters)
     out.line(f"wrote {expanded.path}: {before} -> {after} parameters")
+    for note in of_table(expanded.plan):
+        out.line(note)
     if content.optimizer:
         counts = ", ".join(f"{count} {status}" for status, count in sorted(content.optimizer.moments.items()))
         out.line(f"Adam's moments at step {content.optimizer.step}: {counts} (docs/optimizer-state.md)")

@@ -175,7 +175,7 @@ def meaning(name: str, value: JsonValue) -> str:
     ('width', 'depth', '')
     """
     if isinstance(value, int) and not isinstance(value, bool) and name not in KEPT:
-        found = next((rule for rule in RULES if value >= rule.least and rule.pattern.fullmatch(name.lower())), None)
+        found = _rule(name, value)
         if found is None or found.moves in ("keep", ""):
             return ""
         return "depth" if found.moves == "layers" else "kv_heads" if found.to == "kv_heads" else found.moves

@@ -1,0 +1,1 @@
+"""Tables for model types that have none: inferred by running transformers' own class without its weights."""

@@ -1,0 +1,244 @@
+"""Checkpoints of model types without a table: the table is inferred, and all else is as for any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import ArceeConfig
+
+import lemonx
+from commands import BAD_CHECKPOINT, BAD_TARGET, DIFFERS, REFUSED, Run, runner
+from inference.unknown import EXACT, difference, save
+from lemonx import architectures
+from lemonx.inference.family import infer
+
+Source = Callable[[str], Path]
+PLUGIN = Path(__file__).parent.parent / "data" / "plugin"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return runner(monkeypatch, capfd, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    made: dict[str, Path] = {}
+
+    def make(model_type: str) -> Path:
+        if model_type not in made:
+            made[model_type] = save(model_type, tmp_path_factory.mktemp("unknown") / model_type)
+        return made[model_type]
+
+    return make
+
+
+def _is_one_line(text: str) -> bool:
+    return len(text.strip().splitlines()) == 1
+
+
+def test_none_of_them_has_a_table() -> None:
+    assert len(EXACT) >= 10
+    assert not EXACT.keys() & architectures.families().keys()
+
+
+@pytest.mark.parametrize(("model_type", "growth"), [(kind, growth) for kind in EXACT for growth in EXACT[kind]])
+def test_it_grows_through_the_command_line(
+    model_type: str, growth: str, source: Source, run: Run, tmp_path: Path
+) -> None:
+    small, large = source(model_type), tmp_path / "large"
+    result = run("expand", small, large, *EXACT[model_type][growth])
+    assert result.code == 0, result.err
+    assert f"no table for a {model_type}" in result.out
+    said = json.loads((large / "lemonx.json").read_text())
+    assert said["table"] == "inferred" and said["verified"]["proven"] and said["lossless"]
+    assert difference(model_type, small, large) < 1e-10
+
+
+def test_verify_infers_again_and_finds_a_changed_weight(source: Source, run: Run, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    assert run("expand", source("arcee"), large, "--width", "1.5x").code == 0
+    assert run("verify", source("arcee"), large).code == 0
+    assert run("verify", source("arcee"), large, "--layerwise").code == 0
+    result = run("verify", source("arcee"), large, "--no-infer")
+    assert result.code != 0 and "model_type 'arcee'" in result.err and _is_one_line(result.err)
+    lemonx.expand(source("arcee"), tmp_path / "other", width="1.5x", seed=1)
+    shutil.copy(tmp_path / "other" / "model.safetensors", large / "model.safetensors")
+    assert run("verify", source("arcee"), large).code == DIFFERS
+
+
+def test_no_infer_keeps_to_tables(source: Source, run: Run, tmp_path: Path) -> None:
+    for command in (("plan",), ("expand", tmp_path / "large")):
+        result = run(command[0], source("arcee"), *command[1:], "--width", "2x", "--no-infer")
+        assert result.code == REFUSED
+        assert "has model_type 'arcee', which lemonx does not support" in result.err and _is_one_line(result.err)
+
+
+def test_plan_says_so_and_writes_nothing(source: Source, run: Run) -> None:
+    result = run("plan", source("arcee"), "--width", "72", "--depth", "3")
+    assert result.code == 0 and "inferred from runs of transformers' own class" in result.out
+
+
+def test_a_size_is_any_that_the_table_knows(source: Source, tmp_path: Path) -> None:
+    plan = lemonx.plan(source("arcee"), ffn=100, fields={"num_attention_heads": 8})
+    assert plan.target_config["intermediate_size"] == 100
+    assert plan.target_config["num_attention_heads"] == 8 and plan.target_config["num_key_value_heads"] == 2
+    like = {**plan.target_config, "num_hidden_layers": 3}
+    assert lemonx.plan(source("arcee"), like=like).target_config["num_hidden_layers"] == 3
+
+
+def test_a_method_that_is_not_lossless_works_too(source: Source, tmp_path: Path) -> None:
+    made = lemonx.expand(source("arcee"), tmp_path / "large", depth=4, method="stackbert")
+    assert not made.certificate.lossless and made.certificate.table == "inferred"
+
+
+def test_layer_types_follow_their_layers(source: Source, tmp_path: Path) -> None:
+    large = lemonx.expand(source("exaone4"), tmp_path / "large", depth="+2")
+    before = json.loads((source("exaone4") / "config.json").read_text())
+    after = json.loads((large / "config.json").read_text())
+    placed = [block.source for block in large.plan.blocks["model.layers"]]
+    assert after["layer_types"] == [before["layer_types"][place] for place in placed]
+
+
+# ----------------------------------------------------------------- what cannot be
+
+
+def test_a_type_that_cannot_be_inferred_gives_one_line(run: Run, tmp_path: Path) -> None:
+    result = run("expand", save("jamba", tmp_path / "small"), tmp_path / "large", "--width", "2x")
+    assert result.code == REFUSED and _is_one_line(result.err)
+    assert "a jamba has no table, and none can be inferred" in result.err
+    assert not (tmp_path / "large").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        ({"auto_map": {"AutoModel": "evil.Model"}}, REFUSED, "auto_map"),
+        ({"hidden_size": 10**12}, BAD_CHECKPOINT, "hidden_size"),
+        ({"num_hidden_layers": 10**9}, BAD_CHECKPOINT, "num_hidden_layers"),
+        ({"num_hidden_layers": 4000}, BAD_CHECKPOINT, "parameters"),
+        ({"hidden_size": "wide"}, BAD_CHECKPOINT, "hidden_size"),
+        ({"intermediate_size": [1, 2]}, BAD_CHECKPOINT, ""),
+        ({"intermediate_size": 100}, BAD_CHECKPOINT, "shape"),
+        ({"architectures": ["os.system"]}, BAD_CHECKPOINT, "os.system"),
+        ({"max_position_embeddings": "x"}, BAD_CHECKPOINT, ""),
+        ({"hidden_act": "no such"}, BAD_CHECKPOINT, "no such"),
+    ],
+)
+def test_a_hostile_config_gives_one_line(
+    fields: dict[str, Any], code: int, said: str, source: Source, run: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(source("arcee"), tmp_path / "small")
+    config = tmp_path / "small" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    begin = time.monotonic()
+    result = run("expand", tmp_path / "small", tmp_path / "large", "--width", "2x")
+    assert result.code == code and _is_one_line(result.err), result.err
+    assert said in result.err and time.monotonic() - begin < 60
+    assert not (tmp_path / "large").exists()
+
+
+# ----------------------------------------------------------------- the printed table
+
+
+@pytest.mark.parametrize("model_type", ["arcee", "biogpt", "gpt_bigcode", "exaone4", "vit_msn", "lfm2"])
+def test_the_printed_table_does_the_same_to_the_byte(model_type: str, source: Source, run: Run, tmp_path: Path) -> None:
+    printed = run("infer", source(model_type))
+    assert printed.code == 0 and "c[" in printed.out
+    (tmp_path / "table.py").write_text(printed.out)
+    growth = next(iter(EXACT[model_type].values()))
+    assert run("expand", source(model_type), tmp_path / "one", *growth).code == 0
+    result = run("expand", source(model_type), tmp_path / "other", *growth, "--spec", tmp_path / "table.py")
+    assert result.code == 0 and "the table is from table.py" in result.out, result.err
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    assert run("verify", source(model_type), tmp_path / "other", "--spec", tmp_path / "table.py").code == 0
+    assert "table.py" in json.loads((tmp_path / "other" / "lemonx.json").read_text())["table"]
+
+
+def test_sizes_are_expressions_of_config_fields(source: Source) -> None:
+    text = lemonx.infer(source("arcee"))
+    assert 'zero(c["hidden_size"])' in text
+    assert 'circ(c["num_attention_heads"] // c["num_key_value_heads"])' in text
+    assert 'Stack(size=c["num_hidden_layers"]' in text and 'eps="rms_norm_eps"' in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = ", "line 1: SyntaxError"),
+        ("\n1 / 0", "line 2: ZeroDivisionError"),
+        ("x = 1", "registers no model type"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_table_that_is_none_gives_one_line(
+    text: str | None, said: str, source: Source, run: Run, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "table.py").write_text(text)
+    result = run("plan", source("arcee"), "--width", "2x", "--spec", tmp_path / "table.py")
+    assert result.code == BAD_TARGET and said in result.err and _is_one_line(result.err)
+
+
+def test_a_wrong_table_is_found_out(source: Source, run: Run, tmp_path: Path) -> None:
+    """Queries of one head handed to another: every shape fits, and the outputs differ."""
+    text = lemonx.infer(source("arcee")).replace('circ(c["intermediate_size"])', 'fresh(c["intermediate_size"])')
+    (tmp_path / "table.py").write_text(text.replace("import circ, fresh", "import circ, fresh"))
+    result = run("expand", source("arcee"), tmp_path / "large", "--ffn", "2x", "--spec", tmp_path / "table.py")
+    assert result.code in (DIFFERS, REFUSED) and not (tmp_path / "large").exists()
+
+
+def test_a_package_brings_a_table(source: Source, tmp_path: Path) -> None:
+    """The sample package is installed, without network, and used by its entry point."""
+    target = tmp_path / "packages"
+    shutil.copytree(PLUGIN, tmp_path / "plugin")
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    subprocess.run([*install, "--target", str(target), str(tmp_path / "plugin")], check=True)
+    paths = [str(target), str(Path(lemonx.__file__).parent.parent)]
+    begun = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "lemonx", "expand", str(source("arcee")), str(tmp_path / "large")]
+    done = subprocess.run(
+        [*command, "--width", "1.5x", "--no-infer"], env=begun, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "large" / "lemonx.json").read_text())["table"] == "lemonx-sample"
+    assert difference("arcee", source("arcee"), tmp_path / "large") < 1e-10
+
+
+# ----------------------------------------------------------------- at full size
+
+
+def test_a_7b_config_is_inferred_in_seconds_and_without_its_weights() -> None:
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config = ArceeConfig(**sizes, num_hidden_layers=32, vocab_size=32000, bos_token_id=1, eos_token_id=2)
+    values = json.loads(config.to_json_string(use_diff=False)) | {"architectures": ["ArceeForCausalLM"]}
+    larger = values | {"hidden_size": 6144, "intermediate_size": 16512, "num_attention_heads": 48}
+    larger |= {"num_key_value_heads": 12, "num_hidden_layers": 40}
+    before, begin = psutil.Process().memory_info().rss, time.process_time()
+    found = infer(values, 300)
+    found.confirm(values, larger)
+    assert time.process_time() - begin < 30
+    assert psutil.Process().memory_info().rss - before < 2**29  # its weights would take 2**34 bytes
+    spec = found.family.spec(larger)
+    assert {space.size for space in spec.spaces.values()} == {32000, 6144, 12, 4, 128, 16512}
+    with pytest.raises(lemonx.Refused):  # a table that does not hold at these sizes is found out before anything runs
+        found.confirm(values, larger | {"hidden_size": 6145})
+
+
+def test_the_same_function_in_lower_precision(run: Run, tmp_path: Path) -> None:
+    small = save("arcee", tmp_path / "small", torch.bfloat16)
+    assert run("expand", small, tmp_path / "large", "--width", "2x").code == 0
+    assert {tensor.dtype for tensor in load_file(tmp_path / "large" / "model.safetensors").values()} == {torch.bfloat16}

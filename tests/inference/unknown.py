@@ -1,0 +1,62 @@
+"""Tiny checkpoints of model types that lemonx has no table for, as transformers saves them, all parameters random."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lemonx.diagnostics.survey import classes
+from lemonx.diagnostics.survey.fields import BASES
+from lemonx.diagnostics.survey.measuring import judged
+from lemonx.diagnostics.survey.randomise import randomise
+from lemonx.diagnostics.survey.running import find_inputs
+from lemonx.models.foreign import foreign
+from lemonx.verification.float64 import Float64
+
+TWICE, HALF_MORE = ("--width", "2x"), ("--width", "1.5x")
+DEPTH, BOTH = ("--depth", "+1"), ("--width", "2x", "--depth", "+1")
+ALL = {"twice": TWICE, "half more": HALF_MORE, "depth": DEPTH, "both": BOTH}
+WIDTHS = {"twice": TWICE, "half more": HALF_MORE}
+# Model type -> the growths that are exact; what else it refuses is below.
+EXACT = {
+    "arcee": ALL,
+    "biogpt": {"half more": HALF_MORE, "both": BOTH},
+    "ernie4_5": {"half more": HALF_MORE, "both": BOTH},
+    "exaone4": {"half more": HALF_MORE, "both": BOTH},
+    "glm4": {"half more": HALF_MORE, "both": BOTH},
+    "gpt_bigcode": {"half more": HALF_MORE, "both": BOTH},
+    "gpt_neo": WIDTHS,
+    "helium": {"half more": HALF_MORE, "both": BOTH},
+    "deberta-v2": {"twice": TWICE},
+    "vit_msn": {"half more": HALF_MORE, "both": BOTH},
+    "ijepa": {"half more": HALF_MORE, "both": BOTH},
+    "lfm2": {"twice": TWICE},
+}
+
+
+def model_class(model_type: str) -> Any:
+    return classes.class_for(model_type, classes.tasks(model_type)[0])
+
+
+def save(model_type: str, folder: Path, dtype: torch.dtype = torch.float64) -> Path:
+    """A checkpoint of a tiny model."""
+    with foreign("make a checkpoint", "mend the test"):
+        model = classes.build(model_class(model_type), model_type, BASES[0])
+        randomise(model, 0)
+        model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def difference(model_type: str, small: Path, large: Path) -> float:
+    """By how much outputs of two folders differ, of the largest, on inputs that nothing else has used."""
+    kind = model_class(model_type)
+    with foreign("load a checkpoint", "mend the test"), Float64():
+        one, other = (
+            kind.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+            for folder in (small, large)
+        )
+        found = judged(one, other, find_inputs(one, seed=5)[0])
+    assert found.difference is not None
+    return found.difference
