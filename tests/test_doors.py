@@ -63,6 +63,7 @@ KNOWN = {
     "model.generation_config.save_pretrained": "into the same",
 }
 KNOWN_IN = {
+    ("architectures/__init__.py", "point.load"): "a package that the user installed",
     ("checkpoints/pickles.py", "torch.load"): "by the name of a descriptor that is open",
     ("checkpoints/reader.py", "(bare / names[path]).symlink_to"): "from a temporary folder to checked weights",
     ("models/door.py", "(shown / file).symlink_to"): "from a temporary folder to checked files of a tokenizer",

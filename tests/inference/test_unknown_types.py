@@ -9,19 +9,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import ArceeConfig
 
 import lemonx
 from commands import BAD_CHECKPOINT, BAD_TARGET, DIFFERS, REFUSED, Run, runner
-from inference.unknown import EXACT, difference, save
+from inference.unknown import EXACT, difference, model_class, save
 from lemonx import architectures
+from lemonx.inference.expressions import constant
 from lemonx.inference.family import infer
 
 Source = Callable[[str], Path]
@@ -74,8 +76,9 @@ def test_verify_infers_again_and_finds_a_changed_weight(source: Source, run: Run
     assert run("verify", source("arcee"), large, "--layerwise").code == 0
     result = run("verify", source("arcee"), large, "--no-infer")
     assert result.code != 0 and "model_type 'arcee'" in result.err and _is_one_line(result.err)
-    lemonx.expand(source("arcee"), tmp_path / "other", width="1.5x", seed=1)
-    shutil.copy(tmp_path / "other" / "model.safetensors", large / "model.safetensors")
+    tensors = load_file(large / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 1e-6
+    save_file(tensors, large / "model.safetensors", metadata={"format": "pt"})
     assert run("verify", source("arcee"), large).code == DIFFERS
 
 
@@ -195,10 +198,11 @@ def test_a_table_that_is_none_gives_one_line(
 
 def test_a_wrong_table_is_found_out(source: Source, run: Run, tmp_path: Path) -> None:
     """Queries of one head handed to another: every shape fits, and the outputs differ."""
-    text = lemonx.infer(source("arcee")).replace('circ(c["intermediate_size"])', 'fresh(c["intermediate_size"])')
-    (tmp_path / "table.py").write_text(text.replace("import circ, fresh", "import circ, fresh"))
-    result = run("expand", source("arcee"), tmp_path / "large", "--ffn", "2x", "--spec", tmp_path / "table.py")
-    assert result.code in (DIFFERS, REFUSED) and not (tmp_path / "large").exists()
+    here, text = "model_layers_self_attn_q_proj", lemonx.infer(source("arcee"))
+    assert f"({here} {here}_2 {here}_3)" in text
+    (tmp_path / "table.py").write_text(text.replace(f"({here} {here}_2 {here}_3)", f"({here}_2 {here} {here}_3)"))
+    result = run("expand", source("arcee"), tmp_path / "large", "--width", "2x", "--spec", tmp_path / "table.py")
+    assert result.code == DIFFERS and not (tmp_path / "large").exists()
 
 
 def test_a_package_brings_a_table(source: Source, tmp_path: Path) -> None:
@@ -234,8 +238,36 @@ def test_a_7b_config_is_inferred_in_seconds_and_without_its_weights() -> None:
     assert psutil.Process().memory_info().rss - before < 2**29  # its weights would take 2**34 bytes
     spec = found.family.spec(larger)
     assert {space.size for space in spec.spaces.values()} == {32000, 6144, 12, 4, 128, 16512}
-    with pytest.raises(lemonx.Refused):  # a table that does not hold at these sizes is found out before anything runs
-        found.confirm(values, larger | {"hidden_size": 6145})
+
+
+def test_a_table_that_does_not_hold_at_the_sizes_is_found_out_beforehand(source: Source) -> None:
+    """Were an expression wrong, runs at the sizes of source and target would show another size."""
+    values = json.loads((source("arcee") / "config.json").read_text())
+    found, larger = infer(values, 19), values | {"intermediate_size": 100}
+    found.confirm(values, larger)
+    hidden = found.template.spaces["model_layers_mlp_up_proj"]
+    spaces = {**found.template.spaces, "model_layers_mlp_up_proj": replace(hidden, size=constant(80))}
+    wrong = replace(found, template=replace(found.template, spaces=spaces))
+    with pytest.raises(lemonx.Refused, match=r"makes model_layers_mlp_up_proj 80 .* shows 100"):
+        wrong.confirm(values, larger)
+
+
+def test_the_vision_tower_of_a_composite_model_grows_alone(source: Source, run: Run, tmp_path: Path) -> None:
+    sizes = ("--set", "vision_config.hidden_size=96", "--set", "vision_config.num_attention_heads=8")
+    result = run("expand", source("llava"), tmp_path / "large", *sizes)
+    assert result.code == 0, result.err
+    assert json.loads((tmp_path / "large" / "lemonx.json").read_text())["verified"]["proven"]
+    before, after = (
+        json.loads((folder / "config.json").read_text()) for folder in (source("llava"), tmp_path / "large")
+    )
+    assert after["vision_config"]["hidden_size"] == 96 and after["text_config"] == before["text_config"]
+    assert difference("llava", source("llava"), tmp_path / "large") < 1e-10
+
+
+def test_a_model_in_memory_grows_too(source: Source) -> None:
+    model = model_class("arcee").from_pretrained(source("arcee"))
+    large = lemonx.expand(model, width="2x", depth="+1")
+    assert large.config.hidden_size == 96 and large.config.num_hidden_layers == 3
 
 
 def test_the_same_function_in_lower_precision(run: Run, tmp_path: Path) -> None:

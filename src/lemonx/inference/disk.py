@@ -10,7 +10,7 @@ from lemonx.errors import Refused
 from lemonx.models.building import disk_names
 from lemonx.specs.rows import Row
 from lemonx.specs.weights import Dropped, Linear, dropped
-from lemonx.tracing.compare import starred
+from lemonx.tracing.blocks import starred
 from lemonx.tracing.table import Held, Table
 
 _TABLE = "write a table for it (docs/add-an-architecture.md)"

@@ -10,7 +10,7 @@ from lemonx.inference.running import Runner, Values
 from lemonx.specs.config import flat_fields, with_fields
 from lemonx.specs.norms import Norm
 from lemonx.specs.rows import Row
-from lemonx.tracing.compare import starred
+from lemonx.tracing.blocks import starred
 
 
 def with_eps_fields(

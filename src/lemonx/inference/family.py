@@ -15,13 +15,14 @@ from lemonx.inference.disk import on_disk
 from lemonx.inference.eps import with_eps_fields
 from lemonx.inference.fields import DEPTH, shallower
 from lemonx.inference.running import Runner, Values, as_read
-from lemonx.inference.sampling import Samples, run_both, sampled, table_of
+from lemonx.inference.sampling import Samples, run_both, sampled
 from lemonx.inference.template import Template, eps_fields, template
 from lemonx.models import door
-from lemonx.specs.config import Config, field_at, with_fields
+from lemonx.specs.config import field_at, with_fields
 from lemonx.specs.family import Architecture
 from lemonx.specs.spaces import Space
 from lemonx.specs.spec import Spec
+from lemonx.tracing.infer import table_of
 from lemonx.tracing.table import Table
 
 INFERRED = "inferred"
@@ -126,8 +127,3 @@ def _with_rows(table: Table, rows: Mapping[str, Any]) -> Table:
 def _aliases(values: Values) -> dict[str, str]:
     """Second names of config fields."""
     return dict(type(door.config_object(values)).attribute_map)
-
-
-def built(template: Template, values: Values) -> Spec:
-    """The spec of a config by an inferred table."""
-    return template.build(Config(values, template.defaults, template.aliases))

@@ -21,6 +21,7 @@ from lemonx.inference.bodiless import Mixed, bodiless
 from lemonx.models import door
 from lemonx.models.foreign import foreign
 from lemonx.specs.config import flat_fields
+from lemonx.tracing.blocks import as_lists
 from lemonx.tracing.compare import Matched
 from lemonx.tracing.infer import Calls, traced
 from lemonx.tracing.running import run_traced
@@ -94,7 +95,7 @@ class Runner:
     ) -> Matched:
         """The runs of two models beside each other; `scaled`: in each, what sizes decide the number of."""
         with self._running():
-            return traced(small, large, self._run, *scaled, stacks)
+            return traced(small, large, self._run, *scaled, stacks=lambda a, b: as_lists(a, b, stacks))
 
     @contextmanager
     def _running(self) -> Generator[None]:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lemonx.errors import LemonxError, Refused
+from lemonx.errors import LemonxError
 from lemonx.inference.fields import DEPTH, Field, changed, deeper, size_fields
 from lemonx.inference.running import Runner, Values
 from lemonx.specs.spec import Spec
-from lemonx.tracing.compare import Matched, differing, starred
+from lemonx.tracing.blocks import starred
+from lemonx.tracing.compare import Matched, differing
+from lemonx.tracing.infer import table_of
 from lemonx.tracing.table import Table, table
 
 # Multiplications by numbers that sizes decide: (module, with `*` for a block; number of the operation in it).
@@ -131,18 +133,6 @@ def run_both(runner: Runner, small: Values, large: Values, stacks: Mapping[str, 
     """Runs at two sizes beside each other."""
     one, other = runner.model(small), runner.model(large)
     return runner.both(one, other, (_in_model(scaled, one, stacks), _in_model(scaled, other, stacks)), stacks)
-
-
-def table_of(found: Matched) -> Table:
-    """The table of two runs; Refused where a number that the sizes decide has no place in it."""
-    if left := sorted(differing(found)):
-        path, place = left[0]
-        raise Refused(
-            f"{path or 'the model'}, operation {place}: it multiplies by another number in the larger model, which no "
-            "weight can make up for",
-            "the sizes must not change it",
-        )
-    return table(found)
 
 
 def _patterns(scaled: frozenset[tuple[str, int]], stacks: Mapping[str, int]) -> Scaled:

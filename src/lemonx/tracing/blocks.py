@@ -138,7 +138,9 @@ def as_lists(small: Tracer, large: Tracer, pinned: Mapping[str, int] | None = No
     names = [{starred(name, pinned)[0] for name in tracer.names} for tracer in (small, large)]
     for name in sorted(names[0] ^ names[1]):
         raise Refused(f"only one of the two models has {name}", ONE_MODEL)
-    return {name: Alike(name, tuple(range(few[name])), tuple(range(many[name])), first) for name, first in pinned.items()}
+    return {
+        name: Alike(name, tuple(range(few[name])), tuple(range(many[name])), first) for name, first in pinned.items()
+    }
 
 
 def _unlike(tracer: Tracer, name: str, count: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,7 +11,6 @@ from lemonx.specs.spec import Block
 from lemonx.tracing.axes import ATOM, DATA, Axis, Misfit, find, leaves, say, unify
 from lemonx.tracing.blocks import (
     ONE_MODEL,
-    ROUNDING,
     SMALL,
     Alike,
     close,

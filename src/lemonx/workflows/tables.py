@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint, names_its_folder
+from lemonx.checkpoints.opening import MAX_JSON, read_file
 from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.planning.plan import Plan
 from lemonx.specs.family import Architecture, registered
@@ -76,7 +77,9 @@ def inferred(checkpoint: Checkpoint) -> Inferred:
 def own_table(path: Path, model_type: str | None) -> Architecture:
     """The family that a user's file registers for a model type. The file is run: that is what it is given for."""
     try:
-        content = path.read_bytes()
+        content = read_file(path, MAX_JSON)
+    except LemonxError as error:
+        raise BadTarget.of(error) from None
     except OSError as error:
         raise BadTarget(f"cannot be read ({error.strerror})", "give --spec a Python file", file=path) from None
     spec = importlib.util.spec_from_loader("lemonx_own_table", loader=None)
