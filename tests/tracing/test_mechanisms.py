@@ -249,6 +249,38 @@ def test_a_tensor_that_is_written_piece_by_piece_is_a_sum_of_them() -> None:
     grown(Pieces, (2, 3), rows)
 
 
+def test_pieces_of_a_tensor_that_holds_a_constant_do_not_grow() -> None:
+    class Constant(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.head = nn.Linear(6, width), nn.Linear(2 * width, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x)
+            both = torch.arange(2.0 * x.shape[-1], dtype=x.dtype).expand(*x.shape[:-1], -1).clone()
+            both[..., : x.shape[-1]].copy_(x)
+            return self.head(both)
+
+    with pytest.raises(lemonx.Refused, match="piece by piece"):
+        grown(Constant, (8, 16), rows)
+
+
+def test_a_selected_entry_is_known_although_another_view_is_changed_in_place() -> None:
+    class Changed(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.head = nn.Linear(6, width), nn.Linear(width, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x)
+            one = x[..., 1]
+            x.mul_(2.0)
+            return self.head(x) + one.unsqueeze(-1)
+
+    with pytest.raises(lemonx.Refused):
+        grown(Changed, (8, 12), rows)
+
+
 class Spare(nn.Module):
     """A token that these inputs do not use, and one row of a tensor that is looked at for its shape alone."""
 
