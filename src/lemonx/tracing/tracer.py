@@ -24,6 +24,7 @@ from lemonx.tracing.axes import Axis, Misfit, data, is_data, say, unify
 from lemonx.tracing.operations import (
     BLANK,
     DECISIONS,
+    MOVES,
     RULES,
     TURNED,
     BlockRun,
@@ -282,7 +283,8 @@ class Tracer(TorchDispatchMode):
             if id(value) not in self.kept:
                 value.leak(self.why("it is used"))
         self._note_roles(op, known)
-        self.calls[self.path].append(Call(op.name, self.numbers, self._constants(op)))
+        if op.name not in MOVES:
+            self.calls[self.path].append(Call(op.name, self.numbers, self._constants(op)))
 
     def _note_uses(self, known: list[Info]) -> None:
         """Where what a block of a list gave is used, other than in that list."""

@@ -111,7 +111,7 @@ def chosen(tracer: Tracer, op: Op) -> None:
     tracer.put(op.out, axes)
 
 
-@rule("pointwise", "copysign", "clamp")
+@rule("pointwise", "copysign", "clamp", "hardswish", "hardsigmoid", "hardtanh", "softplus")
 def pointwise(tracer: Tracer, op: Op) -> None:
     """A function of single entries; anything may be done to them, in any number of operands."""
     operands = op.tensors
