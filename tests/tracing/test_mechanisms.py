@@ -249,6 +249,38 @@ def test_a_tensor_that_is_written_piece_by_piece_is_a_sum_of_them() -> None:
     grown(Pieces, (2, 3), rows)
 
 
+def test_pieces_of_a_tensor_that_holds_a_constant_do_not_grow() -> None:
+    class Constant(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.head = nn.Linear(6, width), nn.Linear(2 * width, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x)
+            both = torch.arange(2.0 * x.shape[-1], dtype=x.dtype).expand(*x.shape[:-1], -1).clone()
+            both[..., : x.shape[-1]].copy_(x)
+            return self.head(both)
+
+    with pytest.raises(lemonx.Refused, match="piece by piece"):
+        grown(Constant, (8, 16), rows)
+
+
+def test_a_selected_entry_is_known_although_another_view_is_changed_in_place() -> None:
+    class Changed(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.head = nn.Linear(6, width), nn.Linear(width, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x)
+            one = x[..., 1]
+            x.mul_(2.0)
+            return self.head(x) + one.unsqueeze(-1)
+
+    with pytest.raises(lemonx.Refused):
+        grown(Changed, (8, 12), rows)
+
+
 class Spare(nn.Module):
     """A token that these inputs do not use, and one row of a tensor that is looked at for its shape alone."""
 
@@ -282,3 +314,63 @@ def test_running_sums_over_tokens_leave_units_alone() -> None:
             return self.head(x.cumsum(1) + best)
 
     grown(Summed, (8, 12), rows)
+
+
+class Fused(nn.Module):
+    """Queries, a key and a value for every head in one tensor; the last two picked by lists of one number."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.head = heads, nn.Linear(6, heads * 4 * 5), nn.Linear(heads * 10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = F.hardswish(self.qkv(x)).unflatten(-1, (self.heads, 4, 5))
+        q, k, v = parts[:, :, :, :-2], parts[:, :, :, [-2]], parts[:, :, :, [-1]]
+        q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k.expand_as(q), v.expand_as(q)))
+        return self.head(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+
+
+def test_a_list_of_one_number_is_a_slice() -> None:
+    grown(Fused, (2, 4), rows)
+
+
+def test_copies_that_sizes_ask_for_are_not_compared() -> None:
+    class Copied(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.head = nn.Linear(6, width), nn.Linear(width, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x)
+            return self.head((x.clone() if x.shape[-1] > 8 else x).relu())
+
+    grown(Copied, (8, 16), rows)
+
+
+def test_code_that_asks_for_float32_by_name_is_traced_in_float64() -> None:
+    class Named(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.head = nn.Linear(6, width), nn.Linear(width, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.up(x.float().relu()))
+
+    small, large = Named(8).double(), Named(12).double()
+    assert lemonx.grow(small, large, rows(0)).rehearsed <= 1e-10
+
+
+def test_positions_that_are_looked_up_between_others_grow_with_the_width() -> None:
+    class Sampled(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.head = nn.Linear(6, width), nn.Linear(width, 4)
+            self.table = nn.Parameter(torch.randn(5 * 5, width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            grid = torch.linspace(-0.9, 0.8, 2 * x.shape[1], dtype=x.dtype).view(1, x.shape[1], 1, 2)
+            pixels = self.table.view(5, 5, -1).permute(2, 0, 1).unsqueeze(0)
+            found = F.grid_sample(pixels, grid, align_corners=False)[0, :, :, 0].T
+            return self.head((self.up(x) + found).relu())
+
+    grown(Sampled, (8, 12), rows)

@@ -119,3 +119,8 @@ def numbers(op: Op) -> tuple[float, ...]:
 
 # Operations that choose entries by their size, with the place of the argument that names the axis.
 DECISIONS = {"topk": 2, "sort": 1, "argsort": 1, "argmax": 1, "argmin": 1, "max": 1, "min": 1, "kthvalue": 2}
+
+# Operations that make a tensor for others to write to: it holds nothing yet, or zeros.
+BLANK = frozenset(("empty", "new_empty", "empty_like", "empty_strided", "zeros", "new_zeros", "zeros_like"))
+# Operations that torch, or a model, puts in between as sizes ask for it, and that change no number.
+MOVES = frozenset(("clone", "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "alias", "detach"))

@@ -22,7 +22,20 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lemonx.tracing.axes import Axis, Misfit, data, is_data, say, unify
-from lemonx.tracing.operations import DECISIONS, RULES, TURNED, BlockRun, Call, Constant, Op, Rule, Scalar, numbers
+from lemonx.tracing.operations import (
+    BLANK,
+    DECISIONS,
+    MOVES,
+    RULES,
+    TURNED,
+    BlockRun,
+    Call,
+    Constant,
+    Op,
+    Rule,
+    Scalar,
+    numbers,
+)
 from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value
 
 ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
@@ -43,6 +56,7 @@ class Tracer(TorchDispatchMode):
         self.fresh: list[torch.Tensor] = []
         self.infos: Any = WeakTensorKeyDictionary()
         self.prints: Any = WeakTensorKeyDictionary()
+        self.blank: Any = WeakTensorKeyDictionary()
         self.written: dict[int, StorageWeakRef] = {}
         self.parameters: dict[str, Info] = {}
         self.names: dict[str, str] = {}
@@ -110,6 +124,8 @@ class Tracer(TorchDispatchMode):
             found = self._opaque_info(tensor, self.why("it is written into a tensor piece by piece"))
             self.infos[tensor] = found
         if found is not None and found.version not in (None, tensor._version):  # an alias was changed in place
+            if found.value is not None:
+                found.value.leak(self.why("it is changed in place elsewhere"))
             found.value, found.carries, found.silent, found.token = None, (), None, Token()
             found.version = tensor._version
         return found
@@ -217,6 +233,8 @@ class Tracer(TorchDispatchMode):
                 self.along(tensor, None)  # what is changed in place is zero before, if it ever is
         out = func(*args, **kwargs)
         name = full.removesuffix("_") if changes and not full.startswith("_") else full
+        if full in BLANK and isinstance(out, torch.Tensor):
+            self.blank[out] = full
         if before and name in DECISIONS:
             out = self._decide(name, args, out)
         op = Op(name, args, kwargs, out, func, changes)
@@ -266,7 +284,8 @@ class Tracer(TorchDispatchMode):
             if id(value) not in self.kept:
                 value.leak(self.why("it is used"))
         self._note_roles(op, known)
-        self.calls[self.path].append(Call(op.name, self.numbers, self._constants(op)))
+        if op.name not in MOVES:
+            self.calls[self.path].append(Call(op.name, self.numbers, self._constants(op)))
 
     def _note_uses(self, known: list[Info]) -> None:
         """Where what a block of a list gave is used, other than in that list."""

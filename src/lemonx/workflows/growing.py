@@ -6,6 +6,7 @@ go through a folder, and check, plan, execution and the check of every entry are
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from lemonx.tracing.infer import infer
 from lemonx.tracing.storing import ONE_SHARD, filled, floating, held_by, save
 from lemonx.tracing.table import Table
 from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.float64 import Float64
 from lemonx.verification.modules import (
     Example,
     check_modules,
@@ -104,7 +106,7 @@ def grow_module(
     check_modules(small, large)
     inputs, choices = examples(example_inputs), _Choices(free, depth_type, seed)
     with still(small, large):
-        table = infer(small, large, lambda module: outputs(module, inputs))
+        table = infer(small, large, lambda module: _traced_outputs(module, inputs))
         rehearsed = _rehearse(small, large, inputs, table, choices)
         with Temporary() as folder, _planned(small, table, choices, folder) as (plan, source, target):
             algebra, symmetry = check_algebra(plan, source, target), find_twins(plan, target)
@@ -134,6 +136,13 @@ def grow_module(
         unused=table.unused,
         plan=plan,
     )
+
+
+def _traced_outputs(module: torch.nn.Module, inputs: list[Example]) -> list[object]:
+    """A run to be traced: what is stored in float64 is computed in it, also where code asks for float32 by name."""
+    wide = any(tensor.dtype == torch.float64 for tensor in floating(module).values())
+    with Float64() if wide else contextlib.nullcontext():
+        return outputs(module, inputs)
 
 
 class _planned:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from lemonx.tracing.axes import Axis, Misfit, data, is_data, say
+from lemonx.tracing.axes import Axis, Misfit, data, is_data, part, say
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules.views import given, known_origins, moved
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
-from lemonx.tracing.values import Chosen
+from lemonx.tracing.values import Chosen, Info
 
 
 def _looked_up(tracer: Tracer, axis: Axis | None, weight: bool) -> None:
@@ -61,6 +62,8 @@ def indexed(tracer: Tracer, op: Op) -> None:
         _by_mask(tracer, op)
         return
     places = [place for place, tensor in enumerate(index) if tensor is not None]
+    if len(places) == 1 and _sliced(tracer, op, info, places[0], index[places[0]]):
+        return
     for place in places:
         _looked_up(tracer, info.axes[place], info.weight)
     shape = torch.broadcast_shapes(*(index[place].shape for place in places))
@@ -72,6 +75,21 @@ def indexed(tracer: Tracer, op: Op) -> None:
         tracer, op.out, info, [*rest[:at], *middle, *rest[at:]],
         [*origins[:at], *[frozenset()] * len(middle), *origins[at:]],
     )  # fmt: skip
+
+
+def _sliced(tracer: Tracer, op: Op, info: Info, place: int, index: torch.Tensor) -> bool:
+    """A list of consecutive numbers, which is a slice."""
+    axis = info.axes[place]
+    if axis is None or is_data(axis) or index.dim() != 1 or index.is_meta or not len(index):
+        return False
+    with _disable_current_modes():
+        first = int(index[0]) % axis.size
+        consecutive = bool((index % axis.size == torch.arange(first, first + len(index))).all())
+    if not consecutive or (info.weight and len(index) > 1):  # rows of a table are looked up
+        return False
+    axes = [*info.axes[:place], part(axis, first, first + len(index)), *info.axes[place + 1 :]]
+    moved(tracer, op.out, info, axes, known_origins(info))
+    return True
 
 
 def _by_mask(tracer: Tracer, op: Op) -> None:

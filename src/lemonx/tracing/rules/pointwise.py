@@ -111,7 +111,7 @@ def chosen(tracer: Tracer, op: Op) -> None:
     tracer.put(op.out, axes)
 
 
-@rule("pointwise", "copysign", "clamp")
+@rule("pointwise", "copysign", "clamp", "hardswish", "hardsigmoid", "hardtanh", "softplus")
 def pointwise(tracer: Tracer, op: Op) -> None:
     """A function of single entries; anything may be done to them, in any number of operands."""
     operands = op.tensors
@@ -153,10 +153,11 @@ def copied(tracer: Tracer, op: Op) -> None:
         return
     axes = broadcast(tracer, op.out.shape, [op.args[1]])
     before = tracer.info(op.args[0])
-    for place in range(len(axes)) if source is not None and before is not None else ():
-        if source is not None and before is not None and _short(source, len(axes), place):
-            axes[place] = before.axes[place]
-            tracer.act([axes[place]], "one number is written to all entries")
+    if source is not None and before is not None:
+        for place in range(len(axes)):
+            if _short(source, len(axes), place):
+                axes[place] = before.axes[place]
+                tracer.act([axes[place]], "one number is written to all entries")
     if source is None:  # a constant over something tracked
         axes = broadcast(tracer, op.out.shape, [op.args[0]])
         found = constants(tracer, axes, [op.args[1]])
@@ -168,7 +169,13 @@ def copied(tracer: Tracer, op: Op) -> None:
 def _piece(tracer: Tracer, op: Op, source: Info) -> bool:
     """Numbers written to a slice of a tensor that others are written to as well: axes of it are sums."""
     view, base = op.out, op.out._base
-    if base is None or base.dim() != view.dim() or base.stride() != view.stride() or base.numel() == view.numel():
+    if (
+        base is None
+        or (base not in tracer.infos and base not in tracer.blank)
+        or base.dim() != view.dim()
+        or base.stride() != view.stride()
+        or base.numel() == view.numel()
+    ):
         return False
     if base not in tracer.infos:
         tracer.infos[base] = Info([None if size == 1 else Axis(size) for size in base.shape])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lemonx.tracing.axes import Axis, data, is_data
+from lemonx.tracing.axes import Axis, Misfit, data, is_data
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Chosen, Info, Length, Mean, Spread, Square, Value
@@ -148,3 +148,14 @@ def pooled(tracer: Tracer, op: Op) -> None:
         tracer.put(out, axes, token=type(info.token)(positive=info.token.positive))
         return
     tracer.put(out, axes, silent=info.silent)
+
+
+@rule("grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler")
+def sampled(tracer: Tracer, op: Op) -> None:
+    """Pixels looked up between others, of every channel by itself, in places that the model does not compute."""
+    info = tracer.info(op.args[0])
+    if info is None or tracer.info(op.args[1]) is not None:
+        raise Misfit("places that the model computes")
+    for axis in info.axes[2:]:
+        tracer.fix(axis, "its entries are looked up between others")
+    tracer.put(op.out, [*info.axes[:2], *(None if size == 1 else data(size) for size in op.out.shape[2:])])
