@@ -187,6 +187,10 @@ def test_all_towers_grow_together_or_one_at_a_time(model_type: str) -> None:
             blocks = [name for name in changed if re.search(r"\.\d+\.", name) and not re.search("project|merger", name)]
             assert {"vision" if re.search("vision|visual", name) else "text" for name in blocks} == wanted, column
             outputs(large, batch)
+        # Heads make up the width of these towers for pictures: more of them would be smaller ones.
+        large = classes.build(model_class, model_type, COLUMNS["heads"](Sizes()))
+        assert all(sizes[n] == p.shape for n, p in large.named_parameters() if re.search("vision|visual", n))
+        outputs(large, batch)
 
 
 def test_a_column_grows_more_heads_where_the_code_lets_it() -> None:

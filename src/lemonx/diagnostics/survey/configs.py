@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.diagnostics.survey.fields import (
+    HEAD_SIZE,
     IMAGE,
     KEPT,
     VOCABULARY,
@@ -44,6 +46,11 @@ _INNER = ("n_inner", "intermediate_size", "ffn_hidden_size", "moe_intermediate_s
 _OFF = ("use_cache", "use_kernels", "use_mamba_kernels", "use_timm_backbone", "use_pretrained_backbone")
 # A state-space layer's number of heads, and the size of each.
 _SCANNED = (("mamba_n_heads", "mamba_d_head"), ("num_heads", "head_dim"), ("n_mamba_heads", "mamba_headdim"))
+
+
+# Fields that a config may lack, as code reads them: attention the size of a head, a tower whether it has a head.
+_HEAD_DIM = re.compile(r'self\.head_dim = getattr\((?:self\.)?config, "head_dim"')
+_USE_HEAD = re.compile(r'hasattr\(config, "vision_use_head"')
 
 
 def tiny_config(model_type: str, sizes: Sizes) -> Any:
@@ -80,6 +87,8 @@ def _shrunk(
     """
     mixed = mixed or "vision_config" in values
     layers, own = layer_count(values), sizes.inside("")
+    if not _has_head_size(values):  # heads make up the width: more of them would be smaller ones
+        own = replace(own, more_heads=own.wider)
     chosen = _chosen_layers(values, layers, own)
     found: Fields = {}
     for name, value in values.items():
@@ -101,6 +110,13 @@ def _shrunk(
         else:
             found[name] = tiny(name, value, own, stages)
     return found | _related(values, found, own)
+
+
+def _has_head_size(values: Mapping[str, JsonValue]) -> bool:
+    """Whether heads have a size of their own, in a field or read by the code all the same."""
+    if any(HEAD_SIZE.fullmatch(name) for name in values):
+        return True
+    return "num_attention_heads" in values and reads(str(values.get("model_type", "")), _HEAD_DIM)
 
 
 def _part(
@@ -135,7 +151,7 @@ def _related(values: Mapping[str, JsonValue], found: Mapping[str, JsonValue], si
     """Sizes that follow from others, and those that a config leaves open but its model needs."""
     made: Fields = {}
     model_type = str(values.get("model_type", ""))
-    open_head = values.get("head_dim") is None and ("head_dim" in values or reads(model_type, "head_dim"))
+    open_head = values.get("head_dim") is None and ("head_dim" in values or reads(model_type, _HEAD_DIM))
     if "num_attention_heads" in values and open_head:
         made["head_dim"] = sizes.head_dim
     needed = _NEEDED | dict.fromkeys(_INNER, sizes.grown("ffn", sizes.ffn))
@@ -164,11 +180,12 @@ def _scanned(values: Mapping[str, JsonValue], found: Mapping[str, JsonValue], si
 
 
 @cache
-def reads(model_type: str, field: str) -> bool:
-    """Whether the code of a model type reads a field that its config may lack: more heads are then a wider layer."""
+def reads(model_type: str, optional: re.Pattern[str]) -> bool:
+    """Whether the code of a model type reads a field that its config lacks."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.configuration_auto import model_type_to_module_name
 
+    field = optional.pattern.rsplit('"', 2)[1]
     if model_type not in CONFIG_MAPPING or hasattr(CONFIG_MAPPING[model_type], field):  # derived from other fields
         return False
     module = model_type_to_module_name(model_type)
@@ -177,7 +194,7 @@ def reads(model_type: str, field: str) -> bool:
     except ModuleNotFoundError:
         return False
     code = Path(found.origin).read_text() if found is not None and found.origin else ""
-    return re.search(rf'(get|has)attr\((self\.)?config, "{field}"', code) is not None
+    return optional.search(code) is not None
 
 
 def _chosen_layers(values: Mapping[str, JsonValue], layers: int | None, sizes: Sizes) -> list[int]:
@@ -249,7 +266,7 @@ def _finish(config: Any, *, part: bool = False) -> None:
     for name in getattr(config, "sub_configs", {}):
         if (inner := getattr(config, name, None)) is not None:
             _finish(inner, part=True)
-    if part and reads(config.model_type, "vision_use_head"):
+    if part and reads(config.model_type, _USE_HEAD):
         config.vision_use_head = False
 
 

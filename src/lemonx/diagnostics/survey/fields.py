@@ -36,6 +36,10 @@ class Rule:
         object.__setattr__(self, "pattern", re.compile(f"(?:{self.names})$"))
 
 
+# The size of a head, where it is not the width divided by the heads.
+HEAD_SIZE = re.compile(
+    r"(.*_)?(head_dim|d_kv|head_size|kv_channels|d_head|dim_head|attention_head_dim|v_head_dim|headdim)"
+)
 # The first rule that matches a whole name is the field's. Numbers that no rule names stay as they are.
 RULES = (
     Rule(r".*(coefficient|cost|dropout|temperature|stride|padding|kernel|kernel_size|ratio|seed)", 0, "keep"),
@@ -83,8 +87,7 @@ RULES = (
     # ---- heads
     Rule(r"qk_rope_head_dim|qk_nope_head_dim", 8, over=8),
     Rule(r"qk_head_dim", 16, over=16),
-    Rule(r"(.*_)?(head_dim|d_kv|head_size|kv_channels|d_head|dim_head|attention_head_dim|v_head_dim|headdim)",
-         "head_dim", over=11),
+    Rule(HEAD_SIZE.pattern, "head_dim", over=11),
     Rule(r".*(key_value_heads|kv_heads|num_query_groups)|multi_query_group_num", "kv_heads", "heads", over=2),
     Rule(r"(.*_)?(num_|n_)?(attention_|key_|value_|self_attn_|self_attention_|cross_attention_|mamba_n_)?heads?|n_head|"
          r"linear_num_(key_|value_)?heads|mamba_n(um)?_heads|num_heads_per_stage", "heads", "heads", over=4),

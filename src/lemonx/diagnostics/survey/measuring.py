@@ -89,7 +89,8 @@ def measure(model_type: str, task: str, ways: Mapping[str, Grow]) -> Row:
     found, compared, read = _deep_enough(found)
     row = replace(row, built=True, inputs=tuple(found.batch), outputs=tuple(sorted(compared)), lacks=found.lacks)
     row = replace(row, share=read.share, unread=read.silent[:20])
-    columns = {**COLUMNS, **(TOWERS if has_towers(found.model.config) else {})}
+    towers = TOWERS if task == "IMAGE_TEXT_TO_TEXT" and has_towers(found.model.config) else {}
+    columns = {**COLUMNS, **towers}
     cells = {
         way: {name: _cell(found, column(found.sizes), grow) for name, column in columns.items()}
         for way, grow in ways.items()

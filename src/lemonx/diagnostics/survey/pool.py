@@ -18,7 +18,7 @@ from lemonx.guards.terminal import silence
 from lemonx.models.foreign import foreign
 
 # For one model type in one task, all its columns.
-SECONDS, MEMORY = 240.0, 8 * 2**30
+SECONDS, MEMORY = 600.0, 8 * 2**30
 Job = tuple[str, str]
 # What a way to grow is called -> the module and the name of its function, which each process imports itself.
 Ways = Mapping[str, tuple[str, str]]

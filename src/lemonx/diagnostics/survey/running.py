@@ -45,8 +45,11 @@ def _tensors(found: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def learned(model: Any, batch: Batch) -> frozenset[str]:
-    """The outputs that depend on parameters."""
-    return frozenset(name for name, x in outputs(model, batch, grad=True).items() if x.requires_grad)
+    """The outputs that depend on parameters; all, of a model that has no gradients in this mode."""
+    try:
+        return frozenset(name for name, x in outputs(model, batch, grad=True).items() if x.requires_grad)
+    except Exception:
+        return frozenset(outputs(model, batch))
 
 
 @contextmanager
