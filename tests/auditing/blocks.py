@@ -1,4 +1,4 @@
-"""Blocks: what must be silent in one for it to be the identity, and whether blocks of a deeper model run as they should."""
+"""Blocks: what must be silent in one for it to be the identity, and whether a deeper model runs as it should."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from auditing.spaces import Partition
-from auditing.subject import Difference, Subject, block_paths, larger
+from auditing.subject import Difference, Subject, block_paths, larger, traced
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import LemonxError
@@ -24,7 +24,8 @@ from lemonx.specs.norms import Norm
 from lemonx.specs.spaces import Entries
 from lemonx.specs.spec import LAST
 from lemonx.tracing.axes import is_data
-from lemonx.tracing.tracer import BlockRun, Call, Tracer
+from lemonx.tracing.operations import BlockRun, Call
+from lemonx.tracing.tracer import Tracer
 
 
 def streams(subject: Subject, found: Partition) -> Iterator[Difference]:
@@ -39,7 +40,8 @@ def streams(subject: Subject, found: Partition) -> Iterator[Difference]:
         silent, standing = set[str](), set[str]()
         for hit in subject.hits:
             row = spec.rows[hit.row]
-            if (hit.stack, hit.index) != (stack, index) or hit.suffix.startswith("running_"):
+            elsewhere = (hit.stack, hit.index) != (stack, index) or hit.suffix.startswith("running_")
+            if elsewhere or subject.parameters[hit.name] not in subject.tracer.used:
                 continue
             if in_stream(row, stream) or (row.is_norm and hit.row.startswith(f"{stack}.{LAST}.")):
                 standing.add(subject.parameters[hit.name])
@@ -75,11 +77,13 @@ def grown(folder: Path) -> Plan:
     wider, deeper, same = Fraction(2), Relative(plus=2), Relative()
     with Checkpoint.open(folder) as checkpoint:
         family = architectures.find(checkpoint.config)
-        heads = {name: 2 * size for name in family.sizes.get("head_dim", ()) if (size := _size(family, checkpoint, name))}
-        kept = {option: same for option in ("heads", "kv_heads") if option in family.sizes}
+        sizes = {
+            name: 2 * size for name in family.sizes.get("head_dim", ()) if (size := _size(family, checkpoint, name))
+        }
+        heads_of, keys_of = (same if option in family.sizes else None for option in ("heads", "kv_heads"))
         targets = [
-            Target(width_factor=wider, depth=deeper, fields=heads, **kept),
-            Target(width_factor=wider, depth=deeper, **kept),
+            Target(width_factor=wider, depth=deeper, heads=heads_of, kv_heads=keys_of, fields=sizes),
+            Target(width_factor=wider, depth=deeper, heads=heads_of, kv_heads=keys_of),
             Target(width_factor=wider, depth=deeper),
             Target(depth=deeper),
             Target(width_factor=wider),
@@ -102,22 +106,29 @@ def _size(family: Architecture, checkpoint: Checkpoint, field: str) -> int:
 
 def calls(subject: Subject, found: Partition, plan: Plan) -> Iterator[Difference]:
     """Every module of the larger model runs as the module that it comes from: operations, numbers and constants."""
-    model, tracer = larger(plan)
+    model = larger(plan)
     after = block_paths(model, plan.target_spec, [step.name for step in plan.steps])
     origins = {
         path: subject.blocks[stack, plan.blocks[stack][index].source]
         for (stack, index), path in after.items()
         if (stack, plan.blocks[stack][index].source) in subject.blocks
     }
-    for path, made in tracer.calls.items():
+    decisions = subject.tracer.decisions
+    tracer = traced(model, subject.batch, lambda path: decisions.get(_origin(path, origins), []))
+    for path, run in tracer.calls.items():
         origin = _origin(path, origins)
-        mine = subject.tracer.calls.get(origin) or subject.tracer.calls.get(_first_unit(subject, origin), [])
+        known = subject.tracer.calls.get(origin) or subject.tracer.calls.get(_first_unit(subject, origin), [])
+        mine, made = ([call for call in calls if call.op not in _MOVES] for calls in (known, run))
         if [call.op for call in mine] != [call.op for call in made]:
             yield Difference("run", path or "the model", f"it runs as {origin} does", "other operations")
             continue
         for one, two in zip(mine, made, strict=True):
             yield from _other(plan, path, one, two)
     yield from _scales(subject, found, plan, tracer, origins)
+
+
+# What numbers lie where is a matter of sizes, and torch copies what does not lie as it wants.
+_MOVES = frozenset(("view", "_unsafe_view", "reshape", "clone", "alias", "expand", "slice"))
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 from auditing.spaces import Partition
 from auditing.subject import Difference, Subject
+from lemonx import architectures
 from lemonx.planning.depth import eps_of
 from lemonx.planning.typecheck import with_tied
 from lemonx.specs.norms import GroupNorm, LayerNorm, Norm
-from lemonx.specs.norms import Norm as NormRow
+from lemonx.specs.spaces import Scaled
 from lemonx.specs.weights import Linear
 from lemonx.tracing.values import Norm as TracedNorm
 
@@ -19,7 +20,6 @@ from lemonx.tracing.values import Norm as TracedNorm
 def norms(subject: Subject, found: Partition) -> Iterator[Difference]:
     """Every norm that was run has a row of its kind, with its eps and offset; every row's norm was run, unless idle."""
     spec, tracer = subject.spec, subject.tracer
-    config = dict(subject.config)
     left = {id(norm): norm for norm in tracer.norms}
     for hit in subject.hits:
         row = spec.rows[hit.row]
@@ -28,12 +28,12 @@ def norms(subject: Subject, found: Partition) -> Iterator[Difference]:
         mine = [norm for norm in tracer.norms if norm.gain == subject.parameters[hit.name]]
         for norm in mine:
             left.pop(id(norm), None)
-            eps = eps_of(spec, hit.row, _read(subject, config)) if isinstance(row, Norm) else norm.eps
+            eps = _eps(subject, hit.row) if isinstance(row, Norm) else norm.eps
             yield from _unlike(hit.row, row, norm, eps)
         idle = isinstance(row, Norm) and row.idle
-        if bool(mine) == idle:
+        if bool(mine) == idle and subject.parameters[hit.name] in tracer.used:
             yield Difference("norm", hit.row, "it is not run" if idle else "a norm", "it is run" if idle else "none")
-    bare = [(name, row) for name, row in spec.rows.items() if isinstance(row, NormRow) and not row.affine]
+    bare = [(name, row) for name, row in spec.rows.items() if isinstance(row, Norm) and not row.affine]
     rows = Counter({name: _times(subject, name) for name, _ in bare})
     for norm in left.values():
         fits = [name for name, row in bare if rows[name] and not [*_unlike(name, row, norm, _eps(subject, name))]
@@ -41,19 +41,15 @@ def norms(subject: Subject, found: Partition) -> Iterator[Difference]:
         if fits:
             rows[fits[0]] -= 1
         else:
-            yield Difference("norm", norm.path or "the model", "no norm", f"{norm.kind} over {norm.reads!r}, {norm.gain}")
-    for name in (+rows).keys():
+            yield Difference(
+                "norm", norm.path or "the model", "no norm", f"{norm.kind} over {norm.reads!r}, {norm.gain}"
+            )
+    for name in +rows:
         yield Difference("norm", name, "a norm without parameters", "none")
 
 
-def _read(subject: Subject, config: dict) -> dict:
-    from lemonx import architectures
-
-    return architectures.find(config).config(config)
-
-
 def _eps(subject: Subject, name: str) -> float:
-    return eps_of(subject.spec, name, _read(subject, dict(subject.config)))
+    return eps_of(subject.spec, name, architectures.find(subject.config).config(subject.config))
 
 
 def _times(subject: Subject, name: str) -> int:
@@ -68,6 +64,18 @@ def _unlike(name: str, row: Norm | GroupNorm, norm: TracedNorm, eps: float) -> I
     seen = (norm.kind, norm.eps, norm.offset)
     if kind != norm.kind or offset != norm.offset or not math.isclose(eps, norm.eps, rel_tol=1e-12):
         yield Difference("norm", name, f"(kind, eps, offset) = {said}", str(seen))
+
+
+def factors(subject: Subject) -> Iterator[Difference]:
+    """A factor that the table says a space is multiplied by is one that the model multiplies by."""
+    numbers = {abs(number) for calls in subject.tracer.calls.values() for call in calls if call.op in ("mul", "div")
+               for number in call.numbers}  # fmt: skip
+    for name, space in subject.spec.spaces.items():
+        known = any(
+            math.isclose(by, number, rel_tol=1e-6) for by in (space.scale, 1 / space.scale) for number in numbers
+        )
+        if isinstance(space, Scaled) and space.scale != 1.0 and not known:
+            yield Difference("factor", name, f"the model multiplies it by {space.scale:.6g}", "it does not")
 
 
 def ties(subject: Subject) -> Iterator[Difference]:

@@ -57,7 +57,11 @@ class Places:
         found, start = list[Span](), 0
         while start < len(line):
             stop = start + 1
-            while stop < len(line) and line[stop][0] == line[start][0] and _step(line[start][1], line[stop][1], stop - start):
+            while (
+                stop < len(line)
+                and line[stop][0] == line[start][0]
+                and _step(line[start][1], line[stop][1], stop - start)
+            ):
                 stop += 1
             name, first = line[start]
             moved = [at for at, (a, b) in enumerate(zip(first, line[stop - 1][1], strict=True)) if a != b]

@@ -7,14 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from auditing.subject import Difference, Subject
+from auditing.subject import BECAUSE, Difference, Subject
 from lemonx.specs.norms import Norm
 from lemonx.specs.signature import Side
-from lemonx.specs.spaces import Entries
+from lemonx.specs.spaces import Entries, Grouped
 from lemonx.specs.spec import Spec
 from lemonx.specs.weights import Linear
 from lemonx.tracing.axes import ATOM, DATA, PRODUCT, Axis, Misfit, atoms, factors, find, fused, leaves, part, split
 
+CONSTANT = f"{BECAUSE}a constant has a number of its own for every entry"
 # What an axis of the trace is, by the atoms that it is made of.
 Key = tuple[object, ...]
 
@@ -83,7 +84,8 @@ def sides(subject: Subject) -> Iterator[tuple[Side, Axis, str]]:
             yield row.reads, norm.reads, f"what {hit.row} reads"
     for name, row in spec.rows.items():
         for hit in subject.hits if isinstance(row, Linear) and row.tied else ():
-            axis = tracer.ties.get(subject.parameters[hit.name]) if hit.row == row.tied else None
+            tied = getattr(row, "tied", None)
+            axis = tracer.ties.get(subject.parameters[hit.name]) if hit.row == tied else None
             if axis is not None:
                 yield row.reads, axis, f"what {name} reads"
 
@@ -110,6 +112,9 @@ def joined_by_the_table(spec: Spec) -> dict[str, str]:
         return name if root[name] == name else first(root[name])
 
     pairs = [(name, space.like) for name, space in spec.spaces.items() if space.like]
+    # As many query heads as keys: each sits under its own.
+    pairs += [(name, space.under) for name, space in spec.spaces.items()
+              if isinstance(space, Grouped) and space.size == spec.spaces[space.under].size]  # fmt: skip
     for row in spec.rows.values():
         if row.in_place and not row.is_norm:
             pairs += zip(row.reads.axes, row.writes.axes, strict=False)
@@ -151,6 +156,15 @@ def grows(subject: Subject, found: Partition) -> Iterator[Difference]:
             yield Difference("free", name, subject.spec.still.get(name, "it is fixed"), "nothing stands in its way")
 
 
+def computed(subject: Subject, found: Partition) -> Iterator[Difference]:
+    """Tables that the model computes for itself, since the file has none, are constants: their axes stay so."""
+    for name in sorted(subject.tracer.parameters.keys() - subject.stored):
+        for axis in subject.tracer.parameters[name].axes:
+            for space in sorted(found.names(axis)) if axis is not None else ():
+                if not is_still(subject.spec, space):
+                    yield Difference("computed", space, "it may grow", f"{name} is not in the file")
+
+
 def _fixed(axis: Axis) -> str:
     axis = find(axis)
     return "it is an axis of the inputs" if axis.kind == DATA else reason(axis, "fixed")
@@ -172,10 +186,20 @@ def activations(subject: Subject, found: Partition) -> Iterator[Difference]:
             yield Difference("activation", name, "only norms and linear maps see it", why)
 
 
-def turning(subject: Subject, found: Partition) -> Iterator[Difference]:
-    """How many entries of a head turn: constants tell these apart, and no others."""
+def constants(subject: Subject, found: Partition) -> Iterator[Difference]:
+    """Axes whose entries a constant tells apart are those of which the table says how: by turning, or by slopes."""
     for name, space in subject.spec.spaces.items():
-        axes = found.of_name[name].values() if isinstance(space, Entries) else ()
+        known = space.kind == "alibi" or (isinstance(space, Entries) and space.turns.turning)
+        why = next((why for axis in found.of_name[name].values() if (why := reason(axis, CONSTANT))), "")
+        if why and not known and not is_still(subject.spec, name):
+            yield Difference("constant", name, "no constant tells its entries apart", why)
+
+
+def turning(subject: Subject, found: Partition) -> Iterator[Difference]:
+    """How many entries of a head turn: constants tell these apart, and no others; what a norm reads turns behind it."""
+    normed = {axis for row in subject.spec.rows.values() if row.is_norm for axis in row.reads.axes}
+    for name, space in subject.spec.spaces.items():
+        axes = found.of_name[name].values() if isinstance(space, Entries) and name not in normed else ()
         numbers = {_told_apart(axis) for axis in axes}
         if isinstance(space, Entries) and numbers - {space.turns.turning}:
             said = f"{space.turns.turning} entries turn"
@@ -188,4 +212,4 @@ def _told_apart(axis: Axis) -> int:
     inner = [_told_apart(leaf) for leaf in leaves(axis, axis.kind)] if axis.parts else []
     if axis.kind == PRODUCT:
         return axis.size if any(inner) else 0
-    return sum(inner) if inner else axis.size * ("a constant has a number" in axis.facts.get("fixed", ""))
+    return sum(inner) if inner else axis.size * (CONSTANT in axis.facts)
