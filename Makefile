@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench table fuzz configs tampering guarantees survey modules clean
+.PHONY: help setup demo test check bench table fuzz configs tampering guarantees survey audit modules clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -78,6 +78,9 @@ guarantees: setup ## write the lists of faults and attacks in docs/guarantees.md
 
 survey: setup ## measure every model type of transformers, tiny, and write docs/families.md; goes on from RECORD=FILE
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/survey.py --write --record $(or $(RECORD),docs/results/survey.json) --jobs $(or $(JOBS),2)
+
+audit: setup ## compare every table with a run of its models, and write docs/add-an-architecture.md
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/audit.py --growths --write
 
 modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and judge each by inputs of their own; CASE=... repeats one
 	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(CASE),--case $(CASE))

@@ -115,6 +115,8 @@ POST_LN = (
     exact("all-96", width=96, ffn=500, depth=5),
     exact("all-144-type-2", width=144, ffn=600, depth=3, depth_type=2),
 )
+# A type of tokens that no text has yet is a row that nobody looks up.
+TYPES = exact("types-4", fields={"type_vocab_size": 4})
 # GELU, then LayerNorm, then the decoder: every unit must be a copy, and every one equally often.
 MLM_HEAD = (
     exact("width-96", width=96),
@@ -383,22 +385,22 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "bert-tokens": ENCODER_VARIANT,
     "bert-answers": ENCODER_VARIANT,
     "bert-choice": (exact("width-72-by-frames", width=72), *ENCODER_VARIANT[1:]),
-    "bert-next": (exact("width-72-by-frames", width=72), *ENCODER_VARIANT[1:]),
+    "bert-next": (exact("width-72-by-frames", width=72), *ENCODER_VARIANT[1:], TYPES),
     "megatron-cls": PRE_LN,
     "megatron-mlm": MLM_HEAD,
     "megatron-base": VARIANT,
-    "megatron-tokens": VARIANT,
+    "megatron-tokens": (*VARIANT, TYPES),
     "roberta-mlm": ENCODER,
     "roberta-mlm-untied": ENCODER_VARIANT,
-    "roberta-cls": ENCODER_VARIANT,
+    "roberta-cls": (*ENCODER_VARIANT, TYPES),
     "roberta-tokens": ENCODER_VARIANT,
     "roberta-answers": ENCODER_VARIANT,
     "roberta-base": ENCODER_VARIANT,
     "xlm-roberta-mlm": ENCODER,
-    "xlm-roberta-cls": ENCODER_VARIANT,
+    "xlm-roberta-cls": (*ENCODER_VARIANT, TYPES),
     "roberta-pre-ln-cls": (*ENCODER, exact("depth-3-type-2", depth=3, depth_type=2)),
     "roberta-pre-ln-mlm": ENCODER_VARIANT,
-    "roberta-pre-ln-base": ENCODER_VARIANT,
+    "roberta-pre-ln-base": (*ENCODER_VARIANT, TYPES),
     "distilbert-mlm": ENCODER,
     "distilbert-cls": ENCODER_VARIANT,
     "distilbert-tokens": ENCODER_VARIANT,
@@ -424,7 +426,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         ),
     ),
     "electra-cls": (*ENCODER_VARIANT, exact("embeddings-36", fields={"embedding_size": 36})),
-    "electra-tokens": ENCODER_VARIANT,
+    "electra-tokens": (*ENCODER_VARIANT, TYPES),
     "albert-mlm": (
         ENCODER_VARIANT[1],
         exact("width-72-by-frames", width=72),
@@ -453,7 +455,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("width-72-by-frames", width=72),
         exact("all-120-by-frames", width=120, depth=5, fields={"num_hidden_groups": 5}),
     ),
-    "albert-tokens": (ENCODER_VARIANT[1], exact("width-72-by-frames", width=72)),
+    "albert-tokens": (ENCODER_VARIANT[1], exact("width-72-by-frames", width=72), TYPES),
     "modernbert-mlm": (
         *ENCODER_VARIANT[:2],
         exact("width-96-wide-heads", width=96, heads=4),
@@ -473,7 +475,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     # Its masked-LM head is the decoder alone: that is what lets it grow where MegatronBert's cannot.
     "pre-ln-mlm": PRE_LN,
     "pre-ln-mlm-untied": VARIANT,
-    "pre-ln-cls": (*VARIANT, *DEPTH),
+    "pre-ln-cls": (*VARIANT, *DEPTH, TYPES),
     "pre-ln-base": VARIANT,
     "vit-cls": PRE_LN,
     "vit-no-qkv-bias": VARIANT,

@@ -236,3 +236,33 @@ class Shrinking(nn.Module):
 def test_a_number_of_the_width_that_no_weight_can_make_up_for_is_refused_beforehand() -> None:
     with pytest.raises(lemonx.Refused, match=r"div.*0\.288675 in the smaller model and 0\.204124 in the larger"):
         lemonx.grow(Shrinking(12), Shrinking(24), torch.randn(3, 10))
+
+
+class Branch(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 20), nn.Linear(20, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Nested(nn.Module):
+    """Blocks that are lists of modules, the first of which is given what the block is given: T5's."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(10, 16), nn.Linear(16, 5)
+        self.blocks = nn.ModuleList(nn.Sequential(Branch(16), Branch(16)) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_blocks_that_are_lists_of_branches_are_added() -> None:
+    small, large = Nested(2).double(), Nested(5).double()
+    lemonx.grow(small, large, torch.randn(3, 10, dtype=torch.float64))
+    assert_same(small, large, (torch.randn(2, 10, dtype=torch.float64),))

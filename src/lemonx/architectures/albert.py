@@ -1,6 +1,6 @@
 """ALBERT."""
 
-from lemonx.architectures.bert import DEFAULTS, SIZES, masked_lm
+from lemonx.architectures.bert import DEFAULTS, TYPED, masked_lm
 from lemonx.architectures.rotary import head
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
@@ -13,7 +13,7 @@ from lemonx.specs.weights import dropped, embedding, linear, parameter
 GROUPS = "albert.encoder.albert_layer_groups"
 
 
-@architecture("albert", **SIZES, embeddings="embedding_size", groups="num_hidden_groups", kind="language",
+@architecture("albert", **TYPED, embeddings="embedding_size", groups="num_hidden_groups", kind="language",
               defaults=DEFAULTS | {"hidden_act": "gelu_new", "embedding_size": 128, "num_hidden_groups": 1,
                                    "inner_group_num": 1})  # fmt: skip
 def albert(c: Config) -> Spec:
@@ -38,8 +38,8 @@ def albert(c: Config) -> Spec:
             "decoded": zero(word),
             "vocab": fresh(c["vocab_size"]),
             "positions": fresh(c["max_position_embeddings"]),
+            "types": fresh(c["type_vocab_size"]),
         },
-        fixed={"types": c["type_vocab_size"]},
         follows={"num_hidden_groups": "num_hidden_layers"} if groups == layers else {},
         rows={
             "albert.embeddings.word_embeddings": embedding("vocab -> embedded"),

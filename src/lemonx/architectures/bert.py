@@ -21,16 +21,17 @@ SIZES = {
     "vocab": "vocab_size",
     "positions": "max_position_embeddings",
 }
+TYPED = SIZES | {"types": "type_vocab_size"}
 DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2}
 
 
-@architecture("bert", **SIZES, kind="language", defaults=DEFAULTS)
+@architecture("bert", **TYPED, kind="language", defaults=DEFAULTS)
 def bert(c: Config) -> Spec:
     """BERT: Post-LN, masked-LM and classification heads."""
     return encoder(c, "bert", _heads(c, "residual"), post_ln("bert"))
 
 
-@architecture("megatron-bert", **SIZES, kind="language", defaults=DEFAULTS)
+@architecture("megatron-bert", **TYPED, kind="language", defaults=DEFAULTS)
 def megatron_bert(c: Config) -> Spec:
     """MegatronBert: BERT with Pre-LN and a final LayerNorm."""
     norm = layer_norm("residual -> normed")
@@ -61,11 +62,13 @@ def _heads(c: Config, final: str) -> dict[str, Row]:
     }
 
 
-def masked_lm(c: Config, final: str, dense: str, norm: str, decoder: str, *, tied: str) -> dict[str, Row]:
+def masked_lm(
+    c: Config, final: str, dense: str, norm: str, decoder: str, *, tied: str, eps: float | None = None
+) -> dict[str, Row]:
     """The head of a masked LM: a layer with an activation, a LayerNorm, and a decoder that may be the embedding."""
     return {
         dense: linear(f"{final} -> transform", optional=True),
-        norm: layer_norm("transform -> decoded", optional=True),
+        norm: layer_norm("transform -> decoded", eps=eps, optional=True),
         decoder: linear("decoded -> vocab", tied=tied if c["tie_word_embeddings"] else None, optional=True),
     }
 
@@ -118,10 +121,10 @@ def encoder(
         acts=("transform",),
         spaces={
             **spaces(c),
+            "types": fresh(c["type_vocab_size"]),
             **({} if normed == "residual" else {"normed": zero(width), "final": zero(width)}),
             **({} if embedded == "residual" else {"embedded": avg(width)}),
         },
-        fixed={"types": c["type_vocab_size"]},
         rows={
             f"{table}.word_embeddings": embedding(f"vocab -> {embedded}"),
             f"{table}.position_embeddings": embedding(f"positions -> {embedded}"),

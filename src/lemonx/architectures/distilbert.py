@@ -27,7 +27,7 @@ def distilbert(c: Config) -> Spec:
     """DistilBERT: BERT without types of tokens, every eps fixed."""
     embedded = "distilbert.embeddings.word_embeddings"
     tokens = c.is_a("ForTokenClassification")
-    head_rows = masked_lm(c, "residual", "vocab_transform", "vocab_layer_norm", "vocab_projector", tied=embedded)
+    names = "vocab_transform", "vocab_layer_norm", "vocab_projector"
     return Spec(
         stacks={"distilbert.transformer.layer": Stack(c["n_layers"], "residual")},
         prefix="distilbert.",
@@ -49,6 +49,6 @@ def distilbert(c: Config) -> Spec:
             "pre_classifier": linear("residual -> pooled", optional=True),
             "classifier": linear(f"{'residual' if tokens else 'pooled'} -> _", optional=True),
             "qa_outputs": linear("residual -> _", optional=True),
-            **head_rows,
+            **masked_lm(c, "residual", *names, tied=embedded, eps=EPS),
         },
     )

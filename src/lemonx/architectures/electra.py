@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lemonx.architectures.bert import DEFAULTS, SIZES, encoder, masked_lm, post_ln
+from lemonx.architectures.bert import DEFAULTS, TYPED, encoder, masked_lm, post_ln
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm
@@ -12,7 +12,7 @@ from lemonx.specs.spec import Spec
 from lemonx.specs.weights import linear
 
 
-@architecture("electra", **SIZES, embeddings="embedding_size", kind="language",
+@architecture("electra", **TYPED, embeddings="embedding_size", kind="language",
               defaults=DEFAULTS | {"embedding_size": 128})  # fmt: skip
 def electra(c: Config) -> Spec:
     """ELECTRA: BERT with embeddings of another width, heads of a generator and of a discriminator."""

@@ -17,6 +17,7 @@ from lemonx.specs.weights import embedding, linear
     ffn="intermediate_size",
     vocab="vocab_size",
     positions="max_position_embeddings",
+    types="type_vocab_size",
     kind="language",
     defaults={"layer_norm_eps": 1e-12, "tie_word_embeddings": True, "type_vocab_size": 2},
 )
@@ -39,8 +40,8 @@ def pre_ln_bert(c: Config) -> Spec:
             "pooled": circ(width),
             "vocab": fresh(c["vocab_size"]),
             "positions": fresh(c["max_position_embeddings"]),
+            "types": fresh(c["type_vocab_size"]),
         },
-        fixed={"types": c["type_vocab_size"]},
         rows={
             embedded: embedding("vocab -> residual"),
             "bert.embeddings.position_embeddings": embedding("positions -> residual"),

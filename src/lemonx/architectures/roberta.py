@@ -1,6 +1,6 @@
 """RoBERTa, XLM-RoBERTa, and RoBERTa with Pre-LN: BERT's table with other heads."""
 
-from lemonx.architectures.bert import DEFAULTS, SIZES, encoder, masked_lm, post_ln
+from lemonx.architectures.bert import DEFAULTS, TYPED, encoder, masked_lm, post_ln
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm
@@ -9,13 +9,13 @@ from lemonx.specs.spec import Spec
 from lemonx.specs.weights import linear, parameter
 
 
-@architecture("roberta", "xlm-roberta", **SIZES, kind="language", defaults=DEFAULTS)
+@architecture("roberta", "xlm-roberta", **TYPED, kind="language", defaults=DEFAULTS)
 def roberta(c: Config) -> Spec:
     """RoBERTa, XLM-RoBERTa: BERT with positions that skip padding, and heads of its own."""
     return encoder(c, "roberta", heads(c, "roberta", "residual"), post_ln("roberta"))
 
 
-@architecture("roberta-prelayernorm", **SIZES, kind="language", defaults=DEFAULTS)
+@architecture("roberta-prelayernorm", **TYPED, kind="language", defaults=DEFAULTS)
 def roberta_prelayernorm(c: Config) -> Spec:
     """RoBERTa with Pre-LN: a LayerNorm on the embeddings feeds the stream."""
     root = "roberta_prelayernorm"

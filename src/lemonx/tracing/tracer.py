@@ -375,6 +375,8 @@ class Tracer(TorchDispatchMode):
             run.made = [replace(info) for info in infos]
             run.behind = self.count
             self.ends |= {info.token: path for info in infos}
+            # The first module of a list inside a block is given what the block was given, which goes on.
+            own -= {info.token for other in self.blocks if other.path in self.stack for info in other.given}
             for info in infos:
                 info.carries = tuple(carry for carry in info.carries if carry.token not in own)
 
