@@ -79,6 +79,7 @@ def test_wider_too(tmp_path: Path) -> None:
             total.index_add_(1, torch.from_numpy(columns.source), tensor)
             assert torch.allclose(total, own.repeat(2, 1), rtol=0, atol=1e-12)
     assert lemonx.verify(source, tmp_path / "t").proven
+    assert "ramp.safetensors" in (tmp_path / "t" / "README.md").read_text()
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

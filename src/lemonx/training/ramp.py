@@ -54,22 +54,26 @@ class RampCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
     ) -> None:
         """Find the parameters that the file is for."""
-        self._parts = _matched(model, _read(self.file), self.file)
+        self.begin(model)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Add what the weight has grown by since the step before."""
-        step = state.global_step - self.start
-        self.add(weight_at(step, self.steps) - weight_at(step - 1, self.steps))
+        self.before(state.global_step)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._parts = []
 
+    def begin(self, model: PreTrainedModel) -> None:
+        """For a loop of your own: find the parameters of the model that the file is for."""
+        self._parts = _matched(model, _read(self.file), self.file)
+
     @torch.no_grad()
-    def add(self, weight: float) -> None:
-        """Add the copied writers to the model with this weight."""
-        if weight:
-            for parameter, copied in self._parts:
-                parameter.add_(copied, alpha=weight)
+    def before(self, step: int) -> None:
+        """For a loop of your own: call it before the update after `step` updates."""
+        here = step - self.start
+        grown = weight_at(here, self.steps) - weight_at(here - 1, self.steps)
+        for parameter, copied in self._parts if grown else ():
+            parameter.add_(copied, alpha=grown)
 
 
 def _file(path: Path) -> Path:

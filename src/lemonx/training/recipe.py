@@ -117,6 +117,7 @@ class Recipe(Strict):
     optimizer: Optimizer = Optimizer()
     clip: float = Field(1.0, ge=0)
     precision: Literal["float32", "bfloat16"] = "float32"
+    loop: Literal["trainer", "lean"] = "trainer"
     inheritance: Inheritance | None = None
     seed: int = Field(0, ge=0, le=LARGEST_RUN_SEED)
     eval_every: Steps | None = None
@@ -167,6 +168,18 @@ class Recipe(Strict):
             yield "batch_size, the examples of one step, is not a multiple of gradient_accumulation"
         if self.inheritance is not None and self.inheritance.teacher is None and self.source is None:
             yield "inheritance needs a teacher, a checkpoint"
+        if self.loop == "lean" and (
+            self.stages
+            or self.inheritance is not None
+            or self.gradient_accumulation != 1
+            or self.precision != "float32"
+            or self.report_to
+            or self.save_every
+        ):
+            yield (
+                "the lean loop has no stages, inheritance, gradient_accumulation, bfloat16, report_to or save_every; "
+                "leave these out, or loop: lean"
+            )
         if self.inheritance is not None and self.stages:
             yield "inheritance and stages cannot be combined: the teacher's weight falls over one run"
 

@@ -29,6 +29,7 @@ from lemonx.verification.certificate import versions
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lemonx.training.ramp import RampCallback
     from lemonx.training.trainer import LemonTrainer
 
 TellProgress = Callable[[int, int, Mapping[str, float]], None]
@@ -152,24 +153,36 @@ class TrainingJob:
 
         # A grown model is evaluated before it trains, as every model is.
         fresh = saved is None or saved.step == leg.start
-        trainer = self._trainer()(
-            trained,
-            arguments(self.recipe, self.output, end=leg.end, fresh=fresh),
-            self.recipe,
-            self.data,
-            self.schedule,
-            teacher=self._teacher(),
-            seconds=max((line["seconds"] for line in history), default=0.0),
-        )
-        if leg.ramp is not None:
-            from lemonx.training.ramp import RampCallback
-
-            trainer.add_callback(RampCallback(ramp_of(leg, self.output), leg.ramp, start=leg.start))
-        trainer.add_callback(Rhythm(self.evaluate, self.save, leg.end, self.schedule.total, self._tell))
+        args, ramp = arguments(self.recipe, self.output, end=leg.end, fresh=fresh), self._ramp(leg)
         # Examples meet the model here: what the one holds and the other cannot take shows.
         with in_one_line("train this model on this data", "give others", BadRecipe, but=(OSError,)):
+            if self.recipe.loop == "lean":
+                from lemonx.training.lean import LeanLoop
+
+                loop = LeanLoop(trained, args, self.recipe, self.data, self.schedule)
+                return loop.train(self.evaluate, self._tell, ramp)
+            trainer = self._trainer()(
+                trained,
+                args,
+                self.recipe,
+                self.data,
+                self.schedule,
+                teacher=self._teacher(),
+                seconds=max((line["seconds"] for line in history), default=0.0),
+            )
+            if ramp is not None:
+                trainer.add_callback(ramp)
+            trainer.add_callback(Rhythm(self.evaluate, self.save, leg.end, self.schedule.total, self._tell))
             trainer.train(resume_from_checkpoint=str(saved.path) if saved else None)
         return trainer.state.log_history
+
+    def _ramp(self, leg: Leg) -> RampCallback | None:
+        """What opens the blocks that were added at the beginning of this stage."""
+        if leg.ramp is None:
+            return None
+        from lemonx.training.ramp import RampCallback
+
+        return RampCallback(ramp_of(leg, self.output), leg.ramp, start=leg.start)
 
     def _trainer(self) -> type[LemonTrainer]:
         from lemonx.training.trainer import LemonTrainer

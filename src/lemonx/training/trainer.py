@@ -170,24 +170,14 @@ class LemonTrainer(Trainer):
 
     def floating_point_ops(self, inputs: dict[str, Tensor | Any]) -> int:
         """Counted once for every shape of an example."""
-        shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if isinstance(value, Tensor))
-        if shapes not in self._counted:
-            one = {key: value[:1] for key, value in self._prepare_inputs(inputs).items()}
-            model = self.accelerator.unwrap_model(self.model)
-            self._counted[shapes] = FORWARDS * forward_flops(model, one)
-            if self.teacher is not None:
-                self._counted[shapes] += forward_flops(self.teacher, one)
-        return self._counted[shapes] * len(next(iter(inputs.values())))
+        model = self.accelerator.unwrap_model(self.model)
+        return batch_flops(model, self._prepare_inputs(inputs), self._counted, self.teacher)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self.store_flos()
         logs["flops"] = self.state.total_flos
         logs["seconds"] = round(self.seconds, 3)
-        if not all(math.isfinite(logs.get(name, 0.0)) for name in ("loss", "eval_loss")):
-            raise BadRecipe(
-                f"the loss is not finite at step {self.state.global_step}",
-                "lower learning_rate, lengthen the warm-up, or set clip",
-            )
+        require_finite(logs, self.state.global_step)
         super().log(logs, start_time)
 
     @property
@@ -217,6 +207,30 @@ class LemonTrainer(Trainer):
             for other in saved_folders(folder):
                 if other.name != name:
                     remove(other)
+
+
+def require_finite(figures: Mapping[str, float], step: int) -> None:
+    """BadRecipe if a loss is not a number."""
+    if not all(math.isfinite(figures.get(name, 0.0)) for name in ("loss", "eval_loss")):
+        raise BadRecipe(
+            f"the loss is not finite at step {step}", "lower learning_rate, lengthen the warm-up, or set clip"
+        )
+
+
+def batch_flops(
+    model: torch.nn.Module,
+    inputs: Mapping[str, Any],
+    known: dict[tuple[Any, ...], int],
+    teacher: torch.nn.Module | None = None,
+) -> int:
+    """FLOPs of an update with this batch; `known` keeps what was counted, once for every shape of an example."""
+    shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if isinstance(value, Tensor))
+    if shapes not in known:
+        one = {key: value[:1] for key, value in inputs.items()}
+        known[shapes] = FORWARDS * forward_flops(model, one)
+        if teacher is not None:
+            known[shapes] += forward_flops(teacher, one)
+    return known[shapes] * len(next(iter(inputs.values())))
 
 
 def forward_flops(model: torch.nn.Module, inputs: Mapping[str, Any]) -> int:

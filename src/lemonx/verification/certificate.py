@@ -15,7 +15,7 @@ from lemonx import methods
 from lemonx.algebra.free_parameters import Free, checked
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.config import class_names
-from lemonx.checkpoints.folder import CERTIFICATE, has, parse_object
+from lemonx.checkpoints.folder import CERTIFICATE, RAMP, has, parse_object
 from lemonx.checkpoints.opening import read_inside
 from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.guards.shown import as_code, as_yaml, shown
@@ -204,6 +204,11 @@ def model_card(plan: Plan, content: Certificate) -> str:
             claim += (
                 f"\nIt does so up to the eps of its norms, {lost['eps']:g}: added blocks norm the stream again at "
                 f"{lost['places']} places,\nwhich changes it by at most {lost['of_stream']:.1e} of itself in all."
+            )
+        if plan.ramp:
+            claim += (
+                f"\nIts added layers write nothing yet: `{RAMP}` holds their copied output weights, which come in "
+                "during training."
             )
     else:
         claim = f"This checkpoint was grown from {as_code(base)} by a method that is not lossless."

@@ -1,0 +1,122 @@
+"""The updates of LemonTrainer without Trainer, whose own work is an eighth of a step of the comparisons' tiny Llama.
+
+The examples and their order, the loss, the clipping, the groups and settings of AdamW, the schedule and the rows of the
+log are the same. What a comparison does not need is not here: checkpoints, several processes, stages, teachers, mixed
+precision and trackers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+
+from lemonx.data import Prepared
+from lemonx.training.curve import CurveRow
+from lemonx.training.recipe import Recipe
+from lemonx.training.schedule import Schedule
+from lemonx.training.stream import ExampleStream
+from lemonx.training.trainer import TellStep, batch_flops, require_finite
+
+if TYPE_CHECKING:
+    from lemonx.training.ramp import RampCallback
+
+Batch = Mapping[str, Tensor]
+
+
+class LeanLoop:
+    """One run: a model, its examples and its optimizer, step by step."""
+
+    def __init__(
+        self, model: PreTrainedModel, args: TrainingArguments, recipe: Recipe, data: Prepared, schedule: Schedule
+    ) -> None:
+        self.model, self.recipe, self.data, self.schedule = model, recipe, data, schedule
+        self.device = args.device
+        self.model.to(self.device)  # type: ignore[arg-type]
+        self.optimizer = _optimizer(model, args)
+        self.examples = ExampleStream(data.train, schedule.total * recipe.batch_size, recipe.seed)
+        self.history: list[CurveRow] = []
+        self._flops, self._counted, self._started = 0, dict[tuple[Any, ...], int](), time.monotonic()
+
+    def train(self, every: int, tell: TellStep, ramp: RampCallback | None = None) -> list[CurveRow]:
+        """Train to the end of the schedule, and evaluate before it, at intervals and at its end; returns the log."""
+        torch.manual_seed(self.recipe.seed)  # for dropout
+        if ramp is not None:
+            ramp.begin(self.model)
+        self._evaluate(0, tell)
+        total, logged = torch.zeros((), device=self.device), 0
+        for step in range(self.schedule.total):
+            if ramp is not None:
+                ramp.before(step)
+            total += self._update(step)
+            if (step + 1) % every == 0 or step + 1 == self.schedule.total:
+                mean, logged = float(total) / (step + 1 - logged), step + 1
+                rate = self.schedule.learning_rate(step)
+                self._log(step + 1, {"loss": mean, "learning_rate": rate})
+                total.zero_()
+                tell(step + 1, self.history, {})
+                self._evaluate(step + 1, tell)
+            else:
+                tell(step + 1, self.history, {})
+        return self.history
+
+    def _update(self, step: int) -> Tensor:
+        """One update; the loss before it."""
+        size = self.recipe.batch_size
+        batch = self._batch(self.examples.__getitems__(range(step * size, (step + 1) * size)))
+        self._flops += batch_flops(self.model, batch, self._counted)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.learning_rate(step)
+        self.model.train()
+        loss = self.model(**batch).loss
+        loss.backward()
+        if self.recipe.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def _evaluate(self, step: int, tell: TellStep) -> None:
+        """The mean loss over all validation examples, and the task's metrics."""
+        self.model.eval()
+        size, examples = self.recipe.eval_batch_size or self.recipe.batch_size, self.data.validation
+        losses, outputs, labels, measure = [], [], [], self.data.metrics
+        for start in range(0, len(examples), size):
+            batch = self._batch([examples[i] for i in range(start, min(start + size, len(examples)))])
+            with torch.no_grad():
+                found = self.model(**batch)
+            losses.append(found.loss.repeat(len(batch["labels"])))
+            if measure is not None:
+                outputs.append(found.logits.cpu())
+                labels.append(batch["labels"].cpu())
+        figures = {"eval_loss": float(torch.cat(losses).mean())}
+        if measure is not None:
+            told = measure(torch.cat(outputs).numpy(), torch.cat(labels).numpy())
+            figures |= {f"eval_{name}": value for name, value in told.items()}
+        self._log(step, figures)
+        tell(step, self.history, figures)
+
+    def _log(self, step: int, figures: CurveRow) -> None:
+        require_finite(figures, step)
+        spent = {"flops": float(self._flops), "seconds": round(time.monotonic() - self._started, 3)}
+        self.history.append({**figures, "step": step, **spent})
+
+    def _batch(self, examples: list[Any]) -> Batch:
+        return {name: value.to(self.device) for name, value in self.data.collate(examples).items()}
+
+
+def _optimizer(model: PreTrainedModel, args: TrainingArguments) -> torch.optim.Optimizer:
+    """Trainer's own choice of AdamW and of what is not decayed."""
+    decayed: Callable[..., list[str]] = Trainer.get_decay_parameter_names
+    names = set(decayed(None, model))
+    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for name, p in parameters if name in names], "weight_decay": args.weight_decay},
+        {"params": [p for name, p in parameters if name not in names], "weight_decay": 0.0},
+    ]
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
+    return kind(groups, **options)
