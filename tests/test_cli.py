@@ -107,7 +107,7 @@ SIZES = [
         r"give --width \S+x, or --set for one of them: --set",
         "resnet-basic",
     ),
-    Bad("stages-width-odd", ("--width", 8), BAD_TARGET, r"such as --width 2x, or --set \S+ with your", "resnet-basic"),
+    Bad("stages-width-odd", ("--width", 8), BAD_TARGET, r"such as --width 2x, or --set .* with your", "resnet-basic"),
     Bad("stages-depth", ("--depth", 10), BAD_TARGET, r"give --depth 2x, or .* --set depths=\[4,6\]", "resnet-basic"),
     Bad("params-text", ("--params", "big"), BAD_TARGET, "--params big is not a number of parameters: write it as"),
     Bad("params-less", ("--params", "1K"), BAD_TARGET, "--params 1K is not more than the source's 45.8K"),

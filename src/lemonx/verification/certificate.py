@@ -51,10 +51,14 @@ class Said:
 
 def read_certificate(checkpoint: Checkpoint) -> Said | None:
     """The certificate of a checkpoint; None if it has none, BadCheckpoint if it is not one."""
-    path = checkpoint.path / FILE
     if not has(checkpoint.path, FILE):
         return None
-    content: Any = parse_object(read_inside(checkpoint.path, FILE), path)
+    path = checkpoint.path / FILE
+    return parse_certificate(parse_object(read_inside(checkpoint.path, FILE), path), path)
+
+
+def parse_certificate(content: Mapping[str, Any], path: Path) -> Said:
+    """What the content of a lemonx.json says; BadCheckpoint if it is not one."""
     try:
         told = Said(content["method"], checked(Free(**content["free"])), content["seed"], content.get("dtype"))
         if not (isinstance(told.method, str) and isinstance(told.seed, int) and isinstance(told.dtype, str | None)):
