@@ -80,6 +80,8 @@ class ExpandedFrom:
     architectures: list[str] | None
     sha256: str
     parameters: int
+    # What its weights were read from, where that was not floats in safetensors.
+    converted: str | None
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
             architectures=class_names(plan.source_config) if "architectures" in plan.source_config else None,
             sha256=source.content_digest(),
             parameters=before,
+            converted=source.converted,
         ),
         parameters=after,
         sizes={name: Before(a, b) for name, a, b in size_table(plan)},
