@@ -107,7 +107,7 @@ def test_a_recipe_says_itself_again() -> None:
     asked = parse_recipe(recipe_file.with_changes(GOOD, {"steps": None, "stages": stages}))
     assert parse_recipe(asked.as_dict()) == asked
     assert asked.stages[1].expand is not None
-    assert asked.stages[1].expand.options["fields"] == {"intermediate_size": 7}
+    assert asked.stages[1].expand.options["set"] == {"intermediate_size": 7}
 
 
 def test_epochs_are_steps_of_whole_batches() -> None:

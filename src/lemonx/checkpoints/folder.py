@@ -19,6 +19,7 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
+MERGE = "merge it into its model first: PeftModel.from_pretrained(model, FOLDER).merge_and_unload().save_pretrained"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 _MAX_COMPANION = 200_000_000
@@ -101,7 +102,7 @@ def stray_weights(folder: Path, used: set[str]) -> Iterator[BadCheckpoint]:
         if name in used or name == RAMP or not name.endswith(".safetensors"):
             continue
         if name.startswith("adapter_"):
-            yield BadCheckpoint("is a PEFT adapter, not a model", "merge it into the model first", file=folder / name)
+            yield BadCheckpoint("is a PEFT adapter, not a model", MERGE, file=folder / name)
         elif not name.startswith("consolidated"):  # Mistral's own format, the same weights once more
             yield BadCheckpoint(
                 "is not listed in the index and would be ignored",
@@ -130,6 +131,12 @@ def no_weights(folder: Path) -> BadCheckpoint:
         return BadCheckpoint(
             f"holds only pickles ({found[0]}), which lemonx never loads, as they can run code",
             "if you trust them, convert them with transformers' from_pretrained and save_pretrained",
+            file=folder,
+        )
+    if any(name.endswith(".gguf") for name in os.listdir(folder)):
+        return BadCheckpoint(
+            "holds its weights as GGUF only",
+            "convert them: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) and save_pretrained",
             file=folder,
         )
     return BadCheckpoint(f"holds neither {WEIGHTS} nor {INDEX}", "give the folder of a saved model", file=folder)

@@ -16,11 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Concatenate, ParamSpec, TypeVar, final
 
+from lemonx.checkpoints import pickles, quantised
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.folder import (
+    ADAPTER,
     CONFIG,
     INDEX,
+    MERGE,
     WEIGHTS,
     has,
     has_weights,
@@ -31,7 +34,7 @@ from lemonx.checkpoints.folder import (
     weight_map,
 )
 from lemonx.checkpoints.opening import changed, identity, open_inside, read_inside
-from lemonx.checkpoints.pickles import convert, has_pickles
+from lemonx.checkpoints.pickles import has_pickles
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.temporary import Temporary
@@ -57,7 +60,8 @@ class Checkpoint:
 
     `config` is config.json; `tensors` is name to TensorInfo, in file order; `companions` is relative name to
     real path of the other files to carry along; `left_behind` names the rest. Reads may come from any thread.
-    `origin` is the folder that was asked for; `path` is another only where pickles were converted.
+    `origin` is the folder that was asked for; `path` is another only where weights were `converted`, from what that
+    says.
     """
 
     path: Path
@@ -66,6 +70,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     companions: Mapping[str, Path]
     left_behind: tuple[str, ...]
+    converted: str | None = None
 
     def __init__(self, path: Path, *, origin: Path | None = None) -> None:
         self.path = path
@@ -96,22 +101,39 @@ class Checkpoint:
         try:
             folder = given.resolve(strict=True)
             if folder.is_dir():
+                if has(folder, ADAPTER) and not has(folder, CONFIG):
+                    raise BadCheckpoint("is a PEFT adapter, not a model", MERGE, file=given)
                 pickled = allow_pickle and has_pickles(folder) and not has_weights(folder)
-                return cls._converted(folder) if pickled else cls(folder)
+                return cls._unpickled(folder) if pickled else cls._in_floats(folder)
         except (FileNotFoundError, RuntimeError):
             raise BadCheckpoint("does not exist", _instead(given), file=given) from None
         except OSError as error:
             raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=given) from None
-        raise BadCheckpoint("is not a folder", "give the folder that holds config.json", file=given)
+        raise BadCheckpoint("is not a folder", _of_a_file(given), file=given)
 
     @classmethod
-    def _converted(cls, folder: Path) -> Checkpoint:
+    def _unpickled(cls, folder: Path) -> Checkpoint:
+        return cls._converted(folder, lambda into: (pickles.convert(folder, into), "pickles, read as plain tensors"))
+
+    @classmethod
+    def _in_floats(cls, folder: Path) -> Checkpoint:
+        """The checkpoint as it is, or converted to floats where its weights are quantised in a known way."""
+        stored = cls(folder)
+        if not quantised.is_known(stored.config):
+            return stored
+        with stored:
+            return cls._converted(folder, lambda into: quantised.convert(stored, into))
+
+    @classmethod
+    def _converted(cls, folder: Path, convert: Callable[[Path], tuple[Path, str]]) -> Checkpoint:
         temporary = Temporary()
         try:
-            checkpoint = cls(convert(folder, temporary.path), origin=folder)
+            copy, what = convert(temporary.path)
+            checkpoint = cls(copy, origin=folder)
         except BaseException:
             temporary.close()
             raise
+        checkpoint.converted = what
         checkpoint._temporary.append(temporary)
         return checkpoint
 
@@ -294,6 +316,19 @@ def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Cal
             raise error.in_folder(checkpoint.origin) from error
 
     return wrapped
+
+
+def _of_a_file(given: Path) -> str:
+    """The advice for a file that is given in place of a folder."""
+    ways = {
+        ".gguf": "convert it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) and save_pretrained",
+        ".safetensors": "give the folder it is in, with the model's config.json beside it",
+        **dict.fromkeys(
+            (".bin", ".pt", ".pth", ".ckpt"),
+            "put it into a folder as pytorch_model.bin, with the model's config.json, and use --allow-pickle",
+        ),
+    }
+    return ways.get(given.suffix.lower(), "give the folder that holds config.json")
 
 
 def _instead(given: Path) -> str:

@@ -11,11 +11,13 @@ from lemonx.cli.app import Json, app
 from lemonx.cli.options import (
     CHOICES,
     AllowPickle,
+    Choices,
     Depth,
     DepthType,
     DtypeOption,
     Ffn,
     FreeOption,
+    From,
     Heads,
     Infer,
     KvHeads,
@@ -37,6 +39,7 @@ from lemonx.cli.options import (
     choices,
     data_section,
     in_bytes,
+    merged,
     sizes,
 )
 from lemonx.guards.limits import MOST_STEPS
@@ -59,6 +62,7 @@ def plan_command(
     set_: Set = None,
     like: Like = None,
     params: Params = None,
+    from_: From = None,
     method: MethodOption = "lemon",
     seed: Seed = 0,
     free: FreeOption = None,
@@ -92,14 +96,14 @@ def plan_command(
     from lemonx.cli.render import plan as show
 
     asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
-    if params is not None:
-        found = _shapes(source, params, asked, allow_pickle=allow_pickle)
+    chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle)
+    if params is not None and from_ is None:
+        found = _shapes(source, params, asked, chosen)
         print_json([shape.as_dict() for shape in found]) if as_json else show.print_shapes(source, params, found)
         return
     plan = api.plan(
         hub.fetched(source, quiet=as_json, whole=False, allow_pickle=allow_pickle) if solve else source,
-        **asked,
-        **choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle),
+        **merged(asked, chosen, from_),
         solve=solve,
         infer=infer,
         spec=spec,
@@ -110,12 +114,12 @@ def plan_command(
         show.print_plan(plan, tensors=tensors)
 
 
-def _shapes(source: str, params: str, asked: Sizes, *, allow_pickle: bool) -> list[Shape]:
+def _shapes(source: str, params: str, asked: Sizes, chosen: Choices) -> list[Shape]:
     from lemonx.hub.headers import opened
     from lemonx.workflows import budget, options
 
-    growth = options.GrowthOptions(options.sizes(**asked))
-    with opened(source, allow_pickle=allow_pickle) as checkpoint:
+    growth = options.GrowthOptions(options.sizes(**asked), chosen["method"], free=chosen["free"])
+    with opened(source, allow_pickle=chosen["allow_pickle"]) as checkpoint:
         return budget.shapes(checkpoint, growth, params)
 
 
@@ -132,6 +136,7 @@ def expand_command(
     set_: Set = None,
     like: Like = None,
     params: Params = None,
+    from_: From = None,
     method: MethodOption = "lemon",
     seed: Seed = 0,
     free: FreeOption = None,
@@ -201,12 +206,15 @@ def expand_command(
     from lemonx.hub.upload import check_destination
     from lemonx.methods import Lessons
 
-    asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
-    chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle)
+    growth = merged(
+        sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params),
+        choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle),
+        from_,
+    )
     if push:
         check_destination(push)
     if dry_run:
-        planned = api.plan(source, **asked, **chosen, solve=True, infer=infer, spec=spec)
+        planned = api.plan(source, **growth, solve=True, infer=infer, spec=spec)
         _print_dry_run(planned, output, force=force, as_json=as_json)
         return
     folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
@@ -214,8 +222,7 @@ def expand_command(
         expanded = api.expand(
             folder,
             output,
-            **asked,
-            **chosen,
+            **growth,
             infer=infer,
             spec=spec,
             max_shard_size=in_bytes(max_shard_size),

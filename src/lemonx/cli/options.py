@@ -195,6 +195,18 @@ class Sizes(TypedDict):
     params: str | None
 
 
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Repeat a growth, on the same or a later SOURCE: the lemonx.json of an output, or YAML with sizes and "
+        "choices as in a recipe's `expand`. In place of all target sizes and choices.",
+        rich_help_panel=SIZES,
+    ),
+]
+
+
 class Choices(TypedDict):
     """The keywords of `lemonx.plan` that are choices."""
 
@@ -255,6 +267,24 @@ def sizes(
         "like": like,
         "params": params,
     }
+
+
+class Growth(Sizes, Choices):
+    """The keywords of `lemonx.plan` that decide what is written."""
+
+
+def merged(asked: Sizes, chosen: Choices, file: Path | None) -> Growth:
+    """Sizes and choices, or those of a file; BadTarget if both are given."""
+    if file is None:
+        return {**asked, **chosen}
+    from lemonx.training.growth_file import read_growth
+
+    plain = sizes(*[None] * 9), choices("lemon", 0, None, None, None, False, False, None, chosen["allow_pickle"])
+    if (asked, chosen) != plain:
+        raise BadTarget(
+            "--from says all sizes and choices itself", "leave the others out, or write a YAML file with them"
+        )
+    return cast("Growth", {**asked, **chosen, **read_growth(file)})
 
 
 def _field(text: str) -> tuple[str, FieldValue]:

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints import Checkpoint, quantised
 from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS
 from lemonx.checkpoints.opening import read_inside
+from lemonx.checkpoints.reader import NotDownloaded
 from lemonx.checkpoints.safetensors_file import encode_header
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.hub import download
@@ -51,7 +52,10 @@ def _of_headers(name: HubName, folder: Path, shards: set[str]) -> Checkpoint:
             )
             for shard, header in zip(sorted(shards), parsed, strict=True):
                 _write_empty(temporary.path / shard, header)
-        return Checkpoint.of_headers(temporary, folder)
+        checkpoint = Checkpoint.of_headers(temporary, folder)
+        if quantised.is_known(checkpoint.config):
+            raise NotDownloaded("is quantised, so its weights decide what can be planned", file=folder)
+        return checkpoint
     except BaseException:
         temporary.close()
         raise

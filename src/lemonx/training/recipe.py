@@ -56,7 +56,7 @@ class Expand(Strict):
     def options(self) -> dict[str, Any]:
         given = self.model_dump(exclude_none=True, exclude={"verify"})
         free = {} if self.free is None else {"free": parse_free(self.free)}
-        return {"fields": given.pop("sizes"), **given, **free}
+        return {"set": given.pop("sizes"), **given, **free}
 
 
 class Optimizer(Strict):
@@ -228,18 +228,22 @@ def parse_recipe(given: Mapping[str, Any], name: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(dict(given))
     except ValidationError as error:
-        raise BadRecipe(*_first(error)).about(name) from None
+        raise BadRecipe(*first_problem(error)).about(name) from None
 
 
-def _first(error: ValidationError) -> tuple[str, str]:
+def first_problem(error: ValidationError, whole: type[BaseModel] = Recipe) -> tuple[str, str]:
+    """What is wrong with a file of keys and values, and what to do."""
     # A key that nobody knows explains the key that is missing.
     found = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")[0]
     where = tuple(part for part in found["loc"])
     key = ".".join(map(str, where))
     if found["type"] == "extra_forbidden":
-        known = _known(where[:-1])
+        known = _known(where[:-1], whole)
         near = difflib.get_close_matches(str(where[-1])[:80], known, n=1, cutoff=0.5)
-        return f"{key!r} is not a key of a recipe", f"did you mean {near[0]!r}?" if near else f"try {sorted(known)}"
+        return (
+            f"{key!r} is not a key of {_what(whole)}",
+            f"did you mean {near[0]!r}?" if near else f"try {sorted(known)}",
+        )
     if found["type"] == "missing":
         return f"{key!r} is missing", "add it"
     message = found["msg"].removeprefix("Value error, ")
@@ -250,13 +254,17 @@ def _first(error: ValidationError) -> tuple[str, str]:
     return f"{key}: {message[0].lower()}{message[1:]}, not {value}", ""
 
 
-def _known(where: tuple[Any, ...]) -> list[str]:
+def _what(whole: type[BaseModel]) -> str:
+    return "a recipe" if whole is Recipe else "a growth"
+
+
+def _known(where: tuple[Any, ...], whole: type[BaseModel]) -> list[str]:
     """The keys that a recipe has at a place such as ("expand",) or ("stages", 1, "expand")."""
     models: dict[str, type[BaseModel]] = {
         "expand": Expand, "optimizer": Optimizer, "inheritance": Inheritance, "stages": Stage
     }  # fmt: skip
     names = [part for part in where if isinstance(part, str)]
-    model = models[names[-1]] if names else Recipe
+    model = models[names[-1]] if names else whole
     return [field.alias or name for name, field in model.model_fields.items()]
 
 

@@ -51,10 +51,14 @@ class Said:
 
 def read_certificate(checkpoint: Checkpoint) -> Said | None:
     """The certificate of a checkpoint; None if it has none, BadCheckpoint if it is not one."""
-    path = checkpoint.path / FILE
     if not has(checkpoint.path, FILE):
         return None
-    content: Any = parse_object(read_inside(checkpoint.path, FILE), path)
+    path = checkpoint.path / FILE
+    return parse_certificate(parse_object(read_inside(checkpoint.path, FILE), path), path)
+
+
+def parse_certificate(content: Mapping[str, Any], path: Path) -> Said:
+    """What the content of a lemonx.json says; BadCheckpoint if it is not one."""
     try:
         told = Said(content["method"], checked(Free(**content["free"])), content["seed"], content.get("dtype"))
         if not (isinstance(told.method, str) and isinstance(told.seed, int) and isinstance(told.dtype, str | None)):
@@ -76,6 +80,8 @@ class ExpandedFrom:
     architectures: list[str] | None
     sha256: str
     parameters: int
+    # What its weights were read from, where that was not floats in safetensors.
+    converted: str | None
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,7 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
             architectures=class_names(plan.source_config) if "architectures" in plan.source_config else None,
             sha256=source.content_digest(),
             parameters=before,
+            converted=source.converted,
         ),
         table=plan.family.table or "lemonx",
         parameters=after,

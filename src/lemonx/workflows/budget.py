@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import cast
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
@@ -134,8 +135,7 @@ class _Search:
     def sizes(self, *options: str) -> list[int]:
         """The source's sizes behind these options, lists flattened."""
         names = [name for option in options for name in self.family.sizes.get(option, ()) if name in self.config.asked]
-        values = [self.config[name] for name in names if self.config[name] is not None]
-        return [int(n) for value in values for n in (value if isinstance(value, list) else [value])]
+        return [int(number) for name in names for number in _numbers(self.config[name])]
 
     def around(self, wanted: int) -> Iterator[Shape]:
         asked = self.growth.sizes
@@ -205,16 +205,16 @@ class _Search:
 
     def proportion(self, plan: Plan) -> float:
         new = plan.family.config(plan.target_config)
-        grown = []
+        grown: list[float] = []
         for option in ("width", "depth"):
             names = [name for name in self.family.sizes.get(option, ()) if name in self.config.asked]
-            pairs = [(_total(self.config[name]), _total(new[name])) for name in names]
+            pairs = [(sum(_numbers(self.config[name])), sum(_numbers(new[name]))) for name in names]
             before, after = sum(a for a, _ in pairs) or 1, sum(b for _, b in pairs) or 1
             grown.append(after / before)
         return grown[0] / grown[1]
 
 
-def _total(value: object) -> float:
-    if isinstance(value, list):
-        return float(sum(v for v in value if isinstance(v, int | float)))
-    return float(value) if isinstance(value, int | float) else 0.0
+def _numbers(value: object) -> list[float]:
+    """The numbers of a field: one, or those of a list."""
+    listed = cast("list[object]", value) if isinstance(value, list) else [value]
+    return [float(number) for number in listed if isinstance(number, int | float)]
