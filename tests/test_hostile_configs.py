@@ -330,3 +330,12 @@ def test_one_block_whose_number_divides_its_scores(depth: int, tmp_path: Path) -
     """The added blocks have numbers of their own; with several blocks that was known."""
     source = saved(hf.GPT2LMHeadModel, tmp_path, n_layer=1, scale_attn_by_inverse_layer_idx=True)
     assert verified(source, depth=depth)["difference"] <= 1e-10
+
+
+def test_a_stream_that_is_an_output_and_feeds_a_tied_decoder(tmp_path: Path) -> None:
+    """The decoder reads copies that were scaled, and the logits of a choice would be scaled too."""
+    source = saved(hf.GPT2DoubleHeadsModel, tmp_path, summary_use_proj=False)
+    with pytest.raises(Refused, match=r"outputs final itself, .* scaled by 0.5: untie .*--set tie_word"):
+        lemonx.plan(source, width_factor=2)
+    untied = verified(source, width_factor=2, depth=3, fields={"tie_word_embeddings": False})
+    assert untied["difference"] <= 1e-10

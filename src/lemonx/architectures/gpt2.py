@@ -30,6 +30,7 @@ ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attenti
         "scale_attn_by_inverse_layer_idx": False,
         "scale_attn_weights": True,
         "summary_proj_to_labels": True,
+        "summary_use_proj": True,
     },
 )
 def gpt2(c: Config) -> Spec:
@@ -45,6 +46,8 @@ def gpt2(c: Config) -> Spec:
         stacks={"transformer.h": Stack(c["n_layer"], "residual", period=period)},
         eps="layer_norm_epsilon",
         prefix="transformer.",
+        # Without a projection, the logits of a choice are the last norm's output itself.
+        shown=("final",) if c.is_a("DoubleHeadsModel") and not c["summary_use_proj"] else (),
         spaces={
             "residual": avg(width),
             "normed": zero(width),
