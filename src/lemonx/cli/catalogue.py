@@ -25,7 +25,7 @@ def architectures_command(
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option("--record", metavar="FILE", help="With --all: file for the results; an interrupted survey continues."),
+        typer.Option("--record", metavar="FILE", help="With --all: file of results, to continue from."),
     ] = None,
     recorded: Annotated[
         Path | None,

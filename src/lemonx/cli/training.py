@@ -26,7 +26,7 @@ class Format(str, Enum):
 @app.command("train", rich_help_panel="Commands")
 def train_command(
     recipe: Annotated[
-        str | None, typer.Argument(help="A YAML file, or the name of a recipe that comes with lemonx.", show_default=False)
+        str | None, typer.Argument(help="A YAML file, or the name of one of lemonx's recipes.", show_default=False)
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the trained checkpoint.")] = None,
     set_: Annotated[
