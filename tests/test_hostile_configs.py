@@ -315,3 +315,27 @@ def test_classes_that_are_no_list_of_names(classes: Any, tmp_path: Path) -> None
     for command in (lambda: lemonx.plan(source, ffn=200), lambda: advise(source, target)):
         with pytest.raises(BadCheckpoint, match=r"has an architectures that is not a list of names: give the class"):
             command()
+
+
+@pytest.mark.parametrize("model_class", [hf.AlbertForMaskedLM, hf.ElectraForMaskedLM, hf.BertForMaskedLM])
+def test_heads_that_do_not_share_the_width(model_class: Any, tmp_path: Path) -> None:
+    """Classes that may have an embedding_size do not ask for it, and cut off what is left over."""
+    source = saved(model_class, tmp_path, **({} if model_class is hf.AlbertForMaskedLM else {"embedding_size": 48}))
+    with pytest.raises(BadTarget, match=r"hidden_size 96 is not a multiple of 9 heads: choose another --width"):
+        lemonx.plan(source, width=96, heads=9)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_one_block_whose_number_divides_its_scores(depth: int, tmp_path: Path) -> None:
+    """The added blocks have numbers of their own; with several blocks that was known."""
+    source = saved(hf.GPT2LMHeadModel, tmp_path, n_layer=1, scale_attn_by_inverse_layer_idx=True)
+    assert verified(source, depth=depth)["difference"] <= 1e-10
+
+
+def test_a_stream_that_is_an_output_and_feeds_a_tied_decoder(tmp_path: Path) -> None:
+    """The decoder reads copies that were scaled, and the logits of a choice would be scaled too."""
+    source = saved(hf.GPT2DoubleHeadsModel, tmp_path, summary_use_proj=False)
+    with pytest.raises(Refused, match=r"outputs final itself, .* scaled by 0.5: untie .*--set tie_word"):
+        lemonx.plan(source, width_factor=2)
+    untied = verified(source, width_factor=2, depth=3, fields={"tie_word_embeddings": False})
+    assert untied["difference"] <= 1e-10

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import lemonx
 import pico
 from lemonx.errors import Refused
+from lemonx.models.in_memory import save
+from lemonx.verification.as_built import require_as_built
 from lemonx.verification.float64 import Float64
 
 
@@ -228,3 +230,127 @@ def test_a_class_of_the_users_own() -> None:
     assert_one_line(Refused, "cannot load the expanded Wanting", lambda: lemonx.expand(wanting, ffn=150, verify=False))
     strange = Strange(hf.LlamaConfig(attn_implementation="eager"))
     assert_one_line(Refused, "Strange is neither a class of transformers", lambda: lemonx.expand(strange, ffn=150))
+
+
+# ----------------------------------------------------------------- what a model is beside its weights and its config
+
+
+def _other_activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = nn.GELU()
+
+
+def _other_eps(model: Any) -> None:
+    model.model.norm.variance_epsilon = 0.5
+
+
+def _other_config(model: Any) -> None:
+    model.config.rms_norm_eps = 0.3
+
+
+def _other_speeds(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.3)
+
+
+def _hooked(model: Any) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def _hooked_before(model: Any) -> None:
+    model.model.norm.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+
+
+def _patched(model: Any) -> None:
+    forward = model.model.layers[1].mlp.forward
+    model.model.layers[1].mlp.forward = lambda x: 2 * forward(x)
+
+
+def _biased(model: Any) -> None:
+    model.lm_head.bias = nn.Parameter(torch.ones(61, dtype=torch.float64))
+
+
+def _wrapped(model: Any) -> None:
+    class Tripled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 3 * super().forward(input)
+
+    model.model.layers[0].mlp.down_proj.__class__ = Tripled
+
+
+def _parametrised(model: Any) -> None:
+    nn.utils.parametrizations.weight_norm(model.lm_head)
+
+
+def _shortened(model: Any) -> None:
+    model.model.layers = model.model.layers[:1]
+
+
+CHANGED: list[tuple[Callable[[Any], None], str]] = [
+    (_other_activation, "model.layers.0.mlp.act_fn is GELU, where its config makes SiLU"),
+    (_other_eps, "model.norm has variance_epsilon = 0.5, where its config makes it 1e-0"),
+    (_other_config, "model.layers.0.input_layernorm has variance_epsilon = 1e-0., where its config makes it 0.3"),
+    (_other_speeds, "model.rotary_emb.inv_freq holds other numbers"),
+    (_hooked, "model.layers.0.mlp has the hook <lambda>"),
+    (_hooked_before, "model.norm has the hook <lambda>"),
+    (_patched, "model.layers.1.mlp has a forward of its own"),
+    (_biased, r"lm_head.bias is a tensor of shape \[61\], where its config makes it no tensor"),
+    (_wrapped, "model.layers.0.mlp.down_proj is Tripled, where its config makes Linear"),
+    (_parametrised, "lm_head is ParametrizedLinear, where its config makes Linear"),
+    (_shortened, "there is no model.layers.1, which its config makes"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), CHANGED, ids=lambda value: getattr(value, "__name__", ""))
+def test_what_only_the_object_knows_is_refused(change: Callable[[Any], None], says: str) -> None:
+    """The larger model is built from the config and the weights: it would not have the change."""
+    model = pico.PICO["llama-untied"]().double()
+    change(model)
+    assert_one_line(Refused, f"{says}.*larger model is built from the config", lambda: lemonx.expand(model, ffn=150))
+
+
+def _resized(model: Any) -> None:
+    model.resize_token_embeddings(70)
+
+
+def _other_padding(model: Any) -> None:
+    model.config.pad_token_id = 3
+
+
+def _in_mixed_precision(model: Any) -> None:
+    from accelerate import Accelerator
+
+    Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
+    assert "forward" in vars(model)
+
+
+def _prepared_for_training(model: Any) -> None:
+    model.train()
+    model.gradient_checkpointing_enable()
+    model.enable_input_require_grads()  # a hook of transformers' own
+    model.config.attention_dropout = 0.1
+
+
+@pytest.mark.parametrize("change", [_resized, _other_padding, _in_mixed_precision, _prepared_for_training])
+def test_what_changes_no_output_is_no_obstacle(change: Callable[[Any], None]) -> None:
+    model = pico.PICO["llama-untied"]().double()
+    change(model)
+    assert difference(model, lemonx.expand(model, ffn=150)) <= 1e-10
+
+
+def test_frequencies_that_the_last_text_left_behind_are_no_obstacle() -> None:
+    config = copy.deepcopy(pico.PICO["llama-untied"]().config)
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = hf.LlamaForCausalLM(config).double()
+    first = model.model.rotary_emb.inv_freq.clone()
+    model(torch.ones(1, 300, dtype=torch.long))
+    assert not torch.equal(first, model.model.rotary_emb.inv_freq)
+    assert difference(model, lemonx.expand(model, ffn=150)) <= 1e-10
+
+
+@pytest.mark.parametrize("name", sorted(pico.PICO))
+def test_every_model_is_as_its_config_builds_it(name: str, tmp_path: Path) -> None:
+    """Freshly built, and loaded in another dtype."""
+    model = pico.PICO[name]()
+    save(model, tmp_path / "saved", verify=True)
+    require_as_built(model, tmp_path / "saved")
+    loaded = type(model).from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
+    require_as_built(loaded, tmp_path / "saved")

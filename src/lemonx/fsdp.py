@@ -25,6 +25,7 @@ from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadTarget, Refused
 from lemonx.execution.row_readers import blocks_within, is_whole, source_rows
 from lemonx.execution.runner import everything, run_plan
+from lemonx.models.building import compute_buffers
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.config import flat_fields
@@ -149,13 +150,6 @@ def _check_tensors(held: Mapping[str, _Part], plan: Plan) -> None:
         kept, made_in = held[name].local.dtype, torch_dtype(step.dtype)
         if torch.promote_types(kept, made_in) != kept:
             raise BadTarget(f"{name} is {kept} in the model and {made_in} in the expansion", "give another dtype")
-
-
-def compute_buffers(model: PreTrainedModel) -> None:
-    """Fill the buffers that no file holds (rotary frequencies, masks), as from_pretrained does."""
-    for tensor in model.state_dict(keep_vars=True).values():
-        tensor._is_hf_initialized = True  # pyright: ignore[reportAttributeAccessIssue]
-    model.initialize_weights()
 
 
 # ----------------------------------------------------------------- on paper

@@ -6,6 +6,7 @@ models that the structure builds are changed in one place.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -106,3 +107,24 @@ def test_no_more_is_kept_than_one_can_read(folders: tuple[Path, Path], monkeypat
 
     found = check(folders, monkeypatch, {TARGET: all_of_them})
     assert len(found.wrong) == structure.KEPT and found.reason().endswith(f"and {structure.KEPT - 1} more")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"lossless": False}, "lossless = false"),
+        ({"source": {"parameters": 3}}, "source.parameters = 3"),
+        ({"target": None}, "target.parameters = null"),
+        ({"exactness": {"bit-exact": 1000}}, 'exactness = {"bit-exact": 1000}'),
+        ({"config": {}}, "config = {}"),
+    ],
+)
+def test_a_certificate_that_says_what_is_not_so(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    source = pico.save(pico.PICO["llama-untied"](), tmp_path / "source")
+    target = lemonx.expand(source, tmp_path / "target", width=72, verify=False).path
+    assert lemonx.verify(source, target).passed
+    path = target / "lemonx.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    found = lemonx.verify(source, target)
+    assert not found.passed
+    assert found.reason() == f"lemonx.json says {says}, which is not so"

@@ -1,7 +1,7 @@
 """ALBERT."""
 
 from lemonx.architectures.bert import DEFAULTS, TYPED, masked_lm
-from lemonx.architectures.rotary import head
+from lemonx.architectures.rotary import head, head_width
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm
@@ -31,7 +31,7 @@ def albert(c: Config) -> Spec:
             "projected": zero(word),
             "residual": avg(width),
             "heads": circ(c["num_attention_heads"]),
-            **head(width // c["num_attention_heads"]),
+            **head(head_width(c)),
             "hidden": circ(c["intermediate_size"], act=c["hidden_act"]),
             "pooled": circ(width),
             "transform": avg(word),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lemonx.architectures.memory import refuse_memory
-from lemonx.architectures.rotary import head
+from lemonx.architectures.rotary import head, head_width
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm
@@ -95,7 +95,7 @@ def spaces(
     return {
         "residual": avg(residual),
         "heads": circ(c[heads]),
-        **head(residual // c[heads]),
+        **head(head_width(c, width, heads)),
         "hidden": circ(c[ffn], act=c[act]),
         "pooled": circ(residual),
         "transform": avg(residual),

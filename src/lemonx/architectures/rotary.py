@@ -1,9 +1,9 @@
-"""Rotary position embeddings: which entries of a head turn, as config.json says it."""
+"""The entries of a head: how many there are, and which of them turn, as config.json says it."""
 
 from dataclasses import replace
 
 from lemonx.checkpoints.folder import CONFIG
-from lemonx.errors import BadCheckpoint
+from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.specs.config import Config
 from lemonx.specs.spaces import Rotary, Space, key, query, values
 
@@ -38,6 +38,14 @@ def rotary(c: Config, head_dim: int, part: float | None = None, *, adjacent: boo
     elif turning % 2:
         still = still or f"{turning} of its entries turn, which make no whole pairs"
     return Rotary(turning, adjacent, still)
+
+
+def head_width(c: Config, width: str = "hidden_size", heads: str = "num_attention_heads") -> int:
+    """How wide a head is where heads share the width; BadTarget if they cannot, which not every class notices."""
+    if c[width] % c[heads]:
+        found = f"{width.rpartition('.')[2]} {c[width]} is not a multiple of {c[heads]} heads"
+        raise BadTarget(found, "choose another --width or --heads")
+    return c[width] // c[heads]
 
 
 CENTRED = "a LayerNorm reads the entries of every head, and new ones would be zeros, which move their mean"

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from lemonx.architectures.resnet import torchvision_resnet
-from lemonx.architectures.rotary import head
-from lemonx.errors import BadTarget, Refused
+from lemonx.architectures.rotary import head, head_width
+from lemonx.errors import Refused
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm, scale
@@ -85,8 +85,6 @@ def timm_vit(c: Config) -> Spec:
     args = {name: c[f"model_args.{name}"] for name in ("embed_dim", "depth", "num_heads", "mlp_ratio")}
     _check_args(c, *args, "img_size", "patch_size", "init_values")
     width, depth, heads, ratio = args.values()
-    if width % heads:
-        raise BadTarget(f"embed_dim {width} is not a multiple of {heads} heads", "choose another --width or --heads")
     scaled = c["model_args.init_values"] is not None
     tokens = (c["model_args.img_size"] // c["model_args.patch_size"]) ** 2 + 1
     written = {f"model_args.{name}": value for name, value in args.items()} | {"num_features": width}
@@ -99,7 +97,7 @@ def timm_vit(c: Config) -> Spec:
             "final": zero(width),
             **({name: unscaled(width, tokens) for name in ("attended", "computed")} if scaled else {}),
             "heads": circ(heads, tokens),
-            **head(width // heads, positions=tokens),
+            **head(head_width(c, "model_args.embed_dim", "model_args.num_heads"), positions=tokens),
             "hidden": circ(int(ratio * width), tokens),
         },
         rows={

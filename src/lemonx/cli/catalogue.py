@@ -14,18 +14,18 @@ from lemonx.guards.terminal import print_json
 @app.command("architectures", rich_help_panel="Commands")
 def architectures_command(
     why: Annotated[
-        str | None, typer.Option("--why", metavar="DIR", help="Say what this checkpoint lacks to be expanded.")
+        str | None, typer.Option("--why", metavar="DIR", help="Say why this checkpoint cannot be expanded.")
     ] = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Measure every model type of the installed transformers, tiny: takes an hour."),
+        typer.Option("--all", help="Grow a tiny model of every type in transformers: an hour."),
     ] = False,
     only: Annotated[
         list[str] | None, typer.Option("--type", metavar="MODEL_TYPE", help="With --all: this model type alone.")
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option("--record", metavar="FILE", help="With --all: keep what was measured, and go on from it."),
+        typer.Option("--record", metavar="FILE", help="With --all: file of results, to continue from."),
     ] = None,
     recorded: Annotated[
         Path | None,

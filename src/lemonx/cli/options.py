@@ -53,7 +53,7 @@ Width = Annotated[
 Depth = Annotated[
     str | None,
     typer.Option(
-        metavar=NUMBER, help="Number of layers: 24, 2x or +4. An encoder and its decoder both.", rich_help_panel=SIZES
+        metavar=NUMBER, help="Number of layers: 24, 2x or +4. In an encoder-decoder, of each.", rich_help_panel=SIZES
     ),
 ]
 Heads = Annotated[str | None, typer.Option(metavar=NUMBER, help="Number of (query) heads.", rich_help_panel=SIZES)]

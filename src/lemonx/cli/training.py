@@ -26,20 +26,20 @@ class Format(str, Enum):
 @app.command("train", rich_help_panel="Commands")
 def train_command(
     recipe: Annotated[
-        str | None, typer.Argument(help="A YAML file, or the name of a recipe that ships.", show_default=False)
+        str | None, typer.Argument(help="A YAML file, or the name of one of lemonx's recipes.", show_default=False)
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the trained checkpoint.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, such as data.path. Repeatable."),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the recipes that ship.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the recipes that come with lemonx.")] = False,
     force: Annotated[
         bool, typer.Option(help="Replace OUTPUT if it is the folder of a run and holds nothing else.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train from scratch, or from a checkpoint, expanded or not. A run that was stopped goes on.
+    """Train from scratch or from a checkpoint. The same command continues a run that was stopped.
 
     `lemonx train vit-imagenet-small --output vit`
     """
@@ -78,28 +78,28 @@ def recipe_command(
     source: SourceArgument,
     target: Annotated[Path, typer.Argument(help="The expanded checkpoint, or its config.json.", show_default=False)],
     steps: Annotated[
-        int | None, typer.Option(min=1, max=MOST_STEPS, help="Its steps.", rich_help_panel=SCRATCH)
+        int | None, typer.Option(min=1, max=MOST_STEPS, help="Training steps.", rich_help_panel=SCRATCH)
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, max=MOST_STEPS, help="Its epochs.", rich_help_panel=SCRATCH)
+        int | None, typer.Option(min=1, max=MOST_STEPS, help="Training epochs.", rich_help_panel=SCRATCH)
     ] = None,
     warmup: Annotated[
-        int | None, typer.Option(min=0, max=MOST_STEPS, help="Its warm-up.", rich_help_panel=SCRATCH)
+        int | None, typer.Option(min=0, max=MOST_STEPS, help="Warm-up, in steps or epochs.", rich_help_panel=SCRATCH)
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(min=1e-12, max=1e6, help="Its maximum learning rate.", rich_help_panel=SCRATCH)
+        float | None, typer.Option(min=1e-12, max=1e6, help="Maximum learning rate.", rich_help_panel=SCRATCH)
     ] = None,
     min_learning_rate: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="Its minimum learning rate.", rich_help_panel=SCRATCH)
+        float | None, typer.Option(min=0, max=1e6, help="Minimum learning rate.", rich_help_panel=SCRATCH)
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, max=MOST_AT_ONCE, help="Its batch size.", rich_help_panel=SCRATCH)
+        int | None, typer.Option(min=1, max=MOST_AT_ONCE, help="Batch size.", rich_help_panel=SCRATCH)
     ] = None,
     format_: Annotated[
         Format, typer.Option("--format", help="For `lemonx train`, or for transformers' Trainer.")
     ] = Format.yaml,
 ) -> None:
-    """Print what to train an expanded model with, and why: the paper's recipe for this growth.
+    """Print a training recipe for an expanded model (the paper's), with the reasons for it.
 
     `lemonx recipe ./small ./large --steps 100000 --learning-rate 3e-4`
     """

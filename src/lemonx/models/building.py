@@ -32,6 +32,13 @@ def skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
     return _built(config, "meta")
 
 
+def compute_buffers(model: PreTrainedModel) -> None:
+    """Fill the buffers that no file holds (rotary frequencies, masks), as from_pretrained does."""
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True  # pyright: ignore[reportAttributeAccessIssue]
+    model.initialize_weights()
+
+
 def config_fields(config: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Every field of a config.json as transformers reads it, defaults and all."""
     with foreign("read config.json", "save the model again"):

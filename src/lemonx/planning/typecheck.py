@@ -144,7 +144,7 @@ def _checked(
         except Refused as refusal:
             raise refusal.about(name) from None
     _check_units(source, rows, types)
-    _check_shown(source, spaces)
+    _check_shown(source, target, spaces)
     _check_tied(source, target, rows, spaces)
     for stream in framed:
         stream.require_untied(target, rows)
@@ -217,13 +217,20 @@ def _check_tied(source: Spec, target: Spec, rows: Collection[str], spaces: Mappi
                 )
 
 
-def _check_shown(source: Spec, spaces: Mapping[str, Expansion]) -> None:
+def _check_shown(source: Spec, target: Spec, spaces: Mapping[str, Expansion]) -> None:
     for grown, name in ((spaces[name], name) for name in source.shown):
-        if grown.gain != 1.0:
+        scales = grown.amp[grown.is_copy] * grown.gain
+        if (scales != 1.0).any():
+            tied = any(
+                is_tied(target, row) and name in source.rows[row].reads.axes
+                for row in target.rows.keys() & source.rows.keys()
+            )
             raise Refused(
                 f"the model outputs {name} itself, which from {grown.size} to {grown.target_size} would be scaled by "
-                f"{grown.gain:.4g}",
-                f"try {multiples_near(grown.size, grown.target_size)}",
+                f"{scales[scales != 1.0][0]:.4g}",
+                f"untie the decoder that reads it with --set {TIED}=false"
+                if tied
+                else f"try {multiples_near(grown.size, grown.target_size)}",
             )
 
 

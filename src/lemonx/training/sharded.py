@@ -26,7 +26,8 @@ from torch.optim import Optimizer
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import remove
 from lemonx.errors import BadCheckpoint, Refused
-from lemonx.fsdp import compute_buffers, local_rows, tensors_on_disk
+from lemonx.fsdp import local_rows, tensors_on_disk
+from lemonx.models.building import compute_buffers
 from lemonx.optimizer_state.by_name import FOLDER, STATE, has_named_state
 from lemonx.optimizer_state.trainer import OPTIMIZER
 

@@ -62,10 +62,12 @@ def parse_certificate(content: Mapping[str, Any], path: Path) -> Said:
     try:
         told = Said(content["method"], checked(Free(**content["free"])), content["seed"], content.get("dtype"))
         if not (isinstance(told.method, str) and isinstance(told.seed, int) and isinstance(told.dtype, str | None)):
-            raise TypeError("a value of another kind")
-    except (KeyError, TypeError, BadTarget) as error:
+            raise TypeError
+    except (KeyError, TypeError, BadTarget):
         raise BadCheckpoint(
-            f"is not a certificate of lemonx's ({error})", "remove it to compare outputs alone", file=path
+            "is not a certificate that lemonx wrote: method, free, seed or dtype is missing, or of another kind",
+            "remove it to compare outputs alone",
+            file=path,
         ) from None
     return told
 

@@ -11,8 +11,6 @@ config.json, and the files beside it that a loader reads, must say exactly what 
 
 from __future__ import annotations
 
-import math
-import types
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,6 +22,7 @@ from lemonx.models.building import config_fields, skeleton
 from lemonx.models.foreign import foreign
 from lemonx.planning.plan import Plan
 from lemonx.specs.config import flat_fields, with_fields
+from lemonx.verification.attributes import only_trains, plain_attributes, same
 from lemonx.verification.beside import beside_faults
 from lemonx.verification.blocks import modules_of, tensors_by_block
 
@@ -81,7 +80,7 @@ def _config_faults(plan: Plan, target: Checkpoint) -> Iterator[str]:
     wanted |= {name: plan.target_config.get(name) for name in dropped}
     for name in sorted(wanted.keys() | found.keys()):
         one, other = wanted.get(name), found.get(name)
-        if name in VOLATILE or _same(one, other):
+        if name in VOLATILE or same(one, other):
             continue
         if name.rpartition(".")[2] == "dtype" and one is None and other in _stored(target):
             continue  # transformers writes down what it found
@@ -127,12 +126,6 @@ def _stored(checkpoint: Checkpoint) -> set[str]:
     from lemonx.checkpoints.safetensors_file import torch_dtype
 
     return {str(torch_dtype(info.dtype)).removeprefix("torch.") for info in checkpoint.tensors.values()}
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other):
-        return True
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def as_deep_as_the_source(plan: Plan) -> dict[str, JsonValue]:
@@ -199,7 +192,7 @@ class _Compared:
             yield f"{here} has no {lost[0]}, which it has in the source"
         for path, module in after.items():
             like = _like(path, before)
-            if _only_trains(module) or _only_trains(before.get(like or "")):
+            if only_trains(module) or only_trains(before.get(like or "")):
                 continue
             if like is None or type(module) is not type(before[like]):
                 yield f"{here}.{path} is a {type(module).__name__}, in the source {_class_of(before.get(like or ''))}"
@@ -214,7 +207,7 @@ class _Compared:
         """Whether a block may have this value: the source's, or a size that changed in the same way everywhere."""
         # A number that is 0 in one of them alone is a switch, no size; NaN is what it was, if it still is NaN.
         if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0) or old != old:
-            return _same(old, new)
+            return same(old, new)
         return self._became.setdefault(where, {}).setdefault(old, new) == new
 
     def _placed(self, here: str, there: str, others: list[Any], new: Any, index: tuple[int, int]) -> Iterator[str]:
@@ -227,7 +220,7 @@ class _Compared:
         for path, module in after.items():
             named = f"{here}.{path}" if path else here
             like = [modules[path] for modules in known if path in modules]
-            if any(_only_trains(each) for each in (module, *like)):  # and may depend on the depth
+            if any(only_trains(each) for each in (module, *like)):  # and may depend on the depth
                 continue
             if not any(type(module) is type(each) for each in like):
                 yield f"{named} is a {type(module).__name__}, in {there} {_class_of(like[0] if like else None)}"
@@ -238,17 +231,12 @@ class _Compared:
                 one, other = possible[0].get(name), values.get(name)
                 own = (one, other) == index and not isinstance(one, bool)
                 flag = first and isinstance(one, bool)  # whether it has what is the first block's own
-                if not (own or flag or any(_same(each.get(name), other) for each in possible)):
+                if not (own or flag or any(same(each.get(name), other) for each in possible)):
                     yield f"{named} has {name} = {other!r}, in {there} it is {one!r}"
 
     def _has_its_own(self, block: str) -> bool:
         """Whether a block has rows that no other has."""
         return any(name.startswith(f"{block}.") for name in self.plan.source_spec.rows)
-
-
-def _only_trains(module: Any) -> bool:
-    """Dropout, of entries or of whole branches, which acts only in training."""
-    return "Drop" in type(module).__name__
 
 
 def _like(path: str, before: Mapping[str, JsonValue]) -> str | None:
@@ -270,22 +258,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(_is_number(v) for v in value)
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def plain_attributes(module: Any) -> dict[str, object]:
-    """The attributes of a module that are numbers, words and lists of them; functions by their names."""
-    found = {}
-    for name, value in vars(module).items():
-        if name.startswith("_") or name == "training":
-            continue
-        if isinstance(value, types.FunctionType | types.BuiltinFunctionType):
-            found[name] = f"{value.__module__}.{value.__qualname__}"
-        elif _is_plain(value):
-            found[name] = tuple(value) if isinstance(value, list) else value
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(_is_plain(v) for v in value)
-    return value is None or isinstance(value, bool | int | float | str)

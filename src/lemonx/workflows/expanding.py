@@ -20,6 +20,7 @@ from lemonx.methods import Lessons
 from lemonx.models import in_memory
 from lemonx.models.building import check_builds
 from lemonx.planning.plan import Plan
+from lemonx.verification.as_built import require_as_built
 from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
 from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, measure
@@ -63,6 +64,8 @@ def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing
     """A larger model of the same class, by way of a temporary folder."""
     with Temporary() as folder:
         in_memory.save(model, folder / "source", verify=writing.verify)
+        if writing.verify:
+            require_as_built(model, folder / "source")
         expanded = expand_folder(folder / "source", folder / "target", growth, writing)
         return in_memory.load_like(model, expanded.path, expanded.plan)
 
