@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from lemonx.diagnostics.survey import classes
-from lemonx.diagnostics.survey.fields import BASES
 from lemonx.diagnostics.survey.measuring import judged
 from lemonx.diagnostics.survey.randomise import randomise
 from lemonx.diagnostics.survey.running import find_inputs
+from lemonx.diagnostics.survey.sizes import BASES
 from lemonx.models.foreign import foreign
 from lemonx.verification.float64 import Float64
 

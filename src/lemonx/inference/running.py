@@ -104,7 +104,7 @@ class Runner:
 
     @property
     def _run(self) -> Callable[[torch.nn.Module], list[torch.Tensor]]:
-        return lambda module: outputs(module, self.batch)
+        return lambda module: list(outputs(module, self.batch).values())
 
 
 _ELSE = "write a table for it (docs/add-an-architecture.md)"
