@@ -114,10 +114,11 @@ def survey_markdown(rows: Sequence[Row], transformers: str) -> str:
     for task, of_task in by_task(sorted(rows, key=lambda row: (row.task, row.model_type))).items():
         ran = [row for row in of_task if row.ran]
         lines += [*_folded(f"{task_name(task)}: {len(ran)} of {len(of_task)} run", ran, list(COLUMNS), numbers), ""]
-    silent = sorted((row for row in rows if not row.ran), key=lambda row: row.model_type)
-    lines += ["<details><summary>Not run, and why</summary>", ""]
-    lines += [f"- `{row.model_type}` ({task_name(row.task)}): {_line(row.why)}" for row in silent]
-    return "\n".join([*lines, "", "</details>"])
+    if silent := sorted((row for row in rows if not row.ran), key=lambda row: row.model_type):
+        lines += ["<details><summary>Not run, and why</summary>", ""]
+        lines += [f"- `{row.model_type}` ({task_name(row.task)}): {_line(row.why)}" for row in silent]
+        lines += ["", "</details>"]
+    return "\n".join(lines).rstrip()
 
 
 def _count_table(rows: Sequence[Row]) -> list[str]:

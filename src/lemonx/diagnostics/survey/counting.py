@@ -92,7 +92,7 @@ def reasons(rows: Iterable[Row], columns: Iterable[str] = ("width x2", "depth"))
         (row.model_type, plain(cell.why))
         for row in rows
         for column, cell in best(row).items()
-        if column in set(columns) and cell.kind in (REFUSED, FAILED, UP_TO_EPS, WRONG)
+        if column in set(columns) and cell.kind in (REFUSED, FAILED, WRONG)
     }
     return Counter(why for _, why in found)
 
