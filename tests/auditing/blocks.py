@@ -150,9 +150,9 @@ def _other(plan: Plan, path: str, one: Call, two: Call) -> Iterator[Difference]:
     for a, b in zip(one.numbers, two.numbers, strict=False):
         if not _close(a, b) and not _is_known(plan, a, b):
             yield Difference("number", f"{path}, {one.op}", f"no size decides {a:.6g}", f"it becomes {b:.6g}")
-    for (shape, a), (other, b) in zip(one.constants, two.constants, strict=False):
-        if shape == other and not math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6):
-            changed = f"a constant of {shape} has other numbers"
+    for a, b in zip(one.constants, two.constants, strict=False):
+        if a.shape == b.shape and not math.isclose(a.print, b.print, rel_tol=1e-6, abs_tol=1e-6):
+            changed = f"a constant of {a.shape} has other numbers"
             yield Difference("constant", f"{path}, {one.op}", "no size decides it", changed)
 
 

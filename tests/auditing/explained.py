@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from auditing.subject import Difference, Subject
-from lemonx.specs.norms import Norm, Scale, UnitLength
+from lemonx.specs.norms import Norm, Scale
 from lemonx.specs.rows import Row
 from lemonx.specs.spaces import Entries, Experts, Padded, Space
 from lemonx.specs.weights import Depthwise
@@ -93,18 +93,6 @@ def _unread(subject: Subject, difference: Difference) -> bool:
 
 def _router(subject: Subject, difference: Difference) -> bool:
     return difference.check in ("activation", "fixed") and isinstance(_space(subject, difference), Experts)
-
-
-def _length(subject: Subject, difference: Difference) -> bool:
-    space = _space(subject, difference)
-    if difference.check not in ("activation", "fixed") or space is None:
-        return False
-    zeros = isinstance(space, Entries) and space.kind == "zero" and space.scale == 1.0
-    # A norm reads what is added to a space that is divided by its length, and is fixed with it.
-    beside = [row for row in subject.spec.rows.values() if isinstance(row, Norm) and difference.of in row.touches]
-    known = zeros or any(_touched(subject, axis, UnitLength) for row in beside for axis in row.touches)
-    words = ("linalg_vector_norm", ", div: two activations", "sum: it is summed over", "sum: it is used")
-    return (known or _touched(subject, difference.of, UnitLength)) and any(word in difference.trace for word in words)
 
 
 def _gate(subject: Subject, difference: Difference) -> bool:
@@ -191,12 +179,6 @@ AGREED = (
         "mixtral",
     ),
     Reason(
-        "division by the length",
-        "The trace has no word for it. `unit_length`, and zeros in queries and keys, leave every angle as it was.",
-        _length,
-        "clip",
-    ),
-    Reason(
         "gates",
         "A gate and what it multiplies are one axis. Where the one is zero the other may hold anything, so the table "
         "has two spaces (`unread`, `silent`).",
@@ -250,10 +232,6 @@ def _dispatch(subject: Subject, difference: Difference) -> bool:
     return _has_experts(subject) and any(words in difference.trace for words in experts)
 
 
-def _picked(subject: Subject, difference: Difference) -> bool:
-    return difference.check == "fixed" and "single entries of it are selected" in difference.trace
-
-
 def _gathered(subject: Subject, difference: Difference) -> bool:
     return difference.check == "fixed" and "gather: entries are picked by number" in difference.trace
 
@@ -269,10 +247,6 @@ def _interleaved(subject: Subject, difference: Difference) -> bool:
     return (
         picked and inside and (difference.check in ("fixed", "merged") or (difference.check == "constant" and turning))
     )
-
-
-def _sinks(subject: Subject, difference: Difference) -> bool:
-    return difference.check == "fixed" and "max: its entries are compared along an axis" in difference.trace
 
 
 def _zeros(subject: Subject, difference: Difference) -> bool:
@@ -306,12 +280,6 @@ LIMITS = (
         "mixtral",
     ),
     Reason(
-        "entries for their shape",
-        "BART takes one entry of its embeddings only to ask how many tokens there are.",
-        _picked,
-        "bart",
-    ),
-    Reason(
         "a token by its number", "GPT-2's second head reads the token that an input names, by `gather`.", _gathered, ""
     ),
     Reason(
@@ -319,13 +287,6 @@ LIMITS = (
         "Falcon repeats keys and values for all heads of a group by indexing.",
         _interleaved,
         "falcon-new",
-    ),
-    Reason(
-        "sinks",
-        "gpt-oss takes the largest score of every head away, which changes no softmax; the trace takes it for a "
-        "choice.",
-        _sinks,
-        "gpt-oss",
     ),
     Reason(
         "padding with channels",
