@@ -58,7 +58,7 @@ REASONS = {
     "no exact growth at this width": r"qk_layernorm has heads|depthwise|"
     r"passes a nonlinearity|passes through|is not a multiple|choose a multiple|"
     r"the model outputs|change of basis|new entries must be|grow differently|two different bases|"
-    r"LayerNorm without|new MLP neurons|zero to zero|in pairs",
+    r"LayerNorm without|new MLP neurons|zero to zero|in pairs|cannot widen|sits between|tied to the embedding",
 }
 
 
