@@ -78,7 +78,7 @@ def test_yaml_has_the_keys_of_a_recipe(run: Run, tmp_path: Path) -> None:
         ("a.yaml", "width: [1]", "width"),
         ("a.yaml", "- 1", "is not a recipe"),
         ("a.yaml", "seed: 3", "no size was given"),
-        ("a.json", "{}", "is not a certificate of lemonx's"),
+        ("a.json", "{}", "is not a certificate.*: give a lemonx.json or a YAML file"),
         ("a.json", "{", "is not valid JSON"),
         ("none.json", None, "cannot be read"),
         ("none.yaml", None, "cannot be read"),

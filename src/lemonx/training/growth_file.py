@@ -18,6 +18,8 @@ from lemonx.training.recipe import Expand, first_problem
 from lemonx.training.recipe_file import load_yaml
 from lemonx.verification.certificate import Said, parse_certificate
 
+_INSTEAD = "give a lemonx.json or a YAML file"
+
 
 class GrowthFile(Expand):
     """The options of `lemonx expand` that decide what is written."""
@@ -37,9 +39,9 @@ def read_growth(path: Path) -> dict[str, Any]:
         content = parse_object(raw, path)
         said = parse_certificate(content, path)
     except BadCheckpoint as error:
-        raise BadRecipe.of(error) from None
+        raise BadRecipe(error.found, _INSTEAD, file=error.file) from None
     except (OSError, RuntimeError) as error:
-        raise BadRecipe(f"cannot be read ({one_line(error)})", "give a lemonx.json or a YAML file", file=path) from None
+        raise BadRecipe(f"cannot be read ({one_line(error)})", _INSTEAD, file=path) from None
     return {"set": _sizes(content, path), **_choices(said)}
 
 
