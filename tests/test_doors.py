@@ -72,6 +72,8 @@ KNOWN_IN = {
     ("data/tokens.py", "np.memmap"): "a file that is open",
     ("data/pixels.py", "Pillow.open"): "a file that is open",
     ("data/stdlib.py", "paths[name].read_bytes"): "Python's own library",
+    ("diagnostics/stored_matrix.py", "FILE.read_text"): "a file of this package",
+    ("diagnostics/survey/configs.py", "Path(found.origin).read_text"): "the code of transformers",
     ("experiments/fingerprint.py", "path.read_bytes"): "the package's own code",
     ("experiments/report/__init__.py", "resources.files('lemonx.experiments.report').joinpath(name).read_text"): (
         "files of this package"
@@ -90,6 +92,8 @@ KNOWN_IN = {
     ("training/run_folder.py", "os.rename"): "a run that was checked, to a new name and back",
     ("training/run.py", "os.replace"): "files that were just made, over names, never through them",
     ("training/stages.py", "os.rename"): "a folder that was just made",
+    ("training/sharded.py", "state_dict_saver.save"): "checkpoints of a run, in a folder that was just made",
+    ("training/sharded.py", "state_dict_loader.load"): "checkpoints of a run, as safetensors",
     ("training/trainer.py", "os.rename"): "a folder that was just made",
     ("guards/terminal.py", "os.open"): "the null device",
 }

@@ -177,8 +177,8 @@ def test_what_cannot_become_experts(name: str, fields: dict[str, Any], says: str
 def test_a_family_is_named_on_the_command_line() -> None:
     from lemonx.cli.options import sizes
 
-    given = sizes(None, None, None, None, None, None, ["model_type=mixtral", "num_local_experts=8"], None)
-    assert given["fields"] == {"model_type": "mixtral", "num_local_experts": 8}
+    given = sizes(None, None, None, None, None, None, ["model_type=mixtral", "num_local_experts=8"], None, None)
+    assert given["set"] == {"model_type": "mixtral", "num_local_experts": 8}
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def _other(plan: Plan, path: str, one: Call, two: Call) -> Iterator[Difference]:
         if not _close(a, b) and not _is_known(plan, a, b):
             yield Difference("number", f"{path}, {one.op}", f"no size decides {a:.6g}", f"it becomes {b:.6g}")
     for a, b in zip(one.constants, two.constants, strict=False):
-        if a.shape == b.shape and not math.isclose(a.print, b.print, rel_tol=1e-6, abs_tol=1e-6):
+        if a.shape == b.shape and not math.isclose(a.digest, b.digest, rel_tol=1e-6, abs_tol=1e-6):
             changed = f"a constant of {a.shape} has other numbers"
             yield Difference("constant", f"{path}, {one.op}", "no size decides it", changed)
 

@@ -8,13 +8,13 @@ that training can add it with a weight from 0 to 1 (training/ramp.py). With the 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from lemonx.algebra.recipes import Vector
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.folder import RAMP, WEIGHTS
+from lemonx.checkpoints.opening import file_inside
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.execution.runner import Sink, run_plan
 from lemonx.planning.plan import Plan
@@ -35,7 +35,7 @@ def write_ramp(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, *, 
     with Temporary() as folder:
         with CheckpointWriter(folder / "ramp", entries, max_shard_size=_ONE_FILE, kept=False) as aside:
             run_plan(replace(plan, steps=plan.ramp, tied={}), checkpoint, _Less(aside, silent.tensors), threads=threads)
-        with open(Path(folder) / "ramp" / WEIGHTS, "rb") as file:
+        with file_inside(folder / "ramp", WEIGHTS) as file:
             writer.add_file(file, RAMP)
 
 

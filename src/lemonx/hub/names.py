@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS, has, weight_map
+from lemonx.checkpoints.opening import MAX_TEXT, read_file
 from lemonx.errors import BadCheckpoint
 
 # What the hub itself allows; no part begins or ends with a dot, so that no name can leave the cache.
@@ -63,8 +64,8 @@ def cached(cache: Path, name: HubName) -> Path | None:
     kept = cache / f"models--{name.repo.replace('/', '--')}"
     try:
         known = COMMIT.fullmatch(name.revision)
-        commit = name.revision if known else (kept / "refs" / name.revision).read_text().strip()
-    except OSError:
+        commit = name.revision if known else read_file(kept / "refs" / name.revision, MAX_TEXT).decode().strip()
+    except (OSError, ValueError):
         return None
     folder = kept / "snapshots" / commit
     return folder if COMMIT.fullmatch(commit) and has_all_weights(folder) else None

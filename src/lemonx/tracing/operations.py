@@ -42,7 +42,7 @@ class Constant:
     """What tells a constant from others: its shape, and a number made of all of its own; `whole`: it is an index."""
 
     shape: tuple[int, ...]
-    print: float
+    digest: float
     whole: bool = False
 
     def differs(self, other: Constant) -> bool:
@@ -51,13 +51,13 @@ class Constant:
 
     def is_another(self, other: Constant) -> bool:
         """The same, whole or not. Of what is on meta nobody knows."""
-        known = not math.isnan(self.print + other.print)
-        return known and not math.isclose(self.print, other.print, rel_tol=1e-9, abs_tol=1e-9)
+        known = not math.isnan(self.digest + other.digest)
+        return known and not math.isclose(self.digest, other.digest, rel_tol=1e-9, abs_tol=1e-9)
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operation of a module as two runs are compared by: its name, its numbers, and prints of its constants."""
+    """An operation of a module as two runs are compared by: its name, its numbers, and digests of its constants."""
 
     op: str
     numbers: tuple[float, ...]
