@@ -68,7 +68,7 @@ fuzz: setup ## damage headers, indices and configs 100000 times (RUNS=...), and 
 	$(BIN)/python benchmarks/fuzz.py --folders $(or $(FOLDERS),20000)
 
 configs: setup ## grow models of 3500 random configs, of which some 3000 run: RUNS=... for another number, CASE=... to repeat one, JOBS=...
-	$(BIN)/python benchmarks/configs.py --write --runs $(or $(RUNS),3500) --jobs $(or $(JOBS),1) $(if $(CASE),--case $(CASE))
+	$(BIN)/python benchmarks/configs.py --write --runs $(or $(RUNS),3500) --jobs $(or $(JOBS),1) $(if $(CASE),--case $(CASE),--write)
 
 tampering: setup ## change entries of every tensor and every field of every config.json: who notices, and what changes
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/tampering.py --write --entries $(or $(ENTRIES),3)
@@ -83,7 +83,7 @@ audit: setup ## compare every table with a run of its models, and write docs/add
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/audit.py --growths --write
 
 modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and judge each by inputs of their own; CASE=... repeats one
-	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(CASE),--case $(CASE))
+	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(CASE),--case $(CASE),--write)
 
 clean: ## remove .venv, caches and build products
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,6 +3,7 @@
     python benchmarks/fuzz_modules.py                       10000 cases
     python benchmarks/fuzz_modules.py --runs 500 --first 20000
     python benchmarks/fuzz_modules.py --case 1234           one case again, and what it is made of
+    python benchmarks/fuzz_modules.py --write               put the counts into docs/any-model.md
 
 A case is a module of random operations at two sizes (tests/random_modules.py), some of which cannot be grown. What is
 claimed is judged by other inputs, of other lengths, in float64.
@@ -24,11 +25,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
 
 
+KINDS = {
+    "exact": "grown, and the same function on other inputs",
+    "refused": "refused, with the reason",
+    "false": "claimed, and not the same",
+    "broken": "an error that is no refusal",
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--case", type=int, help="repeat this case")
+    parser.add_argument("--write", action="store_true", help="put the counts into docs/any-model.md")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
 
@@ -48,7 +58,11 @@ def main() -> None:
             refusals["".join("#" if c.isdigit() else c for c in outcome.why)[:90]] += 1
         if outcome.kind in ("false", "broken") or options.case is not None:
             print(f"case {number}: {outcome.kind} {outcome.why}\n  {outcome.case}")
-    print(f"{runs} cases in {time.monotonic() - began:.0f} s: {', '.join(f'{n} {k}' for k, n in kinds.most_common())}")
+    print(f"{runs} cases in {time.monotonic() - began:.0f} s")
+    counts = [f"{runs:6} cases", *(f"{kinds[kind]:6} {said}" for kind, said in KINDS.items())]
+    print("\n".join(counts))
+    if options.write:
+        pages.write_printed("docs/any-model.md", "modules", counts)
     for why, count in refusals.most_common(12):
         print(f"{count:6} {why}")
     sys.exit(1 if kinds["false"] or kinds["broken"] else 0)
