@@ -140,7 +140,8 @@ def grow_module(
 
 def _traced_outputs(module: torch.nn.Module, inputs: list[Example]) -> list[object]:
     """A run to be traced: what is stored in float64 is computed in it, also where code asks for float32 by name."""
-    wide = any(tensor.dtype == torch.float64 for tensor in floating(module).values())
+    # Nothing else may be asked of a parameter here: that would be a use of it.
+    wide = any(tensor.dtype == torch.float64 for tensor in module.parameters())
     with Float64() if wide else contextlib.nullcontext():
         return outputs(module, inputs)
 
