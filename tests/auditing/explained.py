@@ -15,7 +15,6 @@ from lemonx.specs.norms import Norm, Scale
 from lemonx.specs.rows import Row
 from lemonx.specs.spaces import Entries, Experts, Padded, Space
 from lemonx.specs.weights import Depthwise
-from lemonx.tracing.axes import atoms
 
 
 @dataclass(frozen=True)
@@ -237,16 +236,12 @@ def _gathered(subject: Subject, difference: Difference) -> bool:
 
 
 def _interleaved(subject: Subject, difference: Difference) -> bool:
-    joined = {row.writes for row in subject.spec.rows.values() if len(row.writes.parts) == 3}
-    picked = any("picked by number" in why for info in subject.tracer.parameters.values() for axis in info.axes
-                 for atom in atoms(axis) for why in atom.facts.values())  # fmt: skip
-    inside = all(any(name in side.axes for side in joined) for name in difference.of.split())
-    space = _space(subject, difference)
-    turning = any(isinstance(other, Entries) and other.turns.turning and space is not None and other.size == space.size
-                  for other in subject.spec.spaces.values())  # fmt: skip
-    return (
-        picked and inside and (difference.check in ("fixed", "merged") or (difference.check == "constant" and turning))
-    )
+    joined = [row.writes for row in subject.spec.rows.values() if len(row.writes.parts) == 3]
+    ends = {part[-1] for side in joined for part in side.parts}
+    turning = any(isinstance(space := subject.spec.spaces.get(name), Entries) and space.turns.turning for name in ends)
+    entries = bool(difference.of) and set(difference.of.split()) <= ends
+    one = turning or "with itself" in difference.trace
+    return entries and (difference.check == "merged" or (one and difference.check in ("fixed", "constant")))
 
 
 def _zeros(subject: Subject, difference: Difference) -> bool:
@@ -284,7 +279,8 @@ LIMITS = (
     ),
     Reason(
         "queries beside keys",
-        "Falcon repeats keys and values for all heads of a group by indexing.",
+        "Falcon has queries, keys and values of a group along one axis of three, so the trace takes their entries for "
+        "one.",
         _interleaved,
         "falcon-new",
     ),
