@@ -311,7 +311,10 @@ RESNET = (
     exact("depths-4-3-type-1", fields={"depths": [4, 3]}, depth_type=1),
     exact("all", width_factor=1.5, fields={"depths": [3, 4]}),
     refused(
-        "several-widths", BadTarget, "several sizes that --width could set: give a ratio such as --width 1.5x", width=32
+        "several-widths",
+        BadTarget,
+        "several sizes that --width could set: for all in proportion give --width 2x",
+        width=32,
     ),
     refused("narrower", BadTarget, "would shrink", fields={"hidden_sizes": [16, 24]}),
     refused("shallower", BadTarget, "would lose layers", fields={"depths": [1, 3]}),
@@ -340,7 +343,10 @@ TORCHVISION = (
     exact("all", width_factor=1.5, fields={"layers": [3, 4]}),
     exact("inner-and-depth", fields={"inner_width": [16, 25], "layers": [3, 4]}, depth_type=1),
     refused(
-        "several-widths", BadTarget, "several sizes that --width could set: give a ratio such as --width 1.5x", width=32
+        "several-widths",
+        BadTarget,
+        "several sizes that --width could set: for all in proportion give --width 2x",
+        width=32,
     ),
     refused("narrower", BadTarget, "would shrink", fields={"inner_width": [5, 16]}),
 )
@@ -695,7 +701,7 @@ GROWTH |= {
         exact("vocab-80", fields={"text_config.vocab_size": 80, "text_config.max_position_embeddings": 33}),
         exact("all-language", width_factor=2, free="language", fields={"text_config.num_hidden_layers": 3}),
         refused(
-            "one-width", BadTarget, "--set text_config.hidden_size=48 --set vision_config.hidden_size=36", width=96
+            "one-width", BadTarget, "--set text_config.hidden_size=96 --set vision_config.hidden_size=72", width=96
         ),
         exact("vision-54-by-frames", fields={"vision_config.hidden_size": 54}),
         refused(

@@ -317,8 +317,11 @@ def _other_padding(model: Any) -> None:
 
 def _in_mixed_precision(model: Any) -> None:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier run in this process may have set another
     Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
+    AcceleratorState._reset_state(reset_partial_state=True)
     assert "forward" in vars(model)
 
 

@@ -29,6 +29,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
     "architectures": lambda folder: (),
     "methods": lambda folder: (),
     "fsck": lambda folder: (folder / "source",),
+    "infer": lambda folder: (folder / "nothing",),
     "train": lambda folder: (recipe(folder),),
     "recipe": lambda folder: (folder / "source", folder / "source"),
     "compare": lambda folder: ("no-such-experiment",),

@@ -29,7 +29,8 @@ def test_both_sizes_run_on_the_same_inputs(number: int) -> None:
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in large.parameters())
     for seed, rows, length in ((1, 3, 7), (2, 2, 11)):
         one, other = (model(*made.inputs(seed, rows, length)) for model in (small, large))
-        assert one.shape == other.shape and bool(torch.isfinite(one).all()) and bool(torch.isfinite(other).all())
+        assert one.shape[:-1] == other.shape[:-1] and (made.bare or one.shape == other.shape)
+        assert bool(torch.isfinite(one).all()) and bool(torch.isfinite(other).all())
 
 
 def claims(small: Any, large: Any, inputs: Any) -> None:

@@ -231,7 +231,7 @@ def test_options_that_a_family_has_not() -> None:
 
 
 def test_options_with_several_sizes_behind_them() -> None:
-    message = assert_refused(RESNET, "--width 1.5x", "--set embedding_size=8", "--set hidden_sizes=[16,24]", width=16)
+    message = assert_refused(RESNET, "--width 2x", "--set embedding_size=16", "--set hidden_sizes=[32,48]", width=16)
     assert " [" not in message.partition("give")[2]  # can be pasted into a shell
     assert_refused(RESNET, "--depth 2x", "--set depths=[2,2]", depth=3)
     assert_refused(SWINV2, "--heads 2x", "--set num_heads=[2,4]", heads=4)

@@ -232,7 +232,6 @@ def test_bad_places_are_refused(tmp_path: Path) -> None:
         ("clone", True, r"holds more than a checkpoint \('.git/'\)"),
         ("file", False, "exists"),
         ("file", True, "not a folder"),
-        ("missing/out", False, "not a folder"),
         ("file/out", False, "not a folder"),
     ):
         refused = lambda o=output, f=force: writer(tmp_path / o, weights, force=f, source=source)  # noqa: E731

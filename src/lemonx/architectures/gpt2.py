@@ -37,13 +37,10 @@ def gpt2(c: Config) -> Spec:
     """GPT-2: Pre-LN, weights kept as (in, out), fused query, key and value."""
     refuse_memory(c)
     width, layer = c["n_embd"], "transformer.h.*"
-    # Where scores are divided by a block's number, the source's blocks keep theirs: what is added stands behind them,
-    # and has another number than its origin, be there only one (a period of 1 would say that all blocks are alike).
-    period = max(2, c["n_layer"]) if c["scale_attn_by_inverse_layer_idx"] else 1
     # A class for every choice, or a vector.
     summary = "_" if c["summary_proj_to_labels"] else "summary"
     return Spec(
-        stacks={"transformer.h": Stack(c["n_layer"], "residual", period=period)},
+        stacks={"transformer.h": Stack(c["n_layer"], "residual", period=_period(c))},
         eps="layer_norm_epsilon",
         prefix="transformer.",
         # Without a projection, the logits of a choice are the last norm's output itself.
@@ -75,3 +72,12 @@ def gpt2(c: Config) -> Spec:
             "multiple_choice_head.summary": linear(f"final -> {summary}", optional=True),
         },
     )
+
+
+def _period(c: Config) -> int:
+    """After how many blocks they repeat.
+
+    Where scores are divided by a block's number, the source's blocks keep theirs: what is added stands behind them,
+    and has another number than its origin, be there only one (a period of 1 would say that all blocks are alike).
+    """
+    return max(2, c["n_layer"]) if c["scale_attn_by_inverse_layer_idx"] else 1

@@ -185,7 +185,16 @@ def architecture(
 
     def register(build: Callable[[Config], Spec]) -> Callable[[Config], Spec]:
         fields = {option: (names,) if isinstance(names, str) else names for option, names in sizes.items()}
-        family = Architecture(model_types, build, fields, kind, defaults or {}, dense or {}, aliases or {}, completed)
+        family = Architecture(
+            model_types,
+            build,
+            fields,
+            kind,
+            defaults or {},
+            dense=dense or {},
+            aliases=aliases or {},
+            completed=completed,
+        )
         for model_type in model_types:
             REGISTRY[model_type] = family
         return build

@@ -107,7 +107,8 @@ def _like(value: PathLike | Mapping[str, JsonValue] | None) -> Mapping[str, Json
     try:
         path = located_config(value)
     except BadCheckpoint as error:
-        raise BadTarget(f"--like {error}") from None
+        named = f"{str(error.file)!r} " if error.file else ""
+        raise BadTarget(f"--like {named}{error.found}", error.remedy) from None
     try:
         raw, path = read_given(path, "config.json", MAX_JSON)
         return parse_config(raw, path)
