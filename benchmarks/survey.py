@@ -42,7 +42,9 @@ def main() -> None:
         found = survey(options.type, options.record, options.jobs, tell)
     print("\n".join(count_lines(found.rows)))
     if options.write:
-        pages.write("docs/families.md", "survey", survey_markdown(found.rows, found.transformers))
+        from lemonx.diagnostics.survey.pool import all_jobs
+
+        pages.write("docs/families.md", "survey", survey_markdown(found.rows, found.transformers, len(all_jobs())))
 
 
 if __name__ == "__main__":

@@ -313,7 +313,7 @@ RESNET = (
     refused(
         "several-widths",
         BadTarget,
-        "several sizes that --width could set: for all in proportion give --width 2x",
+        "several sizes that --width could set: for all in proportion give --width [24]x, or --set",
         width=32,
     ),
     refused("narrower", BadTarget, "would shrink", fields={"hidden_sizes": [16, 24]}),
@@ -345,7 +345,7 @@ TORCHVISION = (
     refused(
         "several-widths",
         BadTarget,
-        "several sizes that --width could set: for all in proportion give --width 2x",
+        "several sizes that --width could set: for all in proportion give --width [24]x, or --set",
         width=32,
     ),
     refused("narrower", BadTarget, "would shrink", fields={"inner_width": [5, 16]}),

@@ -429,7 +429,8 @@ def test_a_page_has_counts_then_reasons_then_folded_tables() -> None:
         replace(row("llava"), task="IMAGE_TEXT_TO_TEXT", cells={"inferred": towers}),
         Row("b", "CTC", why="does not run: no"),
     ]
-    page = survey_markdown(rows, "5.22.2")
+    page = survey_markdown(rows, "5.22.2", len(rows))
+    assert "So far" not in page and "So far 3 of 9 pairs" in survey_markdown(rows, "5.22.2", 9)
     parts = ["transformers 5.22.2", "| all types, each once | 3 | 2 | 2 | 1 | 1 | 1 | 1 | 1 | 1 |",
              "| 1 | 1 | it \\| cannot &lt;b> |", "<details><summary>Towers one at a time",
              "| `llava` | exact | exact | 100 % |", "<details><summary>causal lm: 1 of 1 run</summary>",

@@ -55,7 +55,8 @@ class Cell:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Cell:
         """The cell of which `as_dict` gave this."""
-        refusal = Refused(**stored["refusal"]) if stored["refusal"] else None
+        said = stored["refusal"]
+        refusal = Refused(said["found"], said["remedy"], file=said["file"]) if said else None
         return cls(Verdict(stored["verdict"]), tuple(stored["notes"]), refusal)
 
 

@@ -105,10 +105,21 @@ def _task_line(name: str, found: Count) -> str:
     return f"{name}: {ran} ({found.indivisible} at x1.5; {found.ran} run, {found.read} read to {ENOUGH:.0%})"
 
 
-def survey_markdown(rows: Sequence[Row], transformers: str) -> str:
-    """The same for a page: counts, the reasons by how many types they stop, and a folded table for every task."""
+def survey_markdown(rows: Sequence[Row], transformers: str, jobs: int) -> str:
+    """The same for a page: counts, the reasons by how many types they stop, and a folded table for every task.
+
+    `jobs`: how many rows a whole survey has.
+    """
     numbers = {why: number for number, (why, _) in enumerate(reasons(rows, COLUMNS).most_common(_MOST_REASONS), 1)}
-    lines = [f"Measured with transformers {transformers}.", "", *_count_table(rows), "", *_reason_table(rows), ""]
+    share = "" if len(rows) == jobs else f" So far {len(rows)} of {jobs} pairs of a model type and a task are measured."
+    lines = [
+        f"Measured with transformers {transformers}.{share}",
+        "",
+        *_count_table(rows),
+        "",
+        *_reason_table(rows),
+        "",
+    ]
     if with_towers := [row for row in rows if row.ran and _towers(row)]:
         lines += [*_folded("Towers one at a time, width x2", with_towers, list(TOWERS), numbers), ""]
     for task, of_task in by_task(sorted(rows, key=lambda row: (row.task, row.model_type))).items():
