@@ -176,9 +176,9 @@ class Advice:
         return None
 
     def leads_on(self, said: str, growth: dict[str, Any], more: str) -> bool:
-        """Advice about the file, or about one of several sizes, may lead to what is wrong with another size."""
-        sizes = sum(name in growth for name in SIZES) + len(growth.get("fields", {}))
-        return (sizes > 1 or "save " in said) and _shape(said) != _shape(more)
+        """Advice about the file, or about one of several wishes, may lead to what is wrong with another wish."""
+        wishes = sum(name in growth for name in (*SIZES, "small_gains")) + len(growth.get("fields", {}))
+        return (wishes > 1 or "save " in said) and _shape(said) != _shape(more)
 
     def of(self, said: str) -> Iterator[tuple[dict[str, Any], Path]]:
         for pattern, follow in FOLLOWED.items():

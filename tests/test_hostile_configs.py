@@ -339,3 +339,19 @@ def test_a_stream_that_is_an_output_and_feeds_a_tied_decoder(tmp_path: Path) -> 
         lemonx.plan(source, width_factor=2)
     untied = verified(source, width_factor=2, depth=3, fields={"tie_word_embeddings": False})
     assert untied["difference"] <= 1e-10
+
+
+def test_layers_that_cannot_be_copied_come_before_an_option_for_added_ones(tmp_path: Path) -> None:
+    """Leaving --small-gains out would not help: the only layer of each stage changes the shape of its input."""
+    source = saved(hf.ResNetForImageClassification, tmp_path, depths=[1, 1])
+    with pytest.raises(Refused, match=r"so none can be copied: keep its depth at 1"):
+        lemonx.plan(source, fields={"depths": [4, 1]}, small_gains=True)
+
+
+def test_a_field_that_the_class_does_not_use_may_be_missing(tmp_path: Path) -> None:
+    """The plan's table of sizes asks for every size of the family, and a decoder alone has no encoder's heads."""
+    source = saved(hf.WhisperForCausalLM, tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    del config["encoder_attention_heads"]
+    (source / "config.json").write_text(json.dumps(config))
+    assert verified(source, fields={"decoder_ffn_dim": 200})["difference"] <= 1e-10

@@ -72,11 +72,14 @@ SCALED = Axis(4, (0, 1, 2, 3, 0, 2), (2.0, 1.0, 0.5, 1.0, 4.0, 2.0), gain=0.5)
 HEADS = Axis(4, (0, 1, 2, 3, 0, 1))
 # Queries under key-value heads: not in circular order.
 GROUPED = Axis(4, (0, 1, 0, 1, 2, 3, 2, 3))
+# A padded shortcut between stages: neighbours in both places that are no neighbours in the source.
+PADDED = Axis(4, (0, 3, 1, 2, 1, 2, 0, 3))
 # Fused (query key value), each of one head of one that grows to two; then a fourth part that does not.
 FUSED = Axis(4, (0, 0, 1, 1, 2, 2, 3))
 AXES = {
     "same": SAME, "twice": TWICE, "circular": CIRCULAR, "means": MEANS, "zeros": ZEROS, "fresh": FRESH,
-    "scaled": SCALED, "heads": HEADS, "grouped": GROUPED, "fused": FUSED,
+    "scaled": SCALED, "heads": HEADS, "grouped": GROUPED, "padded": PADDED,
+    "fused": FUSED,
 }  # fmt: skip
 
 

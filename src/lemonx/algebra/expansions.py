@@ -105,7 +105,7 @@ class Run(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Copies at `target..target+length` of units whose base copies stand at `base..`, with `copies` in all."""
+    """Copies at `target..target+length` of consecutive units whose base copies stand at `base..`; `copies` in all."""
 
     target: int
     base: int
@@ -270,6 +270,8 @@ class Expansion:
         at_base[self.source[found]] = found
         based, count = at_base[self.source[index]], self.copies[self.source[index]]
         joined = (np.diff(index) == 1) & (np.diff(based) == 1) & (np.diff(count) == 0)
+        # Copies of units that are no neighbours may stand side by side, in both places.
+        joined &= np.diff(self.source[index]) == 1
         starts = np.concatenate([[0], np.flatnonzero(~joined) + 1])
         ends = np.concatenate([starts[1:], [len(index)]])
         return tuple(

@@ -83,12 +83,8 @@ def _spread(name: str, stack: Stack, target: int, *, before: bool) -> _Order:
     """The order of a stack whose added blocks are spread evenly, behind or `before` the blocks they copy."""
     if len(stack.order) == target:
         return list(stack.order)
+    require_copyable(name, stack, target)
     extra = target - stack.size
-    if extra and stack.size <= stack.pinned:
-        raise Refused(
-            f"every layer of {name} changes the shape of its input, so none can be copied",
-            f"keep its depth at {stack.size}",
-        )
     # Whole periods are added beside a period, so that what follows keeps its phase; the rest goes last.
     period = min(stack.period, stack.size - stack.pinned) or 1
     added, rest = divmod(extra, stack.period)
@@ -111,9 +107,8 @@ def on_top(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     >>> [(block.source, block.added) for block in on_top("layers", Stack(2, "residual"), 5)]
     [(0, False), (1, False), (0, True), (1, True), (0, True)]
     """
+    require_copyable(name, stack, target)
     copied = range(stack.pinned, stack.size)
-    if target > stack.size and not copied:
-        return arrange(name, stack, target)  # which says why not
     order = [(i, False) for i in range(stack.size)]
     return _as_blocks([*order, *[(copied[i % len(copied)], True) for i in range(target - stack.size)]])
 
@@ -123,9 +118,19 @@ PLACEMENTS = {"interleaved": arrange, "before": in_front, "stacked": on_top, "mi
 assert PLACEMENTS.keys() == set(free_parameters.PLACEMENTS)
 
 
+def require_copyable(name: str, stack: Stack, target: int) -> None:
+    """Refused if a stack of `target` blocks needs copies, and every block of the source changes the shape."""
+    if target > stack.size and stack.size <= stack.pinned:
+        raise Refused(
+            f"every layer of {name} changes the shape of its input, so none can be copied",
+            f"keep its depth at {stack.size}",
+        )
+
+
 def check_added(source: Spec, target: Spec) -> None:
-    """Refused if a stack is to have more blocks and a silent one would not be the identity."""
+    """Refused if a stack is to have more blocks, and none can be copied, or a silent one would not be the identity."""
     for name, stack in source.stacks.items():
+        require_copyable(name, stack, target.stacks[name].size)
         if stack.still and target.stacks[name].size != stack.size:
             raise Refused(f"{name} cannot grow deeper, since {stack.still}", f"keep its depth at {stack.size}")
 

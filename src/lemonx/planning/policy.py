@@ -100,12 +100,8 @@ def stacked(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     >>> [block.source for block in stacked("layers", Stack(2, "residual"), 5)]
     [0, 1, 0, 1, 0]
     """
+    depth.require_copyable(name, stack, target)
     first, others = list(range(stack.pinned)), list(range(stack.pinned, stack.size))
-    if target > stack.size and not others:
-        raise Refused(
-            f"every layer of {name} changes the shape of its input, so none can be copied",
-            f"keep its depth at {stack.size}",
-        )
     return in_order([*first, *(others[i % len(others)] for i in range(target - len(first)))])
 
 

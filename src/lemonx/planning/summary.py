@@ -43,10 +43,12 @@ def config_table(plan: Plan) -> Iterator[tuple[str, Any, Any]]:
     """(field, source, target) of the sizes in config.json, changed or not, then of all else that changes."""
     old, new = plan.family.config(plan.source_config), plan.family.config(plan.target_config)
     changed = {name: (before, after) for name, before, after in changed_fields(plan)}
+    written = flat_fields(plan.target_config)
     for name in dict.fromkeys(name for names in plan.family.sizes.values() for name in names):
         if name in changed:
             yield (name, *changed.pop(name))
-        elif old.get(name) is not None and new.get(name) is not None and name in flat_fields(plan.target_config):
+        # A field that config.json leaves out may be one that this class has no use for, and so without a default.
+        elif name in written and old.get(name) is not None and new.get(name) is not None:
             yield name, old[name], new[name]
     for name, (before, after) in changed.items():
         yield name, before, after
