@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 import lemonx
 import pico
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
+from lemonx.models.resnet import TorchvisionResNetConfig, TorchvisionResNetForImageClassification
 from lemonx.models.timm import TimmResNetConfig, TimmResNetForImageClassification, TimmViTForImageClassification
 from lemonx.planning.notices import notes
 from lemonx.specs.spaces import CALM
@@ -355,3 +356,13 @@ def test_a_field_that_the_class_does_not_use_may_be_missing(tmp_path: Path) -> N
     del config["encoder_attention_heads"]
     (source / "config.json").write_text(json.dumps(config))
     assert verified(source, fields={"decoder_ffn_dim": 200})["difference"] <= 1e-10
+
+
+def test_one_channel_of_zeros_becomes_one_on_either_side(tmp_path: Path) -> None:
+    """A shortcut from 7 channels to 8 pads behind, and one from 14 to 16 on both sides."""
+    sizes = {"width": 4, "stage_width": [4, 7, 8], "inner_width": [4, 5, 6], "layers": [1, 1, 1]}
+    config = TorchvisionResNetConfig(**sizes, block="basic", shortcut="A")
+    with Float64():
+        model = TorchvisionResNetForImageClassification(config)
+    pico.randomise(model, seed=0)
+    assert verified(pico.save(model, tmp_path / "source"), width_factor=2)["difference"] <= 1e-10

@@ -74,13 +74,12 @@ class PadShortcut(nn.Module):
         super().__init__()
         if writes < reads:
             raise ValueError(f"a parameter-free shortcut cannot narrow {reads} channels to {writes}")
-        self.stride = stride
-        self.before = (writes - reads) // 2
-        self.after = writes - reads - self.before
+        self.reads, self.writes, self.stride = reads, writes, stride
 
     def forward(self, x: Tensor) -> Tensor:
         x = x[:, :, :: self.stride, :: self.stride]
-        return F.pad(x, (0, 0, 0, 0, self.before, self.after))
+        zeros = self.writes - self.reads
+        return F.pad(x, (0, 0, 0, 0, zeros // 2, zeros - zeros // 2))
 
 
 def _downsample(shortcut: str, reads: int, writes: int, stride: int) -> nn.Module | None:
