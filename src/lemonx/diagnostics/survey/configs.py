@@ -133,11 +133,13 @@ def _part(
     if name in _ROPES:
         return _rope(value, sizes, mixed=mixed)
     numbered: Mapping[Any, JsonValue] = value
+    if name in KEPT:
+        return value
     if value and chosen and all(isinstance(key, int) or key.isdecimal() for key in numbered):
         entries = {int(key): entry for key, entry in numbered.items()}
         kept: dict[Any, JsonValue] = {i: entries[layer] for i, layer in enumerate(chosen) if layer in entries}
         return kept
-    if name in KEPT or not all(isinstance(key, str) for key in numbered):
+    if not all(isinstance(key, str) for key in numbered):
         return value
     return _shrunk(value, sizes, ids, stages, mixed=mixed)
 

@@ -215,6 +215,8 @@ def _number(name: str, value: int, sizes: Sizes, stages: Stages) -> int:
     rule = _rule(name, value)
     if rule is None or rule.moves == "keep" or value <= 0:
         return value
+    if rule.moves in ("width", "text") and value <= rule.over and not stages.beside(value):
+        return value  # of something else: a kernel, a position, a picture's colours
     to = rule.to if isinstance(rule.to, int) else getattr(sizes, rule.to)
     small = to if value > rule.over else value
     if rule.moves == "width" and stages.beside(value):

@@ -94,6 +94,8 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
         "axial_pos_embds_dim": [s.grown("width", s.width) // 3, s.grown("width", s.width) * 2 // 3],
         "axial_pos_shape": [8, 20],
     },
+    # Its own default is as small as what is not a width in other configs.
+    "patchtsmixer": lambda s: {"d_model": s.grown("width", s.width)},
     # A series of which nothing is to be foretold has no decoder.
     "autoformer": {"prediction_length": 8},
     "informer": {"prediction_length": 8},
