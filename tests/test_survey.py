@@ -78,8 +78,11 @@ def test_an_inner_size_in_terms_of_the_width_grows_alone_in_its_column() -> None
 
 def test_lists_for_layers_keep_one_of_every_kind() -> None:
     config, deeper = (tiny_config("gemma3_text", sizes) for sizes in (Sizes(), DEEPER))
-    assert config.layer_types == ["sliding_attention", "full_attention"]
-    assert deeper.layer_types == config.layer_types * 2
+    assert config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
+    assert deeper.layer_types == config.layer_types + config.layer_types[1:]
+    # Those that are numbered in a list are of one kind, and the others of another.
+    towers = [tiny_config("qwen2_5_vl", sizes).vision_config for sizes in (Sizes(), DEEPER)]
+    assert [(tower.depth, tower.fullatt_block_indexes) for tower in towers] == [(3, [2]), (5, [2, 4])]
 
 
 def test_a_deeper_model_has_the_same_classes() -> None:
