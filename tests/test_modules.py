@@ -496,7 +496,7 @@ def test_norm_of_an_unchecked_method_is_copied() -> None:
 
 def test_signatures() -> None:
     assert parse("a -> (3 b c)") == (Side((("a",),)), Side((("3", "b", "c"),)))
-    assert side("(a b) + c by d") == Side((("a", "b"), ("c",)), by="d")
+    assert side("(a b) + c by d") == Side((("a", "b"), ("c",)), by=("d",))
     assert side("a + a").axes == ("a", "a")
     assert str(side("(a b) + c by d")) == "(a b) + c by d"
     for wrong in ("a +", "a + b by", "a by", "a + b by c d", "+", "(a + b)"):

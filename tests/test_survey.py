@@ -15,7 +15,7 @@ import torch
 
 from lemonx.cli import main, surveying
 from lemonx.cli.render.survey import survey_markdown
-from lemonx.cli.surveying import by_table
+from lemonx.cli.surveying import by_run, by_table
 from lemonx.diagnostics.survey import classes, counting, measuring, pool, record
 from lemonx.diagnostics.survey.configs import tiny_config
 from lemonx.diagnostics.survey.fields import tiny
@@ -57,6 +57,8 @@ WIDER, DEEPER = COLUMNS["width x2"](Sizes()), COLUMNS["depth"](Sizes())
         ("num_heads", [3, 6, 12], [2, 4, 8], [4, 8, 16]),
         ("depths", [2, 2, 18, 2], [2, 2, 2, 2], [2, 2, 2, 2]),
         ("conv_kernel", [10, 3, 3], [10, 3, 3], [10, 3, 3]),
+        ("linear_conv_kernel_dim", 4, 4, 4),
+        ("conv1d_width", 4, 4, 4),
         ("layer_norm_eps", 1e-5, 1e-5, 1e-5),
         ("mlp_ratio", 4.0, 4.0, 4.0),
         ("use_cache", True, True, True),
@@ -76,8 +78,15 @@ def test_an_inner_size_in_terms_of_the_width_grows_alone_in_its_column() -> None
 
 def test_lists_for_layers_keep_one_of_every_kind() -> None:
     config, deeper = (tiny_config("gemma3_text", sizes) for sizes in (Sizes(), DEEPER))
-    assert config.layer_types == ["sliding_attention", "full_attention"]
-    assert deeper.layer_types == config.layer_types * 2
+    assert config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
+    assert deeper.layer_types == config.layer_types + config.layer_types[1:]
+    # Those that are numbered in a list are of one kind, and the others of another.
+    towers = [tiny_config("qwen2_5_vl", sizes).vision_config for sizes in (Sizes(), DEEPER)]
+    assert [(tower.depth, tower.fullatt_block_indexes) for tower in towers] == [(3, [2]), (5, [2, 4])]
+
+
+def test_a_deeper_model_has_the_same_classes() -> None:
+    assert tiny_config("vit", Sizes()).num_labels == tiny_config("vit", DEEPER).num_labels == 2
     assert len(tiny_config("qwen3_next", Sizes()).layer_types) == tiny_config("qwen3_next", Sizes()).num_hidden_layers
 
 
@@ -233,18 +242,21 @@ def test_what_only_decides_a_choice_is_read_and_what_does_nothing_is_not() -> No
     assert read.silent == ("dead",) and read.share == 15 / 17
 
 
-def test_wider_hidden_states_are_not_compared_and_answers_are() -> None:
+def test_of_wider_hidden_states_the_first_entries_are_compared_where_there_is_no_answer() -> None:
     small, large, batch = Chooser(), Chooser(8), {"x": torch.ones(1).double()}
+    given = outputs(small, batch), outputs(large, batch)
+    answer, hidden = measuring.same_size(*given) & learned(small, batch), measuring.larger(*given)
+    assert answer == {"answer"} and hidden == {"hidden"} and not measuring.larger(*given[::-1])
     with torch.no_grad():
         large.weight.zero_()[:, :4] = small.weight  # the hidden state begins as that of the smaller one
-        assert judged(small, large, batch).kind == EXACT
+        assert {judged(small, large, batch, names).kind for names in (answer, hidden)} == {EXACT}
         large.weight[:, :4], large.weight[:, 4:] = 0, small.weight  # and here it does not, but the answer is the same
-        assert judged(small, large, batch).kind == EXACT
+        assert (judged(small, large, batch, answer).kind, judged(small, large, batch, hidden).kind) == (EXACT, WRONG)
         large.weight[2, 7] += 1e-6
-    wrong = judged(small, large, batch)
+    wrong = judged(small, large, batch, answer)
     assert wrong.kind == WRONG and "outputs differ by" in wrong.why
     # Announced as what the eps of norms changes, the same difference is no mistake; but it is not exact.
-    assert judged(small, large, batch, loss=1e-6).kind == UP_TO_EPS
+    assert judged(small, large, batch, answer, loss=1e-6).kind == UP_TO_EPS
 
 
 def test_a_growth_gives_the_answers_alone() -> None:
@@ -254,11 +266,17 @@ def test_a_growth_gives_the_answers_alone() -> None:
     assert type(small) is Chooser and small(torch.ones(1)).keys() == {"answer", "hidden", "echo"}
 
 
-def test_a_growth_of_which_every_output_grows_is_not_judged() -> None:
+def test_a_growth_of_which_every_output_grows_is_judged_by_what_it_says_of_them() -> None:
     with foreign("survey it", "look"):
-        row = measure("clip_vision_model", "BARE", {"false": leaves_alone})
-    assert row.cells["false"]["width x2"].kind == NOT_COMPARED
-    assert row.cells["false"]["depth"].kind == WRONG  # hidden states of the same size are compared
+        row = measure("clip_vision_model", "BARE", {"silent": leaves_alone, "false": says_more, "inferred": by_run})
+    widths = {way: cells["width x2"].kind for way, cells in row.cells.items()}
+    assert widths == {"silent": NOT_COMPARED, "false": WRONG, "inferred": EXACT}
+    assert row.cells["silent"]["depth"].kind == WRONG  # hidden states of the same size are compared
+
+
+def says_more(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
+    """Claims that larger outputs begin with what they were, and did nothing."""
+    return Claim(begins=True)
 
 
 def leaves_alone(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:

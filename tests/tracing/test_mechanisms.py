@@ -249,6 +249,52 @@ def test_a_tensor_that_is_written_piece_by_piece_is_a_sum_of_them() -> None:
     grown(Pieces, (2, 3), rows)
 
 
+class Scanned(nn.Module):
+    """A state for every unit, whose steps are written to a tensor one by one, between equations of a delta rule."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.key, self.value, self.head = nn.Linear(6, 4 * heads), nn.Linear(6, 3 * heads), nn.Linear(3 * heads, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys, values = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.key(x), self.value(x)))
+        system = keys @ keys.transpose(-1, -2)
+        values = torch.linalg.solve_triangular(system, values, upper=False, unitriangular=True)
+        steps, state = torch.zeros_like(values), torch.zeros_like(values[:, :, 0])
+        for t in range(x.shape[1]):
+            state = 0.5 * state + values[:, :, t]
+            steps[:, :, t] = state
+        return self.head(steps.transpose(1, 2).flatten(-2))
+
+
+def test_a_scan_that_writes_its_steps_one_by_one_grows() -> None:
+    grown(Scanned, (2, 4), rows)
+    grown(Scanned, (2, 3), rows)
+
+
+class Gated(nn.Module):
+    """Queries with a gate beside each, of heads that share keys: a projection that alternates by two axes."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+        self.query, self.head = nn.Linear(6, groups * 2 * (4 + 4)), nn.Linear(groups * 2 * 4, 5)
+        self.key, self.value = nn.Linear(6, groups * 4), nn.Linear(6, groups * 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, gate = self.query(x).unflatten(-1, (2 * self.groups, 8)).chunk(2, -1)
+        k, v = (part.unflatten(-1, (self.groups, 4)).transpose(1, 2) for part in (self.key(x), self.value(x)))
+        k, v = (t[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for t in (k, v))
+        scores = (query.transpose(1, 2) @ k.transpose(-1, -2)).softmax(-1)
+        return self.head((scores @ v).transpose(1, 2).flatten(-2) * gate.flatten(-2).sigmoid())
+
+
+def test_gates_beside_the_queries_of_grouped_heads_grow() -> None:
+    grown(Gated, (2, 4), rows)
+    grown(Gated, (2, 3), rows)
+
+
 def test_pieces_of_a_tensor_that_holds_a_constant_do_not_grow() -> None:
     class Constant(nn.Module):
         def __init__(self, width: int) -> None:

@@ -53,11 +53,11 @@ def recorded(only: list[str] | None, kept: Path) -> Record:
 def by_run(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
     """Fill the larger model by what the runs of both show, and nothing else.
 
-    It is asked for the outputs that have the same size in both: wider hidden states cannot be the same.
+    It is asked for these outputs alone: where some have the same size in both, wider hidden states are not.
     """
     with giving(answers, small, large):
         grown = api.grow(small, large, inputs)
-    return Claim(loss=loss(grown.plan))
+    return Claim(loss=loss(grown.plan), begins=True)
 
 
 def by_table(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:

@@ -179,8 +179,7 @@ class _Operators:
         import torch
 
         spec, others = self.plan.source_spec, tensor.shape[1:]
-        by = axis.side.by
-        over, over_target = (spec.spaces[by].size, self.plan.types.spaces[by].target_size) if by else (1, 1)
+        over, over_target = (one.slices(axis.side) for one in (spec, self.plan.target_spec))
         sizes = [[spec.axis_size(name) or len(tensor) for name in part] for part in axis.side.parts]
         slices = tensor.reshape(over, -1, *others).split([math.prod(part) // over for part in sizes], 1)
         grown = []

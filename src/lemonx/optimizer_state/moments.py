@@ -143,7 +143,7 @@ def joined(side: Side, maps: Iterable[Along], plan: Plan) -> tuple[Along]:
     """The maps of axes that are concatenated in one tensor, as one map; such axes hold units, and no means."""
     left = iter(maps)
     parts = [product(*(_as_expansion(next(left)) for _ in part)) for part in side.parts]
-    whole = concat(*parts, by=plan.types.spaces[side.by] if side.by else None)
+    whole = concat(*parts, by=plan.types.by(side))
     return (reads(whole),)
 
 

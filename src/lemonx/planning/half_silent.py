@@ -91,8 +91,7 @@ def _odd(side: Side, which: int | None, spec: Spec) -> NDArray[np.bool_]:
         sizes = [spec.axis_size(name) or 1 for name in part]
         odd = np.arange(int(np.prod(sizes))) % sizes[-1] % 2 == 1
         masks.append(odd if number == which else np.zeros_like(odd))
-    slices = spec.axis_size(side.by) or 1 if side.by else 1
-    return np.concatenate([mask.reshape(slices, -1) for mask in masks], 1).reshape(-1)
+    return np.concatenate([mask.reshape(spec.slices(side), -1) for mask in masks], 1).reshape(-1)
 
 
 def mode(spec: Spec, axes: frozenset[str], row: Row, writes_stream: bool, otherwise: str) -> str:

@@ -48,8 +48,12 @@ class Types:
         key = side, size if "_" in side.axes else None
         if key not in self._known:
             parts = [product(*(self._axis(name, size) for name in part)) for part in side.parts]
-            self._known[key] = concat(*parts, by=self.spaces[side.by] if side.by else None)
+            self._known[key] = concat(*parts, by=self.by(side))
         return self._known[key]
+
+    def by(self, side: Side) -> Expansion:
+        """The expansion of the slices that the parts of a side lie in, if they alternate; else of one."""
+        return product(*(self._axis(name, None) for name in side.by)) if side.by else identity(1)
 
     def _axis(self, name: str, size: int | None) -> Expansion:
         if name in self.spaces:

@@ -6,12 +6,15 @@ A side is one axis, or a product of axes in parentheses, first axis outermost, a
     (Side('normed'), Side('(3 heads head_dim)'))
 
 Several sides that lie one after the other in one tensor are joined by `+`. If they alternate, a slice of each for
-every unit of some space (all queries of a key-value head, then its key, then its value), that space is named:
+every unit of some space (all queries of a key-value head, then its key, then its value) or of several that are one
+inside the other, that is named:
 
     >>> side("hidden + hidden").axes
     ('hidden', 'hidden')
     >>> side("(heads head_dim) + (kv_heads head_dim) by kv_heads").by
-    'kv_heads'
+    ('kv_heads',)
+    >>> side("(kv_heads group query) + (kv_heads group gate) by (kv_heads group)").by
+    ('kv_heads', 'group')
 
 An axis is the name of a space or of a fixed size, a number, or `_` for a size that nothing else knows
 (the number of labels, say).
@@ -32,7 +35,7 @@ class Side:
     """Parts that lie one after the other, each a product of axes; `by`: they alternate, a slice for every unit."""
 
     parts: tuple[tuple[str, ...], ...]
-    by: str | None = None
+    by: tuple[str, ...] = ()
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -56,21 +59,24 @@ class Side:
         return math.prod(map(int, times)), axis
 
     def __str__(self) -> str:
-        parts = [part[0] if len(part) == 1 else f"({' '.join(part)})" for part in self.parts]
-        return " + ".join(parts) + (f" by {self.by}" if self.by else "")
+        return " + ".join(map(_written, self.parts)) + (f" by {_written(self.by)}" if self.by else "")
 
     def __repr__(self) -> str:
         return f"Side({str(self)!r})"
 
 
+def _written(axes: tuple[str, ...]) -> str:
+    return axes[0] if len(axes) == 1 else f"({' '.join(axes)})"
+
+
 def side(text: str) -> Side:
     """One side of a signature."""
     joined, _, by = text.partition(" by ")
-    found = [_PART.fullmatch(part.strip()) for part in joined.split("+")]
+    found = [_PART.fullmatch(part.strip()) for part in (*joined.split("+"), *([by] if by else []))]
     parts = tuple(tuple((match[1] or match[2]).split()) for match in found if match)
-    if len(parts) != len(found) or (by and not by.strip().isidentifier()):
+    if len(parts) != len(found):
         raise ValueError(f"not a side of a signature: {text!r} (want `a`, `(a b)`, `a + b` or `a + b by c`)")
-    return Side(parts, by.strip() or None)
+    return Side(parts[:-1], parts[-1]) if by else Side(parts)
 
 
 def parse(text: str) -> tuple[Side, Side]:

@@ -147,6 +147,10 @@ class Spec:
         norms = [name for name in self.order if name.startswith(own) and self.rows[name].is_norm]
         return self.rows[norms[-1]].writes.axes[0] if norms else stream
 
+    def slices(self, side: Side) -> int:
+        """How many slices of each of its parts lie in a side: one, unless they alternate."""
+        return math.prod(self.axis_size(name) or 1 for name in side.by)
+
     def side_size(self, side: Side) -> int | None:
         total = 0
         for part in side.parts:

@@ -91,10 +91,8 @@ class _Writer:
         if all(factor.kind == DATA or "fixed" in factor.facts for factor in outer[:at]):
             each = tuple(self.part(term, hint) for term in inside)  # the same over and over
             return Side(each * math.prod(factor.size for factor in outer[:at]))
-        parts = tuple(self.part(fused(*outer[:at], term), hint) for term in inside)
-        if at > 1 or "fixed" in find(outer[0]).facts:
-            raise Refused(f"{hint}: its entries lie in a way that no signature can say", "write a table for the model")
-        return Side(parts, parts[0][0])
+        over = self.part(fused(*outer[:at]), hint)
+        return Side(tuple((*over, *self.part(term, hint)) for term in inside), over)
 
     def lumped(self, axis: Axis) -> Axis:
         """The axis with one atom in place of every part of it that cannot grow, however that is made up."""

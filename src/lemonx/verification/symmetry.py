@@ -176,7 +176,7 @@ def _pieces(axes: tuple[Axis, ...], plan: Plan) -> Iterator[_Piece]:
 
 def _cuts(place: int, axis: Axis, plan: Plan) -> Iterator[tuple[tuple[str, ...], _Cut]]:
     """The parts of one axis and where they lie in it."""
-    start, slices = 0, plan.types.spaces[axis.side.by].target_size if axis.side.by else 1
+    start, slices = 0, plan.target_spec.slices(axis.side)
     for part in axis.side.parts:
         width = math.prod(plan.target_spec.axis_size(name) or 1 for name in part) // slices
         yield part, _Cut(place, slices, start, start + width)

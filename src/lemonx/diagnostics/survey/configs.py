@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from lemonx.diagnostics.survey.fields import (
     VOCABULARY,
     Stages,
     is_layer_indices,
+    is_layers_of_a_kind,
     is_numbers,
     layer_count,
     of_layer,
@@ -97,6 +98,8 @@ def _shrunk(
         if isinstance(value, Mapping):
             part = sizes.inside(name, value)
             found[name] = _part(name, value, chosen, part, ids, stages, mixed=mixed)
+        elif chosen and is_layers_of_a_kind(name, value):
+            found[name] = _like(value, (i for i, layer in enumerate(chosen) if layer in value))
         elif chosen and isinstance(value, list | tuple) and len(value) == layers:
             found[name] = _like(value, (of_layer(name, value[i], own, stages) for i in chosen))
         elif name.endswith(("token_id", "token_index", "token_ids")):
@@ -133,11 +136,13 @@ def _part(
     if name in _ROPES:
         return _rope(value, sizes, mixed=mixed)
     numbered: Mapping[Any, JsonValue] = value
+    if name in KEPT:
+        return value
     if value and chosen and all(isinstance(key, int) or key.isdecimal() for key in numbered):
         entries = {int(key): entry for key, entry in numbered.items()}
         kept: dict[Any, JsonValue] = {i: entries[layer] for i, layer in enumerate(chosen) if layer in entries}
         return kept
-    if name in KEPT or not all(isinstance(key, str) for key in numbered):
+    if not all(isinstance(key, str) for key in numbered):
         return value
     return _shrunk(value, sizes, ids, stages, mixed=mixed)
 
@@ -198,23 +203,26 @@ def reads(model_type: str, optional: re.Pattern[str]) -> bool:
 
 
 def _chosen_layers(values: Mapping[str, JsonValue], layers: int | None, sizes: Sizes) -> list[int]:
-    """The layers of the full model that the tiny one has: one of every kind that its lists tell apart.
+    """The layers of the full model that the tiny one has: the first, and one of every kind that its lists tell apart.
 
-    As many as any list names the numbers of: a model that reads the output of four layers has four.
+    A first layer may be of its own kind whatever the lists say. As many as any list names the outputs of: a model that
+    reads those of four layers has four. A deeper one goes on with the last.
     """
     if not layers or layers <= sizes.layers or "depths" in values:
         return []
     sequences = {n: v for n, v in values.items() if isinstance(v, list | tuple) and n not in KEPT}
-    lists = [v for v in sequences.values() if len(v) == layers]
+    chosen = {n: v for n, v in sequences.items() if is_layers_of_a_kind(n, v)}
+    lists: list[Sequence[JsonValue]] = [v for n, v in sequences.items() if len(v) == layers and n not in chosen]
+    lists += [[layer in v for layer in range(layers)] for v in chosen.values()]
     named = [len(v) for n, v in sequences.items() if is_numbers(v) and is_layer_indices(n, v)
-             and len(v) != layers and max(v) <= layers]  # fmt: skip
+             and len(v) != layers and max(v) <= layers and n not in chosen]  # fmt: skip
     kinds: dict[str, int] = {}
     for i in range(layers):
-        kinds.setdefault(str([v[i] for v in lists]), i)
+        kinds.setdefault(str([i == 0, *(v[i] for v in lists)]), i)
     first = sorted(kinds.values())[:6]
     while len(first) < max([sizes.layers, *named]):
         first.append(min(first[-1] + 1, layers - 1))
-    return first + [first[i % len(first)] for i in range(sizes.deeper)]
+    return first + (first[-sizes.deeper :] * sizes.deeper)[: sizes.deeper]
 
 
 def _ranks(values: list[int] | tuple[int, ...], layers: int | None) -> JsonValue:

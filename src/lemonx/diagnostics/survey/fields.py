@@ -135,6 +135,11 @@ _STAGE_DEPTHS = re.compile(r".*(depths?|num_layers|layers|num_blocks|block_repea
 _LAYER_INDICES = re.compile(
     r".*(ind(ex|exes|ices)|_idxs?|layer_ids|hook_ids|_layers|target_layers|global_attention_blocks)$"
 )
+# Lists of the layers that are of some kind; the others above name layers whose outputs are read.
+_LAYERS_OF_A_KIND = re.compile(
+    r"global_attn_indexes|fullatt_block_indexes|window_block_ind(ic|ex)es|cross_attention_layers|mlp_only_layers|"
+    r"subsample_layers|full_attn_idxs|moe_layers|rope_scaling_layers"
+)
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,8 @@ def _number(name: str, value: int, sizes: Sizes, stages: Stages) -> int:
     rule = _rule(name, value)
     if rule is None or rule.moves == "keep" or value <= 0:
         return value
+    if rule.moves in ("width", "text") and value <= rule.over and not stages.beside(value):
+        return value  # of something else: a kernel, a position, a picture's colours
     to = rule.to if isinstance(rule.to, int) else getattr(sizes, rule.to)
     small = to if value > rule.over else value
     if rule.moves == "width" and stages.beside(value):
@@ -256,6 +263,11 @@ def _stage_widths(values: Mapping[str, JsonValue]) -> Iterator[list[int]]:
 def is_layer_indices(name: str, values: Sequence[int]) -> bool:
     """Whether a field lists numbers of layers."""
     return min(values) >= 0 and _LAYER_INDICES.fullmatch(name.lower()) is not None
+
+
+def is_layers_of_a_kind(name: str, value: JsonValue) -> TypeGuard[list[int] | tuple[int, ...]]:
+    """Whether a field lists the numbers of all layers of some kind."""
+    return is_numbers(value) and _LAYERS_OF_A_KIND.fullmatch(name) is not None
 
 
 def layer_count(values: Mapping[str, JsonValue]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -44,15 +44,17 @@ _MORE_LAYERS = (6, 16)
 class Claim:
     """What a growth says that it did: filled the larger model, or made `model`, which was read from disk.
 
-    `loss`: by how much the eps of norms is said to change the outputs, relative to the largest.
+    `loss`: by how much the eps of norms is said to change the outputs, relative to the largest. `begins`: an output
+    that is larger begins with the numbers that it had.
     """
 
     model: torch.nn.Module | None = None
     loss: float = 0.0
+    begins: bool = False
 
 
-# From a smaller model, a larger one, inputs, and the names of the outputs that have the same size in both; raises a
-# LemonxError that says why it does nothing.
+# From a smaller model, a larger one, inputs, and the names of the outputs that have the same size in both, or if none
+# has, of those that are larger; raises a LemonxError that says why it does nothing.
 Grow = Callable[[Any, Any, Batch, frozenset[str]], Claim]
 
 
@@ -142,12 +144,17 @@ def _subject(make: Callable[[Sizes], Any], bases: tuple[Sizes, ...] = BASES) -> 
 
 
 def same_size(small: Outputs, large: Outputs) -> frozenset[str]:
-    """The outputs of two models that have one size.
-
-    Hidden states of a wider model are wider: how they contain those of the smaller one is a matter of the growth, so
-    there is nothing to compare.
-    """
+    """The outputs of two models that have one size."""
     return frozenset(name for name, x in small.items() if name in large and x.shape == large[name].shape)
+
+
+def larger(small: Outputs, large: Outputs) -> frozenset[str]:
+    """The outputs of two models that are larger in the second, such as hidden states of a wider one."""
+    return frozenset(name for name, x in small.items() if name in large and _holds(large[name].shape, x.shape))
+
+
+def _holds(large: Sequence[int], small: Sequence[int]) -> bool:
+    return len(large) == len(small) and all(a >= b for a, b in zip(large, small, strict=True)) and large != small
 
 
 def _cell(subject: Subject, sizes: Sizes, grow: Grow) -> Cell:
@@ -160,25 +167,29 @@ def _cell(subject: Subject, sizes: Sizes, grow: Grow) -> Cell:
         return Cell(NONE)
     randomise(large, 7)
     try:
-        names = same_size(outputs(subject.model, subject.batch), outputs(large, subject.batch))
+        given = outputs(subject.model, subject.batch), outputs(large, subject.batch)
     except Exception as error:
         return Cell(NOT_RUN, why=f"the larger one does not run: {reason(error)}")
-    if not names & subject.learned:
-        return Cell(NOT_COMPARED, why="every output grows with the model")
+    answers = same_size(*given) & subject.learned
+    names = same_size(*given) if answers else larger(*given) & subject.learned
+    if not names:
+        return Cell(NOT_COMPARED, why="the larger one gives other outputs")
     try:
         claim = grow(subject.model, large, subject.batch, names)
     except LemonxError as refusal:
         return Cell(REFUSED, why=str(refusal))
     except Exception as error:
         return Cell(FAILED, why=reason(error))
+    if not answers and not claim.begins:
+        return Cell(NOT_COMPARED, why="every output grows with the model, and it is not said how")
     if claim.model is not None:
-        return judged(subject.model, claim.model, subject.other, claim.loss)
-    filled = judged(subject.model, large, subject.other, claim.loss)
+        return judged(subject.model, claim.model, subject.other, names, claim.loss)
+    filled = judged(subject.model, large, subject.other, names, claim.loss)
     if filled.kind not in (EXACT, UP_TO_EPS):
         return filled
     again = subject.make(sizes)
     again.load_state_dict(large.state_dict())
-    reloaded = judged(subject.model, again, subject.other, claim.loss)
+    reloaded = judged(subject.model, again, subject.other, names, claim.loss)
     return (
         reloaded
         if reloaded.kind == filled.kind
@@ -186,21 +197,27 @@ def _cell(subject: Subject, sizes: Sizes, grow: Grow) -> Cell:
     )
 
 
-def judged(small: Any, large: Any, batch: Batch, loss: float = 0.0) -> Cell:
+def judged(small: Any, large: Any, batch: Batch, names: frozenset[str], loss: float = 0.0) -> Cell:
     """Whether two models compute the same, measured on inputs that neither was grown with.
 
-    `loss`: a difference that was announced, because norms are applied once more and have an eps.
+    `names`: the outputs that are compared; of one that is larger, the entries that it begins with. `loss`: a difference
+    that was announced, because norms are applied once more and have an eps.
     """
     one, other = outputs(small, batch), outputs(large, batch)
     if one.keys() != other.keys():
         return Cell(WRONG, why=f"other outputs: {sorted(one.keys() ^ other.keys())}")
-    worst = max((difference(one[name], other[name]) for name in same_size(one, other)), default=float("inf"))
+    worst = max((difference(one[name], _first(other[name], one[name])) for name in names), default=float("inf"))
     if worst <= LARGEST:
         return Cell(EXACT, worst)
     why = f"outputs differ by {worst:.1e} of the largest"
     if worst <= loss:
         return Cell(UP_TO_EPS, worst, f"{why}, as the eps of norms in added Post-LN blocks makes them")
     return Cell(WRONG, worst, why)
+
+
+def _first(large: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
+    """As many first entries of each axis as another tensor has."""
+    return large[tuple(slice(size) for size in small.shape)]
 
 
 def difference(x: torch.Tensor, y: torch.Tensor) -> float:

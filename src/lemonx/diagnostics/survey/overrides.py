@@ -94,6 +94,8 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
         "axial_pos_embds_dim": [s.grown("width", s.width) // 3, s.grown("width", s.width) * 2 // 3],
         "axial_pos_shape": [8, 20],
     },
+    # Its own default is as small as what is not a width in other configs.
+    "patchtsmixer": lambda s: {"d_model": s.grown("width", s.width)},
     # A series of which nothing is to be foretold has no decoder.
     "autoformer": {"prediction_length": 8},
     "informer": {"prediction_length": 8},
@@ -110,6 +112,8 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "lfm2_vl": {"text_config": {"block_auto_adjust_ff_dim": False}},
     "zamba": _zamba,
+    # The kinds of its layers come in turn, three of them.
+    "recurrent_gemma": lambda s: {"num_hidden_layers": 3 + s.deeper},
     "qwen4_exp_text": _indexer,
     "qwen4_exp": lambda s: {"text_config": _indexer(s)},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},

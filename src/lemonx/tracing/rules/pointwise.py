@@ -167,31 +167,48 @@ def copied(tracer: Tracer, op: Op) -> None:
 
 
 def _piece(tracer: Tracer, op: Op, source: Info) -> bool:
-    """Numbers written to a slice of a tensor that others are written to as well: axes of it are sums."""
+    """Numbers written to a part of a tensor that others are written to as well: axes of it are sums.
+
+    An axis of which single entries are chosen to write to, one after the other, is one of the inputs.
+    """
     view, base = op.out, op.out._base
-    if (
-        base is None
-        or (base not in tracer.infos and base not in tracer.blank)
-        or base.dim() != view.dim()
-        or base.stride() != view.stride()
-        or base.numel() == view.numel()
-    ):
+    if base is None or (base not in tracer.infos and base not in tracer.blank):
+        return False
+    places = _places(view, base)
+    if places is None:
         return False
     if base not in tracer.infos:
-        tracer.infos[base] = Info([None if size == 1 else Axis(size) for size in base.shape])
+        chosen = set(range(base.dim())) - set(places)
+        axes = [None if size == 1 else data(size) if at in chosen else Axis(size) for at, size in enumerate(base.shape)]
+        tracer.infos[base] = Info(axes)
     known, rest = tracer.infos[base], view.storage_offset() - base.storage_offset()
     starts = [0] * base.dim()
     for place in sorted(range(base.dim()), key=lambda p: -base.stride()[p]):
         starts[place], rest = divmod(rest, base.stride()[place]) if base.shape[place] > 1 else (0, rest)
     axes = [None] * (view.dim() - len(source.axes)) + list(source.axes)
-    for place, (start, axis) in enumerate(zip(starts, axes, strict=True)):
-        whole = known.axes[place]
-        here = part(whole, start, start + view.shape[place]) if whole is not None else None
+    for at, size, axis in zip(places, view.shape, axes, strict=True):
+        whole = known.axes[at]
+        here = part(whole, starts[at], starts[at] + size) if whole is not None else None
         if here is not None and axis is not None:
             tracer.unified(here, axis)
     known.silent, known.version = None, None
     tracer.fresh.append(base)
     return True
+
+
+def _places(view: torch.Tensor, base: torch.Tensor) -> list[int] | None:
+    """Which axis of a tensor each axis of a part of it is; None where it is no such part."""
+    if view.dim() == base.dim():
+        return list(range(base.dim())) if view.stride() == base.stride() and view.numel() < base.numel() else None
+    found, strides = list[int](), base.stride()
+    for size, stride in zip(view.shape, view.stride(), strict=True):
+        after = found[-1] + 1 if found else 0
+        fits = [at for at in range(after, base.dim()) if strides[at] == stride and 1 < size <= base.shape[at]]
+        if not fits:
+            return None
+        found.append(fits[0])
+    apart = [stride for size, stride in zip(base.shape, strides, strict=True) if size > 1]
+    return found if len(set(apart)) == len(apart) else None
 
 
 @rule("add", "sub", "rsub")

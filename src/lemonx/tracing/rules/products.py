@@ -87,6 +87,21 @@ def matrix(tracer: Tracer, op: Op) -> None:
     _scores(tracer, op.out, pair)
 
 
+@rule("linalg_solve_triangular")
+def solved(tracer: Tracer, op: Op) -> None:
+    """Equations between the steps of a scan, with a system of its own for each unit and any number of right sides."""
+    system, right = tracer.axes(op.args[0]), tracer.axes(op.args[1])
+    if len(system) != len(right) or not op.kwargs.get("left", True):
+        raise Misfit("equations of another layout")
+    for axis in system[-2:]:
+        tracer.fix(axis, "equations are solved along it")
+    tracer.fix(right[-2], "equations are solved along it")
+    batch = [tracer.unified(a, b) for a, b in zip(system[:-2], right[:-2], strict=True)]
+    _apart(tracer, op, batch)
+    known = tracer.info(op.args[1])
+    tracer.put(op.out, [*batch, *right[-2:]], silent=known.silent if known else None)
+
+
 def _apart(tracer: Tracer, op: Op, batch: list[Axis | None]) -> None:
     """Units that each have a map of their own (heads, experts) must be copies."""
     for axis in batch:
