@@ -127,11 +127,12 @@ def find_stacks(small: Tracer, large: Tracer, *, run: bool = True, every: bool =
 
 
 def _as_long(small: Tracer, large: Tracer, counts: Mapping[str, int], *, run: bool) -> dict[str, Alike]:
-    """Lists of as many blocks in both models that are all alike, outermost first."""
+    """Lists of as many blocks in both models that are all alike and have norms in them, outermost first."""
     found: dict[str, Alike] = {}
     for name in sorted(counts, key=len):
         number = counts[name]
-        if any(_nested(name, other) for other in found):
+        normed = any(norm.path.startswith(f"{name}.0.") for norm in small.norms)
+        if not normed or any(_nested(name, other) for other in found):
             continue
         ours, theirs = _kinds(small, large, name, number, number, run=run)
         if len({*ours, *theirs}) == 1:
