@@ -22,7 +22,7 @@ class Encoder(nn.Module):
     def __init__(self, dim: int, depth: int, heads: int, norm_first: bool) -> None:
         super().__init__()
         self.embed = nn.Linear(FEATURES, dim)
-        layer = nn.TransformerEncoderLayer(dim, heads, 3 * dim, dropout=0.0, batch_first=True, norm_first=norm_first)
+        layer = nn.TransformerEncoderLayer(dim, heads, 4 * dim, dropout=0.0, batch_first=True, norm_first=norm_first)
         last = nn.LayerNorm(dim) if norm_first else None
         self.encoder = nn.TransformerEncoder(layer, depth, norm=last, enable_nested_tensor=False)
         self.head = nn.Linear(dim, CLASSES)

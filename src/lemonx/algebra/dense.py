@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,6 +131,39 @@ class Blocks:
         return Blocks(times * self.size, times * self.target_size, stacks)
 
 
+@dataclass(frozen=True, eq=False)
+class Woven(Blocks):
+    """`each` applied to every one of `outer` vectors in a row, the entries of which lie `inner` apart: M along columns.
+
+    So a kernel reads it, and a map that reads several vectors in a row.
+    """
+
+    _: KW_ONLY
+    each: Blocks
+    outer: int
+    inner: int
+
+    @classmethod
+    def of(cls, each: Blocks, outer: int, inner: int) -> Woven:
+        times = outer * inner
+        return cls(each.size * times, each.target_size * times, (), each=each, outer=outer, inner=inner)
+
+    def along_columns(self, x: torch.Tensor) -> torch.Tensor:
+        parts = x.reshape(len(x), self.outer, self.each.size, self.inner).transpose(2, 3)
+        made = self.each.along_columns(parts.reshape(-1, self.each.size))
+        shape = len(x), self.outer, self.inner, self.each.target_size
+        return made.reshape(shape).transpose(2, 3).reshape(len(x), -1)
+
+    def rows(self, start: int, stop: int) -> Array:
+        return self._dense(self.each.rows(0, self.each.size))[start:stop]
+
+    def columns(self, start: int, stop: int) -> Array:
+        return self._dense(self.each.columns(0, self.each.target_size))[start:stop]
+
+    def _dense(self, one: Array) -> Array:
+        return np.kron(np.kron(np.eye(self.outer), one), np.eye(self.inner))
+
+
 def _targets(stack: DenseStack) -> NDArray[np.int64]:
     return stack.start[:, None] + np.arange(stack.height)
 
@@ -141,6 +174,10 @@ class Frame:
 
     forth: Blocks
     back: Blocks | None = None
+
+    def woven(self, outer: int, inner: int) -> Frame:
+        """The expansion of several vectors in a row, their entries that far apart; only columns can be in it."""
+        return Frame(Woven.of(self.forth, outer, inner), Woven.of(self.back, outer, inner) if self.back else None)
 
     def repeated(self, times: int) -> Frame:
         """The expansion of several vectors in a row, each by this one."""

@@ -15,6 +15,8 @@ Paper: appendix B.3, lossless expansion in vector space.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -413,6 +415,8 @@ def product(*factors: Expansion) -> Expansion:
     """The expansion of fused axes (a b c), first axis outermost."""
     if len(factors) == 1:
         return factors[0]
+    if (at := next((place for place, factor in enumerate(factors) if factor.frame), None)) is not None:
+        return _woven(factors, at)
     result = identity(1)
     for factor in factors:
         # Of two fills the later one holds, and either of them over a copy: all are negative, in their order.
@@ -426,3 +430,19 @@ def product(*factors: Expansion) -> Expansion:
         amp = (result.amp[:, None] * factor.amp[None, :]).reshape(-1)
         result = Expansion(result.size * factor.size, source, amp, result.gain * factor.gain)
     return result
+
+
+def _woven(factors: Sequence[Expansion], at: int) -> Expansion:
+    """A frame among axes that stay as they are."""
+    framed, others = factors[at], [factor for place, factor in enumerate(factors) if place != at]
+    if not all(factor.is_identity for factor in others):
+        raise Refused(
+            "an axis of several joined ones cannot follow a change of basis while another of them grows",
+            f"try {multiples_near(framed.size, framed.target_size)}",
+        )
+    outer, inner = (math.prod(factor.size for factor in part) for part in (factors[:at], factors[at + 1 :]))
+    assert framed.frame is not None
+    if outer * inner == 1:
+        return framed
+    times = outer * inner
+    return dense(framed.size * times, framed.target_size * times, framed.frame.woven(outer, inner))

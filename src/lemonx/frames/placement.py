@@ -105,8 +105,13 @@ class FramePlacement(ABC):
 
     def norm_above(self, row: str) -> str | None:
         """The norm that wrote what this row reads: the last one before it."""
-        reads = self.spec.rows[row].reads
-        above = [n for n in self.readers if self.spec.rows[n].writes == reads and self.spec.comes_before(n, row)]
+        times, axis = self.spec.rows[row].reads.repeats or (1, None)
+
+        def written(norm: str) -> bool:
+            each, space = self.spec.rows[norm].writes.repeats or (1, "")
+            return space == axis and times % each == 0
+
+        above = [n for n in self.readers if written(n) and self.spec.comes_before(n, row)]
         return above[-1] if above else None
 
     def expansions(self, target: Spec) -> dict[str, Expansion]:
@@ -255,23 +260,30 @@ def find(source: Spec, target: Spec, rows: Collection[str], refusing: Collection
         framed = _placed(source, stream, rows, size, wide) if wide % size else None
         if framed is None:
             return ()
-        framed.require(target, rows)
-        _ = framed.groups
         found.append(framed)
     norms = Counter(name for framed in found for name in framed.norms)
-    return tuple(found) if max(norms.values(), default=0) == 1 else ()
+    if max(norms.values(), default=0) != 1:
+        return ()
+    for framed in found:
+        framed.require(target, rows)
+        _ = framed.groups
+    return tuple(found)
 
 
 def _in_the_way(source: Spec, row: Row) -> Iterator[str]:
     """The space that this row could follow if it were in a frame: the stream it feeds, or what it reads."""
-    streams = {stack.stream for stack in source.stacks.values()}
-    axis = None
-    if isinstance(row, LayerNorm) and not row.writes.is_fused and row.writes.axes[0] in streams:
-        axis = row.writes.axes[0]
+    axis, written = None, row.writes.axes[0]
+    if isinstance(row, LayerNorm) and not row.writes.is_fused and _is_mean(source, written):
+        axis = written
     elif isinstance(row, UnitLength) or (isinstance(row, LayerNorm) and row.reads.is_fused):
         axis = _of(row.reads)
-    if axis is not None and axis in source.spaces and source.spaces[axis].kind == "avg":
+    if axis is not None and _is_mean(source, axis):
         yield axis
+
+
+def _is_mean(source: Spec, axis: str) -> bool:
+    """Whether LayerNorms read this space, so that new entries would hold the mean."""
+    return axis in source.spaces and source.spaces[axis].kind == "avg"
 
 
 def _placed(source: Spec, stream: str, rows: Collection[str], size: int, wide: int) -> FramePlacement | None:

@@ -70,7 +70,11 @@ class Solved(ABC):
         if axis == self.placement.stream:
             return _typed(self._stream_read(row, at).repeated(times))
         above = self.placement.norm_above(row)
-        return _typed(self._output(above, at).read) if above else None
+        if above is None:
+            return None
+        each, _ = self.placement.spec.rows[above].writes.repeats or (1, "")
+        read = self._output(above, at).read
+        return _typed(read if times == each else read.woven(times // each, 1))
 
     def written(self, row: str, at: Block) -> Expansion | None:
         """What a row there must write, if a frame carries it."""

@@ -20,6 +20,10 @@ from lemonx.specs.rows import IDENTITY, Axis, Row, Typed
 from lemonx.specs.signature import Side, parse, side
 
 
+class Fed(Refused):
+    """A norm feeds a space that has to hold more than copies and zeros: a frame might carry it."""
+
+
 @dataclass(frozen=True)
 class Norm(Row):
     """A norm over the last axis with a gain and perhaps a bias. `eps`: config field, or its fixed value.
@@ -55,7 +59,7 @@ class Norm(Row):
     def require(self, reads: Expansion, writes: Expansion) -> None:
         self.eta(reads)
         if not writes.holds_as(reads.with_zeros()):
-            raise Refused(
+            raise Fed(
                 f"{reads.target_size} is not a multiple of {reads.size}, which the size of {self.writes} must be, as "
                 f"a {self.name} feeds it",
                 f"try {multiples_near(reads.size, reads.target_size)}",

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lemonx.algebra.dense import Woven
 from lemonx.algebra.expansions import Expansion, product
 from lemonx.algebra.recipes import CANCEL, HALF, KEEP, MUTED, SILENT, Matrix, TensorRecipe
 from lemonx.errors import Refused
@@ -59,6 +60,10 @@ def matrix(axes: tuple[Axis, ...], expansions: tuple[Expansion, ...], mode: str)
     if rows.has_partial_means or ("r" not in roles and columns.has_partial_means):
         raise Refused(
             "a weight of several joined axes cannot hold the mean of new entries", "choose a multiple of the width"
+        )
+    if rows.frame and isinstance(rows.frame.forth, Woven):
+        raise Refused(
+            "a weight of several joined axes cannot write a change of basis", "choose a multiple of the width"
         )
     return Matrix(rows, columns, consumes="r" in roles, mode=mode, transposed=transposed)
 

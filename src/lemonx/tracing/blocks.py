@@ -98,11 +98,14 @@ def to_list(name: str, stacks: Stacks, side: int) -> str:
     return name
 
 
-def find_stacks(small: Tracer, large: Tracer, *, run: bool = True) -> dict[str, Alike]:
-    """Lists of modules that are longer in the larger model; if both were run, by what blocks compute."""
-    if small.names.keys() == large.names.keys():
-        return {}
+def find_stacks(small: Tracer, large: Tracer, *, run: bool = True, every: bool = False) -> dict[str, Alike]:
+    """Lists of modules that are longer in the larger model; if both were run, by what blocks compute.
+
+    `every`: also those that are as long, where their blocks are alike.
+    """
     few, many = _counts(small), _counts(large)
+    if small.names.keys() == large.names.keys():
+        return _as_long(small, large, few, run=run) if every else {}
     longer = {name: (few[name], number) for name, number in many.items() if few.get(name, number) != number}
     outer = {name: sizes for name, sizes in longer.items() if not any(name.startswith(f"{other}.") for other in longer)}
     found: dict[str, Alike] = {}
@@ -111,6 +114,9 @@ def find_stacks(small: Tracer, large: Tracer, *, run: bool = True) -> dict[str, 
         last = _parameters(small, f"{name}.{sizes[0] - 1}").keys()
         covers = all(_parameters(small, f"{name}.{index}").keys() >= last for index in range(sizes[0]))
         found |= _sorted_out(name, *_kinds(small, large, name, *sizes, run=run), ends, covers=covers)
+    if every:
+        kept = {name: number for name, number in few.items() if not any(_nested(name, other) for other in outer)}
+        found |= _as_long(small, large, kept, run=run)
     origins = {name: origin_of(name, found) for name in large.names}
     for name, origin in origins.items():
         if origin not in small.names:
@@ -118,6 +124,25 @@ def find_stacks(small: Tracer, large: Tracer, *, run: bool = True) -> dict[str, 
     for name in sorted(small.names.keys() - set(origins.values())):
         raise Refused(f"the larger model has no {name}", "only growth is possible: give the smaller model first")
     return found
+
+
+def _as_long(small: Tracer, large: Tracer, counts: Mapping[str, int], *, run: bool) -> dict[str, Alike]:
+    """Lists of as many blocks in both models that are all alike and have norms in them, outermost first."""
+    found: dict[str, Alike] = {}
+    for name in sorted(counts, key=len):
+        number = counts[name]
+        normed = any(norm.path.startswith(f"{name}.0.") for norm in small.norms)
+        if not normed or any(_nested(name, other) for other in found):
+            continue
+        ours, theirs = _kinds(small, large, name, number, number, run=run)
+        if len({*ours, *theirs}) == 1:
+            found[name] = Alike(name, tuple(range(number)), tuple(range(number)))
+    return found
+
+
+def _nested(one: str, other: str) -> bool:
+    """Whether one of two lists is in a block of the other, or is the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def as_lists(small: Tracer, large: Tracer, pinned: Mapping[str, int] | None = None) -> dict[str, Alike]:

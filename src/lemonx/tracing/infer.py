@@ -16,15 +16,16 @@ from lemonx.tracing.tracer import Tracer
 Calls = frozenset[tuple[str, int]]
 
 
-def infer(small: torch.nn.Module, large: torch.nn.Module, run: Run) -> Table:
+def infer(small: torch.nn.Module, large: torch.nn.Module, run: Run, *, every: bool = False) -> Table:
     """The table of both; Refused where they do not compute alike.
 
     `run` calls a module with all example inputs. Numbers that the sizes decide are found by comparing the two runs;
-    a second pair of runs then takes what they are multiplied with for a space of its own.
+    a second pair of runs then takes what they are multiplied with for a space of its own. `every`: lists of blocks are
+    stacks also where they are as long in both.
     """
-    found = traced(small, large, run)
+    found = traced(small, large, run, every=every)
     if scaled := differing(found):
-        return table_of(traced(small, large, run, scaled, _in_large(found, scaled)))
+        return table_of(traced(small, large, run, scaled, _in_large(found, scaled), every=every))
     return table(found)
 
 
@@ -47,15 +48,18 @@ def traced(
     scaled: Calls = frozenset(),
     in_large: Calls = frozenset(),
     stacks: Callable[[Tracer, Tracer], dict[str, Alike]] | None = None,
+    *,
+    every: bool = False,
 ) -> Matched:
     """The runs of both, of which the second decides as the first does; `stacks`: the stacks, if not by their runs."""
     first, second = run_traced(Tracer(small, scaled), small, run), Tracer(large, in_large)
-    found = Matched(first, second, stacks(first, second) if stacks else find_stacks(first, second, run=False))
+    known = stacks(first, second) if stacks else find_stacks(first, second, run=False, every=every)
+    found = Matched(first, second, known)
     second.follows = lambda path: first.decisions.get(found.origin(path) or "", [])
     run_traced(second, large, run)
     if stacks:
         return match(found)
-    told = find_stacks(first, second)  # blocks that have the same parameters may compute otherwise
+    told = find_stacks(first, second, every=every)  # blocks that have the same parameters may compute otherwise
     if told != found.stacks and first.decisions:
         second = Tracer(large, in_large)
         second.follows = lambda path: first.decisions.get(origin_of(path, told) or "", [])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lemonx.errors import Refused
 from lemonx.specs.spaces import Space, avg, circ, fresh, key, projection, query, scaled, zero
 from lemonx.tracing.axes import Axis, find, say
 from lemonx.tracing.compare import Matched
 from lemonx.tracing.completion import share_fixed
+from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Norm, shape_of
 
 # What no run has used may grow by anything if it is at most this share of all parameters; nothing is claimed of it.
@@ -81,6 +82,8 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
             result.shown.append(name)
         build = _kind(found.small.norms, atom)
         result.spaces[name] = build(sizes[0]), build(sizes[1])
+        if build is circ and _passes(found.small, atom):
+            result.spaces[name] = replace(circ(sizes[0]), passes=True), replace(circ(sizes[1]), passes=True)
         if id(atom) in pairs:
             kind, scales = pairs[id(atom)]
             made = [
@@ -105,6 +108,16 @@ def _kind(norms: list[Norm], atom: Axis) -> Callable[[int], Space]:
     if any(find(a) is atom for norm in norms for a in all_atoms(norm.out)):
         return zero
     return fresh
+
+
+def _passes(tracer: Tracer, atom: Axis) -> bool:
+    """Whether they are the neurons of branches, each of which is added to what it read: two can pass a number on."""
+    maps = [
+        name
+        for name, info in tracer.parameters.items()
+        if len(info.axes) > 1 and any(find(axis) is atom for axis in info.axes if axis is not None)
+    ]
+    return bool(maps) and all(0 < tracer.maps[name] == tracer.returned[name] for name in maps)
 
 
 def all_atoms(axis: Axis) -> Iterator[Axis]:

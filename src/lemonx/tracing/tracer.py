@@ -10,7 +10,7 @@ state and count as parameters.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -70,6 +70,9 @@ class Tracer(TorchDispatchMode):
         self.ties: dict[str, Axis] = {}
         self.batch_norms: dict[str, dict[str, str]] = {}
         self.depthwise: dict[str, int] = {}
+        # How often every weight was a map, and how often one of the two of a branch (rules/branches.py).
+        self.maps: Counter[str] = Counter()
+        self.returned: Counter[str] = Counter()
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.blocks: list[BlockRun] = []
         self.problems: list[str] = []

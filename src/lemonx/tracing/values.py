@@ -182,13 +182,25 @@ class Dot(Value):
 
 
 @dataclass(eq=False)
+class Branch(Value):
+    """What a map wrote of a tensor, the token's; or what a second one wrote of that, behind an activation.
+
+    `maps`: these one or two weights. `acted`: it is behind an activation that can pass a number on.
+    """
+
+    token: Token
+    maps: tuple[str, ...]
+    acted: bool = False
+
+
+@dataclass(eq=False)
 class Info:
     """A tensor that derives from parameters.
 
     `weight`: from parameters alone, with the axes of parameters that each of its axes is in `origins`; `linear`: it is
     a linear function of them, up to an `offset`; `rows`: one vector, or vectors repeated for every example, which a map
     reads as it does an activation. `silent`: parameters without which it is zero. `carries`: the tensors
-    that blocks were given and that this one still equals.
+    that blocks were given and that this one still equals. `shaped`: the token of the tensor that it is a view of.
     """
 
     axes: list[Axis | None]
@@ -199,9 +211,15 @@ class Info:
     offset: float = 0.0
     value: Value | None = None
     token: Token = field(default_factory=Token)
+    shaped: Token | None = None
     carries: tuple[Carry, ...] = ()
     silent: frozenset[str] | None = None
     version: int | None = None
+
+    @property
+    def flat(self) -> Token:
+        """The same for all tensors that hold the same numbers in the same order, in whatever shape."""
+        return self.shaped or self.token
 
     @property
     def parameter(self) -> str | None:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lemonx.errors import BadTarget, NotVerified, Refused
 from lemonx.tracing.storing import floating
 from lemonx.verification.float64 import Float64
+from lemonx.verification.stability import Figures, Stability, distance
 
 _UNCHANGED = "nothing was changed"
 
@@ -100,17 +101,22 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
 
 def difference(small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example]) -> float:
     """The largest difference of any output in float64, relative to the largest number of that output."""
-
-    def widened(leaf: Any) -> Any:
-        return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
     with Float64(), torch.no_grad():
-        wide = [Example(*tree_map(widened, (one.args, dict(one.kwargs)))) for one in inputs]
+        wide = _cast(inputs, torch.float64)
         ours, theirs = (tree_leaves(outputs(copy.deepcopy(module).double(), wide)) for module in (small, large))
     if len(ours) != len(theirs):
         raise NotVerified(f"the modules give {len(ours)} and {len(theirs)} outputs", _UNCHANGED)
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(a, torch.Tensor)]
     return max((_apart(a, b) for a, b in pairs), default=0.0)
+
+
+def _cast(inputs: Sequence[Example], dtype: torch.dtype) -> list[Example]:
+    """The same inputs, their numbers in another dtype."""
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return [Example(*tree_map(cast, (one.args, dict(one.kwargs)))) for one in inputs]
 
 
 def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -126,6 +132,43 @@ def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     size = ours.abs()[ours.isfinite()]
     largest = float(size.max()) if size.numel() else 1.0
     return float(off) / (largest or 1.0) if bool(off.isfinite()) else float("inf")
+
+
+def module_stability(small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example]) -> Stability:
+    """Run both modules in float32, forward and backward, and compare with their outputs in float64."""
+    shapes = [tuple(output.shape) for output in _computed(small, inputs, torch.float64)]
+    rng = torch.Generator().manual_seed(0)
+    weights = [torch.randn(shape, generator=rng) for shape in shapes]
+
+    def figures(module: torch.nn.Module) -> Figures:
+        with torch.no_grad():
+            exact = _computed(module, inputs, torch.float64)
+        single = copy.deepcopy(module).float().requires_grad_(True)
+        with torch.enable_grad():
+            found = _computed(single, inputs, torch.float32)
+            begins = [output[tuple(slice(size) for size in shape)] for output, shape in zip(found, shapes, strict=True)]
+            sums = [(output * weight.to(output.device)).sum() for output, weight in zip(begins, weights, strict=True)]
+            torch.stack(sums).sum().backward()
+        squares = [p.grad.double().square().sum() for p in single.parameters() if p.grad is not None]
+        noise = max(map(distance, exact, found), default=0.0)
+        return Figures(noise, float(sum(squares)) ** 0.5)
+
+    try:
+        return Stability(figures(small), figures(large))
+    except RuntimeError as error:  # torch's, where code cannot be differentiated
+        raise Refused(
+            f"its gradient cannot be computed ({' '.join(str(error).split())[:120]}), so whether a change of basis "
+            "keeps it small cannot be told",
+            "grow the width by a whole factor",
+        ) from error
+
+
+def _computed(module: torch.nn.Module, inputs: Sequence[Example], dtype: torch.dtype) -> list[torch.Tensor]:
+    """The outputs that hold numbers, of a copy of the module in this dtype if it has another."""
+    with Float64() if dtype == torch.float64 else contextlib.nullcontext():
+        module = copy.deepcopy(module).double() if dtype == torch.float64 else module
+        leaves = tree_leaves(outputs(module, _cast(inputs, dtype)))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 
 def rounding(small: torch.nn.Module, inputs: Sequence[Example]) -> float:

@@ -104,7 +104,7 @@ def measure_stability(
         with running(loaded.origin, view):
             found = all_outputs(loaded, view, grad=True)
             weighed(found).backward()
-        noise = max((_distance(exact[name], value) for name, value in found.items() if name in exact), default=0.0)
+        noise = max((distance(exact[name], value) for name, value in found.items() if name in exact), default=0.0)
         return Figures(noise, sum(squares) ** 0.5)
 
     return Stability(figures(source, before), figures(target, after))
@@ -118,7 +118,7 @@ def _taken(parameter: torch.Tensor) -> float:
     return square
 
 
-def _distance(exact: torch.Tensor, other: torch.Tensor) -> float:
+def distance(exact: torch.Tensor, other: torch.Tensor) -> float:
     """Relative to the size of the output; 0 where there is nothing."""
     size = float(exact.norm())
     return float((exact - other.detach()).norm()) / size if size else 0.0

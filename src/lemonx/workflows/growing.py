@@ -25,6 +25,7 @@ from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
 from lemonx.planning.summary import size_table
 from lemonx.specs.family import Architecture
+from lemonx.specs.norms import Fed
 from lemonx.tracing.blocks import SMALL
 from lemonx.tracing.infer import infer
 from lemonx.tracing.storing import ONE_SHARD, filled, floating, held_by, save
@@ -36,11 +37,13 @@ from lemonx.verification.modules import (
     check_modules,
     difference,
     examples,
+    module_stability,
     outputs,
     randomised,
     rounding,
     still,
 )
+from lemonx.verification.stability import Stability
 from lemonx.verification.symmetry import Symmetry, find_twins
 
 # Outputs in float64 may differ by so much of the largest.
@@ -67,7 +70,8 @@ class Grown:
 
     `sizes`: every space and stack, before and after. `rehearsed`: how much outputs differed, of the largest, when all
     parameters were random and all was computed in float64; `difference`: the same of the parameters as they are stored,
-    which may differ by `tolerance`. `exercised`: the share of the smaller module's learned numbers that the inputs
+    which may differ by `tolerance`. `stability`: of a module whose stream frames carry, its noise in float32 and its
+    gradient beside the smaller one's. `exercised`: the share of the smaller module's learned numbers that the inputs
     used; nothing is claimed of `unused` parameters, which were copied. The proof holds for the way that the inputs took
     through the code: another branch is another function.
     """
@@ -81,6 +85,7 @@ class Grown:
     tolerance: float
     algebra: Algebra
     symmetry: Symmetry
+    stability: Stability | None
     exercised: float
     unused: tuple[str, ...]
     plan: Plan
@@ -106,14 +111,16 @@ def grow_module(
     check_modules(small, large)
     inputs, choices = examples(example_inputs), _Choices(free, depth_type, seed)
     with still(small, large):
-        table = infer(small, large, lambda module: _traced_outputs(module, inputs))
-        rehearsed = _rehearse(small, large, inputs, table, choices)
+        table, rehearsed = _rehearsed(small, large, inputs, choices)
         with Temporary() as folder, _planned(small, table, choices, folder) as (plan, source, target):
             algebra, symmetry = check_algebra(plan, source, target), find_twins(plan, target)
             if not algebra.passed:
                 raise NotVerified(algebra.reason(), "please report this module; nothing was changed")
             made = filled(large, table, [step.name for step in plan.steps], target)
         off, tolerance = _compare(small, made, inputs, plan)
+        stability = module_stability(small, made, inputs) if plan.types.framed else None
+        if stability is not None and not stability.passed:
+            raise Refused(stability.reason())
     with torch.no_grad():
         made_tensors = floating(made)
         for name, tensor in floating(large).items():
@@ -132,6 +139,7 @@ def grow_module(
         tolerance=tolerance,
         algebra=algebra,
         symmetry=symmetry,
+        stability=stability,
         exercised=1 - sum(learned[name] for name in table.unused) / max(1, sum(learned.values())),
         unused=table.unused,
         plan=plan,
@@ -183,19 +191,35 @@ def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
         seed=choices.seed,
         family=family,
     )
-    if plan.types.framed:
-        raise Refused(
-            "at this width a LayerNorm's output can only be carried by frames, which need a table written by hand",
-            "grow the width by a whole factor",
-        )
     for name in table.small.shown:
         grown = plan.types.spaces[name]
-        if not grown.is_plain or (grown.source[: grown.size] != np.arange(grown.size)).any():
+        if grown.is_dense or not grown.is_plain or (grown.source[: grown.size] != np.arange(grown.size)).any():
             raise Refused(
                 f"the model gives {name} out, of which the first {grown.size} entries would not be what they were",
                 f"keep it at {grown.size}",
             )
     return plan
+
+
+def _rehearsed(
+    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], choices: _Choices
+) -> tuple[Table, float]:
+    """The table of both, and what its rehearsal came to.
+
+    Blocks have rows of their own unless there are more of them in the larger module. Where a norm then cannot write
+    what the next one reads, they are put into stacks, whose streams frames can carry.
+    """
+    table = infer(small, large, lambda module: _traced_outputs(module, inputs))
+    try:
+        return table, _rehearse(small, large, inputs, table, choices)
+    except Fed as refusal:
+        try:
+            stacked = infer(small, large, lambda module: _traced_outputs(module, inputs), every=True)
+        except Refused:
+            raise refusal from None
+        if stacked.stacks.keys() == table.stacks.keys():
+            raise
+    return stacked, _rehearse(small, large, inputs, stacked, choices)
 
 
 def _rehearse(

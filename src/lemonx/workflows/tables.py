@@ -118,11 +118,6 @@ def check_table(plan: Plan) -> None:
     from lemonx.models.foreign import foreign
     from lemonx.verification.structure import wiring_faults
 
-    if plan.types.framed:
-        raise Refused(
-            "at this width a LayerNorm's output can only be carried by frames, which need a table written by hand",
-            "grow the width by a whole factor",
-        )
     family.confirm(plan.source_config, plan.target_config)
     with foreign("build the model of these sizes", "choose other sizes", Refused):
         faults = wiring_faults(plan)

@@ -20,7 +20,8 @@ _TWICE, _HALF_MORE = Fraction(2), Fraction(3, 2)
 _double = partial(replace, wider=_TWICE, more_heads=_TWICE, more_ffn=_TWICE)
 COLUMNS: dict[str, Callable[[Sizes], Sizes]] = {
     "width x2": _double,
-    "width x1.5": partial(replace, wider=_HALF_MORE, more_heads=_HALF_MORE, more_ffn=_HALF_MORE),
+    # Tiny MLPs are narrow: to carry a Post-LN stream, they need as many new neurons as those of a real model get.
+    "width x1.5": partial(replace, wider=_HALF_MORE, more_heads=_HALF_MORE, more_ffn=Fraction(5, 2)),
     "depth": partial(replace, deeper=2),
     "ffn": partial(replace, more_ffn=_TWICE),
     "heads": partial(replace, more_heads=_TWICE),

@@ -9,7 +9,7 @@ import torch
 
 from lemonx.tracing.axes import Axis, data, is_data, part
 from lemonx.tracing.operations import Op, Scalar, rule
-from lemonx.tracing.rules import normalising
+from lemonx.tracing.rules import branches, normalising
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
 from lemonx.tracing.values import Dot, Info, Norm, Normed, Spread, Square, Token
 
@@ -91,7 +91,7 @@ def same(tracer: Tracer, op: Op) -> None:
     tracer.put(
         out, info.axes, weight=info.weight, linear=info.linear and floating, origins=info.origins, offset=info.offset,
         value=info.value if floating else None, token=info.token if floating else Token(), silent=info.silent,
-        carries=info.carries if floating else (), rows=info.rows,
+        carries=info.carries if floating else (), rows=info.rows, shaped=info.shaped if floating else None,
     )  # fmt: skip
 
 
@@ -125,6 +125,8 @@ def pointwise(tracer: Tracer, op: Op) -> None:
     tracer.put(
         op.out, axes, weight=weight, linear=False, origins=origins(tracer, op.out.dim(), operands) if weight else ()
     )
+    if len(operands) == 1 and info is not None:
+        branches.acted(tracer, op, info)
 
 
 @rule("relu", "relu6")
@@ -135,6 +137,7 @@ def relu(tracer: Tracer, op: Op) -> None:
     stay = tuple(c for c in info.carries if op.name == "relu" and c.token.positive and not c.norms)
     tracer.act(info.axes)
     tracer.put(op.out, info.axes, linear=False, token=Token(positive=True), silent=info.silent, carries=stay)
+    branches.acted(tracer, op, info)
 
 
 @rule("neg")
@@ -143,6 +146,7 @@ def negated(tracer: Tracer, op: Op) -> None:
     assert info is not None
     known = {"weight": info.weight, "linear": info.linear, "origins": info.origins, "offset": -info.offset}
     tracer.put(op.out, info.axes, silent=info.silent, **known)
+    branches.rescaled(tracer, info)
 
 
 @rule("copy")
@@ -230,6 +234,7 @@ def added(tracer: Tracer, op: Op) -> None:
         if how - {ZERO, VARIES} or (short and (one is not None and two is not None)):
             tracer.act([axis], "one number is added to all entries")
     _sum_of(tracer, op, axes, one, two, zero=all(how <= {ZERO} for how in found), alpha=alpha)
+    branches.added(tracer, op, one, two)
 
 
 def _short(info: Info, dims: int, place: int) -> bool:
@@ -343,6 +348,8 @@ def _scaled(tracer: Tracer, op: Op, info: Info, number: float) -> None:
     )  # fmt: skip
     if same:
         tracer.keep(info.value)
+    else:
+        branches.rescaled(tracer, info)
 
 
 def _product(tracer: Tracer, op: Op, one: Info, two: Info) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from lemonx.tracing.axes import Axis, Misfit, data, find, is_data, split
 from lemonx.tracing.operations import Op, rule
+from lemonx.tracing.rules import branches
 from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Dot, Info, Pair
 
@@ -50,8 +51,19 @@ def _apart_too(info: Info, place: int) -> bool:
     return info.weight and bool(info.origins) and any(info.origins[place] & origin for origin in others)
 
 
-def made(tracer: Tracer, out: torch.Tensor, axes: list[Axis | None], operands: list[Any], bias: Any = None) -> None:
-    """The result of a map, with a bias perhaps: zero without its weight and its bias."""
+def made(
+    tracer: Tracer,
+    out: torch.Tensor,
+    axes: list[Axis | None],
+    operands: list[Any],
+    bias: Any = None,
+    *,
+    plain: bool = True,
+) -> None:
+    """The result of a map, with a bias perhaps: zero without its weight and its bias.
+
+    `plain`: neither is multiplied by a number.
+    """
     infos = [tracer.info(operand) for operand in operands]
     known = tracer.info(bias)
     if known is not None:
@@ -72,6 +84,7 @@ def made(tracer: Tracer, out: torch.Tensor, axes: list[Axis | None], operands: l
     if silent is not None and bias is not None:
         silent = silent | known.silent if known is not None and known.silent is not None else None
     tracer.put(out, axes, weight=bool(weight), linear=not weight, origins=tuple(origins), silent=silent)
+    branches.mapped(tracer, out, infos, plain=plain and (known is None or known.weight))
 
 
 @rule("mm", "bmm", "mv", "dot")
@@ -124,7 +137,7 @@ def with_bias(tracer: Tracer, op: Op) -> None:
     batch = [tracer.unified(a, b) for a, b in zip(one[:-2], two[:-2], strict=True)] if y.dim() == 3 else []
     _apart(tracer, op, batch)
     axes = [*batch, *(one[-2:-1] if x.dim() > 1 else []), *two[shared + 1 :]]
-    made(tracer, op.out, axes, [x, y], bias if beta else None)
+    made(tracer, op.out, axes, [x, y], bias if beta else None, plain=alpha == 1 and beta in (0, 1))
     if pair is not None:
         pair.factors.add(float(alpha))
         tracer.numbers = ()

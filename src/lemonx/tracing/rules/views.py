@@ -9,7 +9,7 @@ from lemonx.tracing.axes import ATOM, Axis, Misfit, data, factors, find, fused, 
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.settling import pick
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Chosen, Dot, Info, Length, Origin
+from lemonx.tracing.values import Branch, Chosen, Dot, Info, Length, Origin
 
 Origins = Sequence[frozenset[Origin]]
 
@@ -75,15 +75,12 @@ def viewed(tracer: Tracer, op: Op) -> None:
     axes = factors(fused(*present), op.out.shape) if present else [None] * op.out.dim()
     moved(tracer, op.out, info, axes, _origins(info, op.args[0].shape, op.out.shape))
     if own := tracer.info(op.out):
-        own.carries = info.carries  # the same numbers in the same order
-        if isinstance(value, Dot):  # each is a sum of products, wherever it stands
+        own.carries, own.shaped = info.carries, info.flat  # the same numbers in the same order
+        if isinstance(value, Dot | Branch):  # each is a sum of products, wherever it stands
             tracer.keep(value)
             own.value = value
     if len(axes) == len(info.axes) and list(op.out.shape) == list(op.args[0].shape):
-        tracer.keep(value)
-        own = tracer.info(op.out)
-        assert own is not None
-        own.value, own.token, own.carries = value, info.token, info.carries
+        _same(tracer, op, info)
 
 
 @rule("as_strided")
@@ -130,10 +127,15 @@ def _padded(tracer: Tracer, op: Op, info: Info) -> None:
         places = [p for p in range(dims) if not (p in gone and op.args[0].shape[p] == 1)]
         axes, origins = [axes[p] for p in places], [origins[p] for p in places]
     moved(tracer, op.out, info, axes, origins)
+    _same(tracer, op, info)
+
+
+def _same(tracer: Tracer, op: Op, info: Info) -> None:
+    """All that is known of a tensor holds for this result of it."""
     tracer.keep(info.value)
     own = tracer.info(op.out)
     assert own is not None
-    own.value, own.token, own.carries = info.value, info.token, info.carries
+    own.value, own.token, own.shaped, own.carries = info.value, info.token, info.shaped, info.carries
 
 
 @rule("expand")
@@ -152,8 +154,7 @@ def expanded(tracer: Tracer, op: Op) -> None:
         tracer.keep(info.value)
         own.value = info.value
     if same:
-        tracer.keep(info.value)
-        own.value, own.token, own.carries = info.value, info.token, info.carries
+        _same(tracer, op, info)
 
 
 @rule("repeat")
@@ -191,10 +192,7 @@ def sliced(tracer: Tracer, op: Op) -> None:
         axes[place] = part(axis, start, stop)
     moved(tracer, op.out, info, axes, known_origins(info))
     if whole:
-        tracer.keep(info.value)
-        own = tracer.info(op.out)
-        assert own is not None
-        own.value, own.token, own.carries = info.value, info.token, info.carries
+        _same(tracer, op, info)
 
 
 def _stepped(tracer: Tracer, axis: Axis, size: int, step: int) -> Axis | None:
