@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from lemonx.errors import Refused
 from lemonx.specs.spaces import Space, avg, circ, fresh, key, projection, query, scaled, zero
-from lemonx.tracing.axes import Axis, find, say
+from lemonx.tracing.axes import DATA, Axis, find, say
 from lemonx.tracing.compare import Matched
 from lemonx.tracing.completion import share_fixed
+from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Norm, shape_of
 
 # What no run has used may grow by anything if it is at most this share of all parameters; nothing is claimed of it.
@@ -29,6 +30,7 @@ def fix_conflicts(found: Matched) -> None:
             both = (name, place) in tracer.reads & tracer.wrote
             if both and not (name in tracer.ties and place == 1):
                 say(axis, "fixed", f"{name} is used in two directions")
+    fix_weight_norms(tracer)
     for norm in tracer.norms:
         if norm.gain is None and norm.bias is not None:
             say(norm.reads, "fixed", f"{norm.place}: it has a bias and no gain")
@@ -47,6 +49,27 @@ def fix_conflicts(found: Matched) -> None:
     for _ in tracer.norms:
         if not any([share_fixed(norm.reads, norm.out) for norm in tracer.norms]):
             break
+
+
+def fix_weight_norms(tracer: Tracer) -> None:
+    """The direction of a weight may only be used as that; the weight reads at most one of its axes and writes one."""
+    for norm in tracer.weight_norms.values():
+        axes = tracer.parameters[norm.direction].axes
+        uses = tracer.reads | tracer.wrote
+        raw = any((name, place) in uses for name in (norm.direction, norm.gain) for place in range(len(axes)))
+        read = [place for place in range(len(axes)) if (norm.weight, place) in tracer.reads]
+        both = any((norm.weight, place) in tracer.wrote for place in read)
+        written = [p for p, axis in enumerate(axes) if p not in read and axis is not None and not is_still(axis)]
+        if raw or both or norm.weight in tracer.indexed or len(read) > 1 or len(written) > 1:
+            for axis in axes:
+                say(axis, "fixed", f"{norm.direction}: the direction of a weight that is not a map of one axis")
+        for axis in axes:
+            say(axis, "act", f"{norm.direction}: it is divided by its length")
+
+
+def is_still(axis: Axis) -> bool:
+    """Whether no part of an axis can grow."""
+    return all(atom.kind == DATA or "fixed" in atom.facts for atom in all_atoms(axis))
 
 
 def _spared(found: Matched) -> set[str]:

@@ -36,7 +36,7 @@ from lemonx.tracing.operations import (
     Scalar,
     numbers,
 )
-from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value
+from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value, WeightNorm
 
 ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
 
@@ -70,6 +70,7 @@ class Tracer(TorchDispatchMode):
         self.ties: dict[str, Axis] = {}
         self.batch_norms: dict[str, dict[str, str]] = {}
         self.depthwise: dict[str, int] = {}
+        self.weight_norms: dict[str, WeightNorm] = {}
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.blocks: list[BlockRun] = []
         self.problems: list[str] = []

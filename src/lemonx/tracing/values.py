@@ -136,6 +136,36 @@ class Length(Value):
 
 
 @dataclass(eq=False)
+class Lengths(Value):
+    """The lengths of a parameter's vectors over its axes `over`; or the parameter `gain` divided by them."""
+
+    parameter: str
+    over: frozenset[int]
+    axes: list[Axis | None]
+    gain: str | None = None
+
+    def leak(self, why: str) -> None:
+        for axis in self.axes:
+            say(axis, "fixed", f"{why}: the length of a weight is used")
+
+
+@dataclass(frozen=True)
+class WeightNorm:
+    """A weight that a parameter is the direction of: divided by its lengths over these axes, times a `gain`.
+
+    `weight`: what stands for the product where it is noted which axes of it are read, and which written.
+    """
+
+    direction: str
+    gain: str
+    over: frozenset[int]
+
+    @property
+    def weight(self) -> str:
+        return f"{self.direction} at its length"
+
+
+@dataclass(eq=False)
 class Chosen(Value):
     """Single entries chosen from these axes: harmless as long as they are only counted."""
 

@@ -188,6 +188,9 @@ def put_in(tracer: Tracer, op: Op) -> None:
     if any(tracer.info(index[place]) is not None for place in places) or places != list(range(len(places))):
         raise Misfit("an index that the model computes")
     masked = len(places) == 1 and index[0].dtype in (torch.bool, torch.uint8)
+    if masked and values.numel() == 1 and tracer.info(values) is None:
+        _one_number(tracer, op, index[0], values)
+        return
     named = index[0].dim() if masked else len(places)
     axes, rest = list(tracer.axes(x)), tracer.axes(values)
     for axis in axes[:named]:
@@ -203,6 +206,17 @@ def put_in(tracer: Tracer, op: Op) -> None:
             tracer.fix(axis, "it is written by number")
     for place in range(len(rest) + 1, own + 1):
         tracer.act([axes[-place]], "one number is written to all entries")
+    tracer.put(op.out, axes)
+
+
+def _one_number(tracer: Tracer, op: Op, mask: torch.Tensor, value: torch.Tensor) -> None:
+    """One number in the places that a mask chooses: of units all or none, where it is the same along them."""
+    axes = tracer.axes(op.args[0])
+    for place, axis in enumerate(axes):
+        if place < mask.dim() and tracer.along(mask, place) == VARIES:
+            tracer.fix(axis, "a mask chooses from it")
+        elif tracer.along(value, None) != ZERO:
+            tracer.act([axis], "one number is written to all entries")
     tracer.put(op.out, axes)
 
 

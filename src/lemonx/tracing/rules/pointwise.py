@@ -10,6 +10,7 @@ import torch
 from lemonx.tracing.axes import Axis, data, is_data, part
 from lemonx.tracing.operations import Op, Scalar, rule
 from lemonx.tracing.rules import normalising
+from lemonx.tracing.rules.weight_norms import over_lengths
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
 from lemonx.tracing.values import Dot, Info, Norm, Normed, Spread, Square, Token
 
@@ -167,15 +168,10 @@ def copied(tracer: Tracer, op: Op) -> None:
 
 
 def _piece(tracer: Tracer, op: Op, source: Info) -> bool:
-    """Numbers written to a slice of a tensor that others are written to as well: axes of it are sums."""
+    """Numbers written to a part of a tensor that others are written to as well: axes of it are sums."""
     view, base = op.out, op.out._base
-    if (
-        base is None
-        or (base not in tracer.infos and base not in tracer.blank)
-        or base.dim() != view.dim()
-        or base.stride() != view.stride()
-        or base.numel() == view.numel()
-    ):
+    known_base = base is not None and (base in tracer.infos or base in tracer.blank)
+    if not known_base or base.numel() == view.numel() or (places := _within(view, base)) is None:
         return False
     if base not in tracer.infos:
         tracer.infos[base] = Info([None if size == 1 else Axis(size) for size in base.shape])
@@ -184,14 +180,38 @@ def _piece(tracer: Tracer, op: Op, source: Info) -> bool:
     for place in sorted(range(base.dim()), key=lambda p: -base.stride()[p]):
         starts[place], rest = divmod(rest, base.stride()[place]) if base.shape[place] > 1 else (0, rest)
     axes = [None] * (view.dim() - len(source.axes)) + list(source.axes)
-    for place, (start, axis) in enumerate(zip(starts, axes, strict=True)):
-        whole = known.axes[place]
-        here = part(whole, start, start + view.shape[place]) if whole is not None else None
+    for place, whole in enumerate(known.axes):
+        if whole is None:
+            continue
+        if place not in places:
+            tracer.fix(whole, "single entries of it are written")
+            continue
+        at = places[place]
+        here, axis = part(whole, starts[place], starts[place] + view.shape[at]), axes[at]
         if here is not None and axis is not None:
-            tracer.unified(here, axis)
+            axes[at] = tracer.unified(here, axis)
+        elif here is not None:
+            tracer.act([here], "one number is written to all entries")
+            axes[at] = here
     known.silent, known.version = None, None
-    tracer.fresh.append(base)
+    tracer.infos[view] = Info(axes)
+    tracer.fresh += [base, view]
     return True
+
+
+def _within(view: torch.Tensor, base: torch.Tensor) -> dict[int, int] | None:
+    """The axis of a view that each axis of its base is; single entries may be selected from others."""
+    found: dict[int, int] = {}
+    rest = [place for place in range(base.dim()) if base.shape[place] > 1]
+    for at, size in enumerate(view.shape):
+        if size == 1:
+            continue
+        while rest and (base.stride()[rest[0]] != view.stride()[at] or base.shape[rest[0]] < size):
+            rest.pop(0)
+        if not rest:
+            return None
+        found[rest.pop(0)] = at
+    return found
 
 
 @rule("add", "sub", "rsub")
@@ -334,7 +354,7 @@ def _product(tracer: Tracer, op: Op, one: Info, two: Info) -> None:
         return
     if normalising.divided(tracer, op, one, two) or _with_gain(tracer, op, one, two):
         return
-    if normalising.at_unit_length(tracer, op, one, two):
+    if normalising.at_unit_length(tracer, op, one, two) or over_lengths(tracer, op, one, two):
         return
     axes = broadcast(tracer, op.out.shape, op.args[:2])
     weight = one.weight and two.weight

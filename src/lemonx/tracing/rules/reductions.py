@@ -7,6 +7,7 @@ from typing import Any
 
 from lemonx.tracing.axes import Axis, Misfit, data, is_data
 from lemonx.tracing.operations import Op, rule
+from lemonx.tracing.rules.weight_norms import measured
 from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Chosen, Info, Length, Mean, Spread, Square, Value
 
@@ -106,6 +107,8 @@ def extreme(tracer: Tracer, op: Op) -> None:
         if axis is not None and not is_data(axis):
             tracer.put(outs[0], _left(info, places, outs[0]), value=Length(info.token, axis))
             return
+    if op.name in ("linalg_vector_norm", "norm") and op.arg(1, "ord", 2) == 2 and measured(tracer, info, places, outs[0]):
+        return
     for place in places:
         tracer.fix(info.axes[place], "all its entries are compared, or their size is taken")
     axes = _left(info, places, outs[0])
