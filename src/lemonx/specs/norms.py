@@ -216,6 +216,22 @@ class UnitLength(Row):
             raise _unfit(f"{self.reads} is divided by its length, so {must}", reads)
 
 
+@dataclass(frozen=True)
+class Averaged(Row):
+    """The mean of all entries, used as it is: copies, all as often, and the mean itself leave it."""
+
+    is_strict = True
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        return {}
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:
+        whole = np.ptp(reads.copies) == 0 and (reads.is_copy | reads.is_mean).all()
+        if not (whole and reads.is_plain):
+            must = "new entries must be copies, all as often, or the mean"
+            raise _unfit(f"the mean of {self.reads} is used, so {must}", reads)
+
+
 def _unfit(must: str, reads: Expansion) -> Refused:
     near = multiples_near(reads.size, reads.target_size)
     return Refused(f"{must}, which is not possible from {reads.size} to {reads.target_size}", f"try {near}")
@@ -251,6 +267,11 @@ def group_norm(signature: str, groups: int) -> GroupNorm:
 def scale(signature: str, suffix: str = "", *, optional: bool = False) -> Scale:
     """A factor for every channel (LayerScale); `suffix`: what the tensor's name has behind the row's."""
     return Scale(*parse(signature), optional=optional, suffix=suffix)
+
+
+def averaged(signature: str) -> Averaged:
+    """The mean over an axis, where something other than a norm uses it."""
+    return Averaged(*parse(signature))
 
 
 def unit_length(signature: str) -> UnitLength:

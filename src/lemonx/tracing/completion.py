@@ -18,7 +18,9 @@ def complete(tracer: Tracer) -> Tracer:
     everywhere += [axis for norm in tracer.norms for axis in (norm.reads, norm.raw, norm.out)]
     everywhere += [axis for pair in tracer.pairs for axis in (pair.first, pair.second)]
     everywhere += [axis for scalar in tracer.scalars for axis in (scalar.reads, scalar.writes)]
-    everywhere += [axis for axis, _ in tracer.lengths]
+    everywhere += [axis for axis, _ in (*tracer.lengths, *tracer.means)]
+    for axis, _ in tracer.means:
+        say(axis, "mean", tracer.why("its mean is used"))
     for step in (spread, settle, spread):
         for axis in everywhere:
             step(axis)

@@ -119,7 +119,7 @@ def _kind(norms: list[Norm], atom: Axis) -> Callable[[int], Space]:
     if "length" in atom.facts:
         return projection
     reading = {norm.kind for norm in norms if any(find(a) is atom for a in all_atoms(norm.reads))}
-    if "layer" in reading:
+    if "layer" in reading or ("mean" in atom.facts and "rms" not in reading):
         return avg
     if "rms" in reading:
         return zero

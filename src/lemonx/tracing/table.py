@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from lemonx.errors import Refused
-from lemonx.specs.norms import batch_norm, group_norm, layer_norm, rms_norm, unit_length
+from lemonx.specs.norms import averaged, batch_norm, group_norm, layer_norm, rms_norm, unit_length
 from lemonx.specs.rows import Row
 from lemonx.specs.signature import Side, side
 from lemonx.specs.spec import Spec, Stack
@@ -163,6 +163,9 @@ class _Writer:
         for number, (axis, path) in enumerate(tracer.lengths):
             if self._first_of_its_kind(path) and "fixed" not in find(axis).facts:
                 self.rows[self.starred(f"{path}.length{number}")] = unit_length(self._loop(axis, path))
+        for number, (axis, path) in enumerate(tracer.means):
+            if self._first_of_its_kind(path) and not is_still(axis):
+                self.rows[self.starred(f"{path}.mean{number}")] = averaged(self._loop(axis, path))
         self._ties()
 
     def _first_of_its_kind(self, name: str) -> bool:

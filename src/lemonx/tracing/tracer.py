@@ -67,6 +67,7 @@ class Tracer(TorchDispatchMode):
         self.pairs: list[Pair] = []
         self.scalars: list[Scalar] = []
         self.lengths: list[tuple[Axis, str]] = []
+        self.means: list[tuple[Axis, str]] = []
         self.ties: dict[str, Axis] = {}
         self.batch_norms: dict[str, dict[str, str]] = {}
         self.depthwise: dict[str, int] = {}

@@ -90,9 +90,13 @@ class Mean(Value):
 
     token: Token
     axis: Axis
+    path: str
+    # Those that are used as they are: (axis, module).
+    used: list[tuple[Axis, str]]
 
     def leak(self, why: str) -> None:
-        say(self.axis, "fixed", f"{why}: its mean is used")
+        if (self.axis, self.path) not in self.used:
+            self.used.append((self.axis, self.path))
 
 
 @dataclass(eq=False)

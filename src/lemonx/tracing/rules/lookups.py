@@ -158,6 +158,18 @@ def along(tracer: Tracer, op: Op) -> None:
         tracer.infos.pop(index, None)
 
 
+@rule("glu")
+def gated(tracer: Tracer, op: Op) -> None:
+    """Entries times a function of as many others, which stand behind them."""
+    info = given(tracer, op)
+    place = op.arg(1, "dim", -1) % len(info.axes)
+    axes, size = list(info.axes), op.args[0].shape[place] // 2
+    first, second = part(axes[place], 0, size), part(axes[place], size, 2 * size)
+    axes[place] = tracer.unified(first, second)
+    tracer.act(axes)
+    tracer.put(op.out, axes, silent=info.silent)
+
+
 @rule("masked_scatter")
 def filled_in(tracer: Tracer, op: Op) -> None:
     """Rows in place of those that a mask chooses: the vectors of a picture among those of words."""

@@ -170,8 +170,9 @@ def copied(tracer: Tracer, op: Op) -> None:
 def _piece(tracer: Tracer, op: Op, source: Info) -> bool:
     """Numbers written to a part of a tensor that others are written to as well: axes of it are sums."""
     view, base = op.out, op.out._base
-    known_base = base is not None and (base in tracer.infos or base in tracer.blank)
-    if not known_base or base.numel() == view.numel() or (places := _within(view, base)) is None:
+    if base is None or (base not in tracer.infos and base not in tracer.blank):
+        return False
+    if (places := _within(view, base)) is None:
         return False
     if base not in tracer.infos:
         tracer.infos[base] = Info([None if size == 1 else Axis(size) for size in base.shape])

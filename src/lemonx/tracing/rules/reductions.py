@@ -61,7 +61,7 @@ def _known(tracer: Tracer, name: str, info: Info, gone: list[Axis]) -> Value | N
             tracer.keep(square.centred)
             return Spread("layer", square.centred.token, gone[0])
         return Spread("rms", square.token, gone[0])
-    return Mean(info.token, gone[0])
+    return Mean(info.token, gone[0], tracer.path, tracer.means)
 
 
 @rule("var", "var_mean")
@@ -84,10 +84,14 @@ def variance(tracer: Tracer, op: Op) -> None:
             tracer.act(axes)
     tracer.put(first, axes, value=value)
     for mean in others:
-        tracer.put(mean, axes, value=Mean(info.token, gone[0]) if len(gone) == 1 and len(places) == 1 else None)
-        if len(gone) > 1:
+        tracer.put(mean, axes, value=_mean(tracer, info, gone, places))
+        if gone and (len(gone) > 1 or len(places) > 1):
             for axis in gone:
                 tracer.fix(axis, "a mean is taken over it")
+
+
+def _mean(tracer: Tracer, info: Info, gone: list[Axis], places: list[int]) -> Mean | None:
+    return Mean(info.token, gone[0], tracer.path, tracer.means) if len(gone) == 1 == len(places) else None
 
 
 @rule("amax", "amin", "max", "min", "any", "all", "logsumexp", "prod", "linalg_vector_norm", "norm", "std", "aminmax")
@@ -110,13 +114,20 @@ def extreme(tracer: Tracer, op: Op) -> None:
     if op.name in ("linalg_vector_norm", "norm") and op.arg(1, "ord", 2) == 2 and measured(tracer, info, places, outs[0]):
         return
     for place in places:
-        tracer.fix(info.axes[place], "all its entries are compared, or their size is taken")
+        if op.name in _OF_COPIES:
+            tracer.act([info.axes[place]], "the largest or smallest of its entries is taken")
+        else:
+            tracer.fix(info.axes[place], "all its entries are compared, or their size is taken")
     axes = _left(info, places, outs[0])
     tracer.act(axes)
     tracer.put(outs[0], axes)
     if len(outs) > 1:  # where they are, or the smallest beside the largest
         index = not outs[1].is_floating_point()
         tracer.put(outs[1], axes, value=Chosen(list(info.axes)) if index else None)
+
+
+# What copies of entries do not change.
+_OF_COPIES = frozenset(("amax", "amin", "max", "min", "any", "all", "aminmax"))
 
 
 def raise_pointwise(tracer: Tracer, op: Op) -> None:

@@ -9,7 +9,7 @@ from lemonx.tracing.axes import ATOM, Axis, Misfit, data, factors, find, fused, 
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.settling import pick
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Chosen, Dot, Info, Length, Lengths, Origin
+from lemonx.tracing.values import Chosen, Dot, Info, Length, Lengths, Mean, Origin
 
 Origins = Sequence[frozenset[Origin]]
 
@@ -48,7 +48,7 @@ def permuted(tracer: Tracer, op: Op) -> None:
     origins, axes = known_origins(info), _dual(tracer, info)
     value = info.value
     moved(tracer, op.out, info, [axes[place] for place in order], [origins[place] for place in order])
-    if isinstance(value, Lengths) and (own := tracer.info(op.out)) is not None:
+    if isinstance(value, Dot | Lengths) and (own := tracer.info(op.out)) is not None:
         tracer.keep(value)
         own.value = value
 
@@ -152,7 +152,7 @@ def expanded(tracer: Tracer, op: Op) -> None:
     own = tracer.info(op.out)
     assert own is not None
     own.rows = own.rows or not same
-    if isinstance(info.value, Length):  # the same length beside every entry
+    if isinstance(info.value, Length | Mean):  # the same number beside every entry
         tracer.keep(info.value)
         own.value = info.value
     if same:
