@@ -218,18 +218,22 @@ class UnitLength(Row):
 
 @dataclass(frozen=True)
 class Averaged(Row):
-    """The mean of all entries, used as it is: copies, all as often, and the mean itself leave it."""
+    """The mean of all entries, used as it is: copies, all as often, and the mean itself leave it.
 
+    `squares`: a mean of squares, or a variance, which copies alone leave.
+    """
+
+    squares: bool = False
     is_strict = True
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         return {}
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
-        whole = np.ptp(reads.copies) == 0 and (reads.is_copy | reads.is_mean).all()
-        if not (whole and reads.is_plain):
-            must = "new entries must be copies, all as often, or the mean"
-            raise _unfit(f"the mean of {self.reads} is used, so {must}", reads)
+        legal = reads.is_copy | (reads.is_mean & (not self.squares))
+        if not (np.ptp(reads.copies) == 0 and legal.all() and reads.is_plain):
+            what, rest = ("mean square", "") if self.squares else ("mean", ", or the mean")
+            raise _unfit(f"the {what} of {self.reads} is used, so new entries must be copies, all as often{rest}", reads)
 
 
 def _unfit(must: str, reads: Expansion) -> Refused:
@@ -269,9 +273,9 @@ def scale(signature: str, suffix: str = "", *, optional: bool = False) -> Scale:
     return Scale(*parse(signature), optional=optional, suffix=suffix)
 
 
-def averaged(signature: str) -> Averaged:
-    """The mean over an axis, where something other than a norm uses it."""
-    return Averaged(*parse(signature))
+def averaged(signature: str, *, squares: bool = False) -> Averaged:
+    """The mean over an axis, or a mean of `squares`, where something other than a norm uses it."""
+    return Averaged(*parse(signature), squares=squares)
 
 
 def unit_length(signature: str) -> UnitLength:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from lemonx.errors import Refused
 from lemonx.specs.spaces import Space, avg, circ, fresh, key, projection, query, scaled, zero
 from lemonx.tracing.axes import DATA, Axis, find, say
-from lemonx.tracing.compare import Matched
+from lemonx.tracing.compare import Matched, both_scalars
 from lemonx.tracing.completion import share_fixed
 from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Norm, shape_of
@@ -104,7 +104,7 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
             result.shown.append(name)
         build = _kind(found.small.norms, atom)
         result.spaces[name] = build(sizes[0]), build(sizes[1])
-        if id(atom) in pairs:
+        if pairs.get(id(atom), ("copies",))[0] != "copies":
             kind, scales = pairs[id(atom)]
             made = [
                 query(size, scale=by) if kind == "query" else key(size) for size, by in zip(sizes, scales, strict=True)
@@ -139,24 +139,33 @@ def all_atoms(axis: Axis) -> Iterator[Axis]:
 
 
 def _pairs(found: Matched) -> dict[int, tuple[str, tuple[float, float]]]:
-    """Entries of queries and keys that may grow, with what their products are multiplied by at both sizes."""
+    """Entries of queries and keys that may grow, with what their products are multiplied by at both sizes.
+
+    Those of one of the two may pass a nonlinearity, as they are copies then; new ones of the other are zero.
+    """
     result: dict[int, tuple[str, tuple[float, float]]] = {}
     normed = {id(a) for norm in found.small.norms for end in (norm.reads, norm.out) for a in all_atoms(end)}
-    scalars = {id(find(end)) for scalar in found.small.scalars for end in (scalar.reads, scalar.writes)}
+    # What is multiplied by a number before it is a query follows the query; what is multiplied after is no pair's.
+    scalars = {id(find(scalar.reads)) for scalar in found.small.scalars}
     factors = _factors(found)
     for pair in found.small.pairs:
         first, second = find(pair.first), find(pair.second)
         if "length" in first.facts and "length" in second.facts:  # zeros on both sides
             continue
         scale = factors.get(id(first))
-        plain = not (first.parts or second.parts) and "act" not in {*first.facts, *second.facts}
-        alone = not ({id(first), id(second)} & (normed | scalars))
-        roles = {result.get(id(first), ("query", scale)), result.get(id(second), ("key", (1.0, 1.0)))}
-        if not (plain and alone and scale is not None and roles == {("query", scale), ("key", (1.0, 1.0))}):
+        if "act" in first.facts:
+            first, second = second, first
+        plain = not (first.parts or second.parts) and "act" not in first.facts
+        alone = not ({id(first), id(second)} & scalars) and id(first) not in normed
+        kind = "copies" if "act" in second.facts else "key"
+        alone = alone and (kind == "copies" or id(second) not in normed)
+        wanted = ("query", scale), (kind, (1.0, 1.0))
+        roles = result.get(id(first), wanted[0]), result.get(id(second), wanted[1])
+        if not (plain and alone and scale is not None and roles == wanted):
             for end in (pair.first, pair.second):
                 say(end, "fixed", pair.place)
             continue
-        result[id(first)], result[id(second)] = ("query", scale), ("key", (1.0, 1.0))
+        result[id(first)], result[id(second)] = ("query", scale), (kind, (1.0, 1.0))
     return result
 
 
@@ -188,10 +197,9 @@ def _where(found: Matched, place: str) -> str:
 def _scale(found: Matched, names: Mapping[str, Axis], spaces: dict[str, tuple[Space, Space]]) -> None:
     """What a number that the sizes decide is multiplied with expands as the product does, less the change of it."""
     called = {id(atom): name for name, atom in names.items()}
-    others = {_where(found, scalar.place): scalar for scalar in found.large.scalars}
-    for scalar in found.small.scalars:
+    for scalar, other in both_scalars(found):
         reads, writes = (called.get(id(find(end)), "") for end in (scalar.reads, scalar.writes))
-        numbers = scalar.number, others[scalar.place].number
+        numbers = scalar.number, other.number
         if reads in spaces and writes in spaces:
             like = spaces[writes]
             spaces[reads] = scaled(like[0], writes, numbers[0]), scaled(like[1], writes, numbers[1])

@@ -163,9 +163,12 @@ class _Writer:
         for number, (axis, path) in enumerate(tracer.lengths):
             if self._first_of_its_kind(path) and "fixed" not in find(axis).facts:
                 self.rows[self.starred(f"{path}.length{number}")] = unit_length(self._loop(axis, path))
-        for number, (axis, path) in enumerate(tracer.means):
+        for number, (axis, path, squares) in enumerate(tracer.means):
             if self._first_of_its_kind(path) and not is_still(axis):
-                self.rows[self.starred(f"{path}.mean{number}")] = averaged(self._loop(axis, path))
+                self.rows[self.starred(f"{path}.mean{number}")] = averaged(self._loop(axis, path), squares=squares)
+        for scalar in tracer.scalars:  # what nothing but other activations meets has no row
+            if self._first_of_its_kind(scalar.path) and not is_still(scalar.writes):
+                self.side(scalar.writes, f"{scalar.path}.scaled")
         self._ties()
 
     def _first_of_its_kind(self, name: str) -> bool:

@@ -36,7 +36,7 @@ from lemonx.tracing.operations import (
     Scalar,
     numbers,
 )
-from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value, WeightNorm
+from lemonx.tracing.values import Carry, Info, MeansUsed, Norm, Origin, Pair, Token, Value, WeightNorm
 
 ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
 
@@ -67,7 +67,7 @@ class Tracer(TorchDispatchMode):
         self.pairs: list[Pair] = []
         self.scalars: list[Scalar] = []
         self.lengths: list[tuple[Axis, str]] = []
-        self.means: list[tuple[Axis, str]] = []
+        self.means: list[tuple[Axis, str, bool]] = []
         self.ties: dict[str, Axis] = {}
         self.batch_norms: dict[str, dict[str, str]] = {}
         self.depthwise: dict[str, int] = {}
@@ -210,6 +210,11 @@ class Tracer(TorchDispatchMode):
         """This axis cannot grow."""
         if axis is not None and not is_data(axis):
             say(axis, "fixed", self.why(reason))
+
+    @property
+    def noting(self) -> MeansUsed:
+        """Where it is noted that a mean is used which this operation makes."""
+        return MeansUsed(self.path, self.means)
 
     def keep(self, value: Value | None) -> None:
         """This operation knew what it was given."""

@@ -64,6 +64,18 @@ class Norm:
         return self.writes if self.writes is not None else self.raw
 
 
+@dataclass(eq=False)
+class MeansUsed:
+    """Means over axes that something other than a norm uses, in the module `path`; `all` has those of every module."""
+
+    path: str
+    all: list[tuple[Axis, str, bool]]
+
+    def add(self, axis: Axis, *, squares: bool) -> None:
+        if (axis, self.path, squares) not in self.all:
+            self.all.append((axis, self.path, squares))
+
+
 class Value:
     """What the numbers of a tensor are known to be, as long as only operations that know it use them."""
 
@@ -90,13 +102,10 @@ class Mean(Value):
 
     token: Token
     axis: Axis
-    path: str
-    # Those that are used as they are: (axis, module).
-    used: list[tuple[Axis, str]]
+    noted: MeansUsed
 
     def leak(self, why: str) -> None:
-        if (self.axis, self.path) not in self.used:
-            self.used.append((self.axis, self.path))
+        self.noted.add(self.axis, squares=False)
 
 
 @dataclass(eq=False)
@@ -120,11 +129,12 @@ class Spread(Value):
     kind: str
     token: Token
     axis: Axis
+    noted: MeansUsed
     eps: float = 0.0
     state: str = "square"
 
     def leak(self, why: str) -> None:
-        say(self.axis, "fixed", f"{why}: its mean square is used")
+        self.noted.add(self.axis, squares=True)
 
 
 @dataclass(eq=False)

@@ -337,7 +337,8 @@ def _scaled(tracer: Tracer, op: Op, info: Info, number: float) -> None:
             reads = axes[place]
             assert reads is not None
             axes[place] = Axis(reads.size)
-            tracer.scalars.append(Scalar(reads, axes[place] or reads, number, tracer.why("a number of the width's")))
+            made = Scalar(reads, axes[place] or reads, number, tracer.why("a number of the width's"), tracer.path)
+            tracer.scalars.append(made)
             tracer.numbers = ()
     same = number == 1.0
     tracer.put(

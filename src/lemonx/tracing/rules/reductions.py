@@ -59,12 +59,12 @@ def _known(tracer: Tracer, name: str, info: Info, gone: list[Axis]) -> Value | N
         tracer.keep(square)
         if square.centred is not None:
             tracer.keep(square.centred)
-            return Spread("layer", square.centred.token, gone[0])
-        return Spread("rms", square.token, gone[0])
-    return Mean(info.token, gone[0], tracer.path, tracer.means)
+            return Spread("layer", square.centred.token, gone[0], tracer.noting)
+        return Spread("rms", square.token, gone[0], tracer.noting)
+    return Mean(info.token, gone[0], tracer.noting)
 
 
-@rule("var", "var_mean")
+@rule("var", "var_mean", "std", "std_mean")
 def variance(tracer: Tracer, op: Op) -> None:
     """The mean square of what is left when the mean is taken away; with n - 1 in place of n it is no norm's."""
     info = tracer.info(op.args[0])
@@ -76,7 +76,7 @@ def variance(tracer: Tracer, op: Op) -> None:
     axes = _left(info, places, first)
     value = None
     if len(places) == 1 and gone and correction in (0, False) and not info.weight:
-        value = Spread("layer", info.token, gone[0])
+        value = Spread("layer", info.token, gone[0], tracer.noting, state="root" if op.name[:3] == "std" else "square")
     else:
         for axis in gone:
             tracer.fix(axis, "a variance is taken over it")
@@ -91,10 +91,10 @@ def variance(tracer: Tracer, op: Op) -> None:
 
 
 def _mean(tracer: Tracer, info: Info, gone: list[Axis], places: list[int]) -> Mean | None:
-    return Mean(info.token, gone[0], tracer.path, tracer.means) if len(gone) == 1 == len(places) else None
+    return Mean(info.token, gone[0], tracer.noting) if len(gone) == 1 == len(places) else None
 
 
-@rule("amax", "amin", "max", "min", "any", "all", "logsumexp", "prod", "linalg_vector_norm", "norm", "std", "aminmax")
+@rule("amax", "amin", "max", "min", "any", "all", "logsumexp", "prod", "linalg_vector_norm", "norm", "aminmax")
 def extreme(tracer: Tracer, op: Op) -> None:
     """A function of all entries along an axis: of tokens; units would have to be told apart."""
     info = tracer.info(op.args[0])
