@@ -29,6 +29,7 @@ from lemonx.specs.norms import Norm, Scale
 from lemonx.specs.rows import Row
 from lemonx.specs.signature import Side
 from lemonx.specs.spaces import Experts
+from lemonx.specs.weights import WeightNormed
 
 # How a moment of the target follows from the source's: exactly as the next gradient does; except for a part that the
 # source does not know; or not at all, so that it starts at zero.
@@ -160,7 +161,7 @@ def _fresh(plan: Plan, step: Step, row: Row) -> str | None:
         # In a Post-LN block that closes a group, the norm is the source's own, moved.
         moved = depth.in_stream(row, plan.source_spec.stacks[stack].stream) and not replaced
         return None if moved else ADDED
-    return REPLACED if replaced else None
+    return REPLACED if replaced or isinstance(row, WeightNormed) else None
 
 
 def _written(

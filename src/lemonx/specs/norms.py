@@ -220,6 +220,26 @@ class UnitLength(Row):
             raise _unfit(f"{self.reads} is divided by its length, so {must}", reads)
 
 
+@dataclass(frozen=True)
+class Averaged(Row):
+    """The mean of all entries, used as it is: copies, all as often, and the mean itself leave it.
+
+    `squares`: a mean of squares, or a variance, which copies alone leave.
+    """
+
+    squares: bool = False
+    is_strict = True
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        return {}
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:
+        legal = reads.is_copy | (reads.is_mean & (not self.squares))
+        if not (np.ptp(reads.copies) == 0 and legal.all() and reads.is_plain):
+            what, rest = ("mean square", "") if self.squares else ("mean", ", or the mean")
+            raise _unfit(f"the {what} of {self.reads} is used, so new entries must be copies, all as often{rest}", reads)
+
+
 def _unfit(must: str, reads: Expansion) -> Refused:
     near = multiples_near(reads.size, reads.target_size)
     return Refused(f"{must}, which is not possible from {reads.size} to {reads.target_size}", f"try {near}")
@@ -255,6 +275,11 @@ def group_norm(signature: str, groups: int) -> GroupNorm:
 def scale(signature: str, suffix: str = "", *, optional: bool = False) -> Scale:
     """A factor for every channel (LayerScale); `suffix`: what the tensor's name has behind the row's."""
     return Scale(*parse(signature), optional=optional, suffix=suffix)
+
+
+def averaged(signature: str, *, squares: bool = False) -> Averaged:
+    """The mean over an axis, or a mean of `squares`, where something other than a norm uses it."""
+    return Averaged(*parse(signature), squares=squares)
 
 
 def unit_length(signature: str) -> UnitLength:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lemonx.algebra.expansions import Expansion, identity, multiples_near
-from lemonx.algebra.recipes import TensorRecipe, Vector
+from lemonx.algebra.expansions import Expansion, identity, multiples_near, product
+from lemonx.algebra.recipes import KEEP, TensorRecipe, Vector
 from lemonx.errors import Refused
 from lemonx.specs.rows import Axis, Row, Typed, matrix
 from lemonx.specs.signature import Side, parse, side
@@ -122,6 +122,46 @@ class Depthwise(Row):
         if suffix == "weight":  # what reads zeros is free
             channels = channels.with_free_zeros()
         return matrix(self.tensors()[suffix], (channels, *kernel), mode)
+
+
+@dataclass(frozen=True)
+class WeightNormed(Row):
+    """A map whose weight is kept as a length and a direction (weight norm): g v / |v|.
+
+    `names`: what the two are called. `axes`: those of the direction, of which at most one is read and one written.
+    `over`: the axes that its lengths are taken over. Whole copies make every length longer by one factor, which the
+    stored lengths take.
+    """
+
+    axes: tuple[Side, ...] = ()
+    names: tuple[str, str] = ("weight_g", "weight_v")
+    over: tuple[int, ...] = ()
+
+    def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
+        length, direction = self.names
+        ones = (side("1") if place in self.over else axis for place, axis in enumerate(self.axes))
+        return {length: tuple(Axis(axis, ".") for axis in ones), direction: tuple(Axis(axis, ".") for axis in self.axes)}
+
+    def require(self, reads: Expansion, writes: Expansion) -> None:
+        plain = reads.is_plain and writes.is_plain and reads.is_copy.all() and writes.is_copy.all()
+        if not (plain and np.ptp(reads.copies) == 0 and np.ptp(writes.copies) == 0):
+            sizes = " and ".join(f"{e.size} -> {e.target_size}" for e in (reads, writes))
+            raise Refused(
+                f"a weight norm divides by the length of a weight from {self.reads} to {self.writes}, so new entries "
+                f"must be copies, all as often ({sizes})",
+                "grow both by whole factors",
+            )
+
+    def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
+        where = product(*typed.axes)
+        if suffix != self.names[0]:
+            return Vector(where, np.ones(where.target_size), rule="direction")
+        inputs, outputs = int(typed.reads.copies[0]), int(typed.writes.copies[0])
+        longer = math.prod(inputs if axis == self.reads else outputs if axis == self.writes else 1
+                           for place, axis in enumerate(self.axes) if place in self.over)  # fmt: skip
+        factor = math.sqrt(longer) / inputs if typed.exact else 1.0
+        constant = None if mode == KEEP else 0.0
+        return Vector(where, np.full(where.target_size, factor), constant=constant, rule="length")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lemonx.tracing.blocks import (
     starred,
     to_stack,
 )
-from lemonx.tracing.operations import Call
+from lemonx.tracing.operations import Call, Scalar
 from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Norm, shape_of
 
@@ -149,6 +149,23 @@ def _align_all(found: Matched) -> None:
             mine = _same_norm(found, norm, place)
             _align(found, mine.reads, norm.reads, norm.path)
             _align(found, mine.out, norm.out, norm.path)
+    for one, two in both_scalars(found):
+        _align(found, one.reads, two.reads, one.place)
+        _align(found, one.writes, two.writes, one.place)
+
+
+def both_scalars(found: Matched) -> Iterator[tuple[Scalar, Scalar]]:
+    """Every multiplication of the smaller model by a number that the sizes decide, with that of the larger."""
+    mine: dict[str, list[Scalar]] = {}
+    for scalar in found.small.scalars:
+        mine.setdefault(scalar.path, []).append(scalar)
+    paths = {scalar.path for scalar in found.large.scalars}
+    for path in sorted(paths):
+        if (origin := found.origin(path, added=False)) is not None:
+            other = [scalar for scalar in found.large.scalars if scalar.path == path]
+            if len(other) != len(mine.get(origin, [])):
+                raise Refused(f"{other[0].place}, and the smaller model has not as many of them", ONE_MODEL)
+            yield from zip(mine[origin], other, strict=True)
 
 
 def _same_norm(found: Matched, norm: Norm, place: int) -> Norm:

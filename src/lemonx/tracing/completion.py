@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lemonx.tracing.axes import ATOM, Axis, Misfit, atoms, find, is_data, say
+from dataclasses import replace
+
+from lemonx.tracing.axes import ATOM, DATA, PRODUCT, SUM, Axis, Misfit, atoms, find, is_data, leaves, say
+from lemonx.tracing.operations import Scalar
 from lemonx.tracing.settling import mirror, settle, spread
 from lemonx.tracing.tracer import Tracer
 
@@ -18,7 +21,9 @@ def complete(tracer: Tracer) -> Tracer:
     everywhere += [axis for norm in tracer.norms for axis in (norm.reads, norm.raw, norm.out)]
     everywhere += [axis for pair in tracer.pairs for axis in (pair.first, pair.second)]
     everywhere += [axis for scalar in tracer.scalars for axis in (scalar.reads, scalar.writes)]
-    everywhere += [axis for axis, _ in tracer.lengths]
+    everywhere += [axis for axis, *_ in (*tracer.lengths, *tracer.means)]
+    for axis, _, _ in tracer.means:
+        say(axis, "mean", tracer.why("its mean is used"))
     for step in (spread, settle, spread):
         for axis in everywhere:
             step(axis)
@@ -26,6 +31,7 @@ def complete(tracer: Tracer) -> Tracer:
     for _ in range(len(edges) + 1):
         if not any([_mirrored(tracer, a, b) for a, b in edges]):
             break
+    tracer.scalars = [one for scalar in tracer.scalars for one in _single(tracer, scalar)]
     _show(tracer)
     for axis in everywhere:
         spread(axis)
@@ -33,6 +39,26 @@ def complete(tracer: Tracer) -> Tracer:
         if not any([share_fixed(a, b) for a, b in edges]):
             break
     return tracer
+
+
+def _single(tracer: Tracer, scalar: Scalar) -> list[Scalar]:
+    """A multiplication by a number as one of atoms: of every term of a sum, and of one factor of a product."""
+    reads, writes = find(scalar.reads), find(scalar.writes)
+    if reads.kind != writes.kind or reads is writes or reads.kind not in (PRODUCT, SUM):
+        return [scalar]
+    pairs = list(zip(leaves(reads, reads.kind), leaves(writes, writes.kind), strict=True))
+    if reads.kind == PRODUCT:
+        free = [pair for pair in pairs if not any(end.kind == DATA or _fixed(end) for end in pair)] or pairs[-1:]
+        for one, other in pairs:
+            if one is not free[-1][0]:
+                tracer.unified(one, other)
+        pairs = free[-1:]
+    made = [replace(scalar, reads=one, writes=other) for one, other in pairs if find(one).kind != DATA]
+    return [single for one in made for single in _single(tracer, one)]
+
+
+def _fixed(axis: Axis) -> bool:
+    return all("fixed" in atom.facts for atom in atoms(axis))
 
 
 def _show(tracer: Tracer) -> None:

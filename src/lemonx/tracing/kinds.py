@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from lemonx.errors import Refused
 from lemonx.specs.spaces import Space, avg, circ, fresh, key, projection, query, scaled, zero
-from lemonx.tracing.axes import Axis, find, say
-from lemonx.tracing.compare import Matched
+from lemonx.tracing.axes import DATA, Axis, find, say
+from lemonx.tracing.compare import Matched, both_scalars
 from lemonx.tracing.completion import share_fixed
 from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Norm, shape_of
@@ -30,6 +30,7 @@ def fix_conflicts(found: Matched) -> None:
             both = (name, place) in tracer.reads & tracer.wrote
             if both and not (name in tracer.ties and place == 1):
                 say(axis, "fixed", f"{name} is used in two directions")
+    fix_weight_norms(tracer)
     for norm in tracer.norms:
         if norm.gain is None and norm.bias is not None:
             say(norm.reads, "fixed", f"{norm.place}: it has a bias and no gain")
@@ -48,6 +49,27 @@ def fix_conflicts(found: Matched) -> None:
     for _ in tracer.norms:
         if not any([share_fixed(norm.reads, norm.out) for norm in tracer.norms]):
             break
+
+
+def fix_weight_norms(tracer: Tracer) -> None:
+    """The direction of a weight may only be used as that; the weight reads at most one of its axes and writes one."""
+    for norm in tracer.weight_norms.values():
+        axes = tracer.parameters[norm.direction].axes
+        uses = tracer.reads | tracer.wrote
+        raw = any((name, place) in uses for name in (norm.direction, norm.gain) for place in range(len(axes)))
+        read = [place for place in range(len(axes)) if (norm.weight, place) in tracer.reads]
+        both = any((norm.weight, place) in tracer.wrote for place in read)
+        written = [p for p, axis in enumerate(axes) if p not in read and axis is not None and not is_still(axis)]
+        if raw or both or norm.weight in tracer.indexed or len(read) > 1 or len(written) > 1:
+            for axis in axes:
+                say(axis, "fixed", f"{norm.direction}: the direction of a weight that is not a map of one axis")
+        for axis in axes:
+            say(axis, "act", f"{norm.direction}: it is divided by its length")
+
+
+def is_still(axis: Axis) -> bool:
+    """Whether no part of an axis can grow."""
+    return all(atom.kind == DATA or "fixed" in atom.facts for atom in all_atoms(axis))
 
 
 def _spared(found: Matched) -> set[str]:
@@ -84,7 +106,7 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
         result.spaces[name] = build(sizes[0]), build(sizes[1])
         if build is circ and _passes(found.small, atom):
             result.spaces[name] = replace(circ(sizes[0]), passes=True), replace(circ(sizes[1]), passes=True)
-        if id(atom) in pairs:
+        if pairs.get(id(atom), ("copies",))[0] != "copies":
             kind, scales = pairs[id(atom)]
             made = [
                 query(size, scale=by) if kind == "query" else key(size) for size, by in zip(sizes, scales, strict=True)
@@ -99,7 +121,7 @@ def _kind(norms: list[Norm], atom: Axis) -> Callable[[int], Space]:
     if "length" in atom.facts:
         return projection
     reading = {norm.kind for norm in norms if any(find(a) is atom for a in all_atoms(norm.reads))}
-    if "layer" in reading:
+    if "layer" in reading or ("mean" in atom.facts and "rms" not in reading):
         return avg
     if "rms" in reading:
         return zero
@@ -129,24 +151,33 @@ def all_atoms(axis: Axis) -> Iterator[Axis]:
 
 
 def _pairs(found: Matched) -> dict[int, tuple[str, tuple[float, float]]]:
-    """Entries of queries and keys that may grow, with what their products are multiplied by at both sizes."""
+    """Entries of queries and keys that may grow, with what their products are multiplied by at both sizes.
+
+    Those of one of the two may pass a nonlinearity, as they are copies then; new ones of the other are zero.
+    """
     result: dict[int, tuple[str, tuple[float, float]]] = {}
     normed = {id(a) for norm in found.small.norms for end in (norm.reads, norm.out) for a in all_atoms(end)}
-    scalars = {id(find(end)) for scalar in found.small.scalars for end in (scalar.reads, scalar.writes)}
+    # What is multiplied by a number before it is a query follows the query; what is multiplied after is no pair's.
+    scalars = {id(find(scalar.reads)) for scalar in found.small.scalars}
     factors = _factors(found)
     for pair in found.small.pairs:
         first, second = find(pair.first), find(pair.second)
         if "length" in first.facts and "length" in second.facts:  # zeros on both sides
             continue
         scale = factors.get(id(first))
-        plain = not (first.parts or second.parts) and "act" not in {*first.facts, *second.facts}
-        alone = not ({id(first), id(second)} & (normed | scalars))
-        roles = {result.get(id(first), ("query", scale)), result.get(id(second), ("key", (1.0, 1.0)))}
-        if not (plain and alone and scale is not None and roles == {("query", scale), ("key", (1.0, 1.0))}):
+        if "act" in first.facts:
+            first, second = second, first
+        plain = not (first.parts or second.parts) and "act" not in first.facts
+        alone = not ({id(first), id(second)} & scalars) and id(first) not in normed
+        kind = "copies" if "act" in second.facts else "key"
+        alone = alone and (kind == "copies" or id(second) not in normed)
+        wanted = ("query", scale), (kind, (1.0, 1.0))
+        roles = result.get(id(first), wanted[0]), result.get(id(second), wanted[1])
+        if not (plain and alone and scale is not None and roles == wanted):
             for end in (pair.first, pair.second):
                 say(end, "fixed", pair.place)
             continue
-        result[id(first)], result[id(second)] = ("query", scale), ("key", (1.0, 1.0))
+        result[id(first)], result[id(second)] = ("query", scale), (kind, (1.0, 1.0))
     return result
 
 
@@ -178,10 +209,9 @@ def _where(found: Matched, place: str) -> str:
 def _scale(found: Matched, names: Mapping[str, Axis], spaces: dict[str, tuple[Space, Space]]) -> None:
     """What a number that the sizes decide is multiplied with expands as the product does, less the change of it."""
     called = {id(atom): name for name, atom in names.items()}
-    others = {_where(found, scalar.place): scalar for scalar in found.large.scalars}
-    for scalar in found.small.scalars:
+    for scalar, other in both_scalars(found):
         reads, writes = (called.get(id(find(end)), "") for end in (scalar.reads, scalar.writes))
-        numbers = scalar.number, others[scalar.place].number
+        numbers = scalar.number, other.number
         if reads in spaces and writes in spaces:
             like = spaces[writes]
             spaces[reads] = scaled(like[0], writes, numbers[0]), scaled(like[1], writes, numbers[1])

@@ -82,6 +82,7 @@ class Scalar:
     writes: Axis
     number: float
     place: str
+    path: str
 
 
 Rule = Callable[["Tracer", Op], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,17 +11,17 @@ from itertools import count
 from typing import Any
 
 from lemonx.errors import Refused
-from lemonx.specs.norms import batch_norm, group_norm, layer_norm, rms_norm, unit_length
+from lemonx.specs.norms import averaged, batch_norm, group_norm, layer_norm, rms_norm, unit_length
 from lemonx.specs.rows import Row
 from lemonx.specs.signature import Side, side
 from lemonx.specs.spec import Spec, Stack
-from lemonx.specs.weights import Parameter, conv, depthwise, embedding, linear
+from lemonx.specs.weights import Parameter, WeightNormed, conv, depthwise, embedding, linear
 from lemonx.tracing.axes import DATA, PRODUCT, SUM, Axis, find, fused, is_data, joined, leaves, say
 from lemonx.tracing.blocks import Alike
 from lemonx.tracing.compare import Matched
-from lemonx.tracing.kinds import all_atoms, fix_conflicts, kinds_of
+from lemonx.tracing.kinds import all_atoms, fix_conflicts, is_still, kinds_of
 from lemonx.tracing.stacks import identity_problem
-from lemonx.tracing.values import Info, Norm
+from lemonx.tracing.values import Info, Norm, WeightNorm
 
 _WORD = re.compile(r"\W+")
 
@@ -134,7 +135,7 @@ class _Writer:
         biases = {norm.bias for norm in tracer.norms if norm.gain is not None and norm.bias is not None}
         order = sorted(tracer.parameters, key=lambda name: tracer.used.get(name, len(tracer.used)))
         order.sort(key=lambda name: name.endswith(".bias"))  # a weight's row has its bias too
-        done: set[str] = set(biases)
+        done = biases | {norm.gain for norm in tracer.weight_norms.values()}
         for name in order:
             if name in done or not self._first_of_its_kind(name):
                 continue
@@ -143,6 +144,8 @@ class _Writer:
                 self._norm(norms[name], name)
             elif name in tracer.batch_norms:
                 done |= self._batch_norm(tracer.batch_norms[name])
+            elif name in tracer.weight_norms:
+                self._weight_norm(tracer.weight_norms[name])
             elif name in tracer.depthwise:
                 self._row(name, depthwise(self._loop(tracer.parameters[name].axes[0], name), tracer.depthwise[name]))
                 done |= self._with_bias(name, tracer.parameters[name].axes[0])
@@ -158,6 +161,12 @@ class _Writer:
         for number, (axis, path) in enumerate(tracer.lengths):
             if self._first_of_its_kind(path) and "fixed" not in find(axis).facts:
                 self.rows[self.starred(f"{path}.length{number}")] = unit_length(self._loop(axis, path))
+        for number, (axis, path, squares) in enumerate(tracer.means):
+            if self._first_of_its_kind(path) and not is_still(axis):
+                self.rows[self.starred(f"{path}.mean{number}")] = averaged(self._loop(axis, path), squares=squares)
+        for scalar in tracer.scalars:  # what nothing but other activations meets has no row
+            if self._first_of_its_kind(scalar.path) and not is_still(scalar.writes):
+                self.side(scalar.writes, f"{scalar.path}.scaled")
         self._ties()
 
     def _first_of_its_kind(self, name: str) -> bool:
@@ -250,6 +259,28 @@ class _Writer:
         key = self._row(name, linear(f"{self.side(one[0], f'{hint}_in')} -> {self.side(one[1], hint)}"))
         self._hold(f"{key}.weight", Held(name, (*writes, *reads), columns=max(1, len(reads))))
         return set()
+
+    def _weight_norm(self, norm: WeightNorm) -> None:
+        """A weight that is kept as its direction and its length."""
+        info, names = self.found.small.parameters[norm.direction], (norm.gain, norm.direction)
+        prefix = os.path.commonprefix([name.split(".") for name in names])
+        suffixes = [".".join(name.split(".")[len(prefix) :]) for name in names]
+        if not prefix or not all(suffixes):
+            raise Refused(f"{norm.direction} and {norm.gain} are not in one module", "put them into one")
+        hint = ".".join(prefix)
+        reads = [place for place in range(len(info.axes)) if (norm.weight, place) in self.found.small.reads]
+        sides = tuple(
+            self.side(axis, f"{hint}_in" if place in reads else hint if not place else f"{hint}_{place}")
+            for place, axis in enumerate(info.axes)
+        )
+        written = [p for p, axis in enumerate(info.axes) if p not in reads and axis is not None and not is_still(axis)]
+        row = WeightNormed(
+            sides[reads[0]] if reads else side("1"), sides[written[0]] if written else side("_"), axes=sides,
+            names=(suffixes[0], suffixes[1]), over=tuple(sorted(norm.over)),
+        )  # fmt: skip
+        self.rows[self.starred(hint)] = row
+        for suffix, name in zip(suffixes, names, strict=True):
+            self._hold(f"{hint}.{suffix}", Held(name))
 
     def _fused(self, info: Info, places: list[int]) -> Axis | None:
         present = [axis for place in places if (axis := info.axes[place]) is not None]

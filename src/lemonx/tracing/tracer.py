@@ -36,7 +36,7 @@ from lemonx.tracing.operations import (
     Scalar,
     numbers,
 )
-from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value
+from lemonx.tracing.values import Carry, Info, MeansUsed, Norm, Origin, Pair, Token, Value, WeightNorm
 
 ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
 
@@ -67,12 +67,14 @@ class Tracer(TorchDispatchMode):
         self.pairs: list[Pair] = []
         self.scalars: list[Scalar] = []
         self.lengths: list[tuple[Axis, str]] = []
+        self.means: list[tuple[Axis, str, bool]] = []
         self.ties: dict[str, Axis] = {}
         self.batch_norms: dict[str, dict[str, str]] = {}
         self.depthwise: dict[str, int] = {}
         # How often every weight was a map, and how often one of the two of a branch (rules/branches.py).
         self.maps: Counter[str] = Counter()
         self.returned: Counter[str] = Counter()
+        self.weight_norms: dict[str, WeightNorm] = {}
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.blocks: list[BlockRun] = []
         self.problems: list[str] = []
@@ -211,6 +213,11 @@ class Tracer(TorchDispatchMode):
         """This axis cannot grow."""
         if axis is not None and not is_data(axis):
             say(axis, "fixed", self.why(reason))
+
+    @property
+    def noting(self) -> MeansUsed:
+        """Where it is noted that a mean is used which this operation makes."""
+        return MeansUsed(self.path, self.means)
 
     def keep(self, value: Value | None) -> None:
         """This operation knew what it was given."""

@@ -64,6 +64,18 @@ class Norm:
         return self.writes if self.writes is not None else self.raw
 
 
+@dataclass(eq=False)
+class MeansUsed:
+    """Means over axes that something other than a norm uses, in the module `path`; `all` has those of every module."""
+
+    path: str
+    all: list[tuple[Axis, str, bool]]
+
+    def add(self, axis: Axis, *, squares: bool) -> None:
+        if (axis, self.path, squares) not in self.all:
+            self.all.append((axis, self.path, squares))
+
+
 class Value:
     """What the numbers of a tensor are known to be, as long as only operations that know it use them."""
 
@@ -90,9 +102,10 @@ class Mean(Value):
 
     token: Token
     axis: Axis
+    noted: MeansUsed
 
     def leak(self, why: str) -> None:
-        say(self.axis, "fixed", f"{why}: its mean is used")
+        self.noted.add(self.axis, squares=False)
 
 
 @dataclass(eq=False)
@@ -116,11 +129,12 @@ class Spread(Value):
     kind: str
     token: Token
     axis: Axis
+    noted: MeansUsed
     eps: float = 0.0
     state: str = "square"
 
     def leak(self, why: str) -> None:
-        say(self.axis, "fixed", f"{why}: its mean square is used")
+        self.noted.add(self.axis, squares=True)
 
 
 @dataclass(eq=False)
@@ -133,6 +147,36 @@ class Length(Value):
 
     def leak(self, why: str) -> None:
         say(self.axis, "fixed", f"{why}: its length is used")
+
+
+@dataclass(eq=False)
+class Lengths(Value):
+    """The lengths of a parameter's vectors over its axes `over`; or the parameter `gain` divided by them."""
+
+    parameter: str
+    over: frozenset[int]
+    axes: list[Axis | None]
+    gain: str | None = None
+
+    def leak(self, why: str) -> None:
+        for axis in self.axes:
+            say(axis, "fixed", f"{why}: the length of a weight is used")
+
+
+@dataclass(frozen=True)
+class WeightNorm:
+    """A weight that a parameter is the direction of: divided by its lengths over these axes, times a `gain`.
+
+    `weight`: what stands for the product where it is noted which axes of it are read, and which written.
+    """
+
+    direction: str
+    gain: str
+    over: frozenset[int]
+
+    @property
+    def weight(self) -> str:
+        return f"{self.direction} at its length"
 
 
 @dataclass(eq=False)

@@ -42,7 +42,8 @@ HEAD_SIZE = re.compile(
 )
 # The first rule that matches a whole name is the field's. Numbers that no rule names stay as they are.
 RULES = (
-    Rule(r".*(coefficient|cost|dropout|temperature|stride|padding|kernel|kernel_size|ratio|seed)", 0, "keep"),
+    Rule(r".*(coefficient|cost|dropout|temperature|stride|padding|kernel|kernel_size|kernel_dim|conv1d_width|ratio|seed)",
+         0, "keep"),
     Rule(r".*(_token_id|_token_index|_index|_id|_ids|special.*)", 0, "keep"),
     Rule(r"in_channels|patch_embed_hidden_size|query_dim|cross_attention_hidden_size", 0, "keep"),
     # ---- positions, texts, pictures

@@ -158,6 +158,18 @@ def along(tracer: Tracer, op: Op) -> None:
         tracer.infos.pop(index, None)
 
 
+@rule("glu")
+def gated(tracer: Tracer, op: Op) -> None:
+    """Entries times a function of as many others, which stand behind them."""
+    info = given(tracer, op)
+    place = op.arg(1, "dim", -1) % len(info.axes)
+    axes, size = list(info.axes), op.args[0].shape[place] // 2
+    first, second = part(axes[place], 0, size), part(axes[place], size, 2 * size)
+    axes[place] = tracer.unified(first, second)
+    tracer.act(axes)
+    tracer.put(op.out, axes, silent=info.silent)
+
+
 @rule("masked_scatter")
 def filled_in(tracer: Tracer, op: Op) -> None:
     """Rows in place of those that a mask chooses: the vectors of a picture among those of words."""
@@ -188,6 +200,9 @@ def put_in(tracer: Tracer, op: Op) -> None:
     if any(tracer.info(index[place]) is not None for place in places) or places != list(range(len(places))):
         raise Misfit("an index that the model computes")
     masked = len(places) == 1 and index[0].dtype in (torch.bool, torch.uint8)
+    if masked and values.numel() == 1 and tracer.info(values) is None:
+        _one_number(tracer, op, index[0], values)
+        return
     named = index[0].dim() if masked else len(places)
     axes, rest = list(tracer.axes(x)), tracer.axes(values)
     for axis in axes[:named]:
@@ -203,6 +218,17 @@ def put_in(tracer: Tracer, op: Op) -> None:
             tracer.fix(axis, "it is written by number")
     for place in range(len(rest) + 1, own + 1):
         tracer.act([axes[-place]], "one number is written to all entries")
+    tracer.put(op.out, axes)
+
+
+def _one_number(tracer: Tracer, op: Op, mask: torch.Tensor, value: torch.Tensor) -> None:
+    """One number in the places that a mask chooses: of units all or none, where it is the same along them."""
+    axes = tracer.axes(op.args[0])
+    for place, axis in enumerate(axes):
+        if place < mask.dim() and tracer.along(mask, place) == VARIES:
+            tracer.fix(axis, "a mask chooses from it")
+        elif tracer.along(value, None) != ZERO:
+            tracer.act([axis], "one number is written to all entries")
     tracer.put(op.out, axes)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lemonx.tracing.axes import Axis, find, say
 from lemonx.tracing.operations import Op
 from lemonx.tracing.tracer import Tracer
@@ -43,7 +45,7 @@ def with_eps(tracer: Tracer, op: Op, info: Info, number: float) -> bool:
     if not isinstance(value, Spread) or value.state != "square":
         return False
     tracer.keep(value)
-    tracer.put(op.out, info.axes, value=Spread(value.kind, value.token, value.axis, value.eps + number))
+    tracer.put(op.out, info.axes, value=replace(value, eps=value.eps + number))
     return True
 
 
@@ -67,7 +69,7 @@ def changed(tracer: Tracer, op: Op, info: Info) -> bool:
     if state is None:
         return False
     tracer.keep(value)
-    tracer.put(op.out, info.axes, value=Spread(value.kind, value.token, value.axis, value.eps, state))
+    tracer.put(op.out, info.axes, value=replace(value, state=state))
     return True
 
 

@@ -103,9 +103,12 @@ def group_norm(tracer: Tracer, op: Op) -> None:
     if info is None or info.axes[1] is None or is_data(info.axes[1]):
         tracer.opaque(op, "a group norm of the inputs")
         return
-    tracer.numbers = (float(groups), float(eps))
     reads = info.axes[1]
-    if 1 < groups < channels:
+    if groups == channels:
+        _own_statistics(tracer, op, info)
+        return
+    tracer.numbers = (float(groups), float(eps))
+    if groups > 1:
         outer, _ = split(reads, groups)
         tracer.fix(outer, "the groups of a group norm")
     norm = Norm("group", reads, Axis(channels), float(eps), tracer.path, tracer.why("a group norm"), groups=groups)
@@ -116,6 +119,23 @@ def group_norm(tracer: Tracer, op: Op) -> None:
     _affine(tracer, norm, gain, bias)
     axes = [info.axes[0], norm.out, *info.axes[2:]]
     tracer.put(out, axes, silent=_silent(tracer, gain, bias))
+
+
+def _own_statistics(tracer: Tracer, op: Op, info: Info) -> None:
+    """A group for every channel: each is normed over its own pixels, or tokens, alone."""
+    _, gain, bias = op.args[:3]
+    tracer.numbers = (float(op.args[7]),)  # as many groups as channels, whatever these are
+    channels = info.axes[1]
+    for tensor in (gain, bias):
+        known = tracer.info(tensor)
+        if known is not None:
+            channels = tracer.unified(channels, known.axes[0])
+        elif tensor is not None:
+            tracer.fix(channels, "the norm's affine part is no parameter")
+    for axis in info.axes[2:]:
+        tracer.fix(axis, "each channel is normed over it")
+    tracer.act([channels], "each channel has statistics of its own")
+    tracer.put(op.out[0], [info.axes[0], channels, *info.axes[2:]], silent=_silent(tracer, gain, bias))
 
 
 @rule("_softmax", "_log_softmax", "_safe_softmax", "softmax")

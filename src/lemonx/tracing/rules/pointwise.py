@@ -10,6 +10,7 @@ import torch
 from lemonx.tracing.axes import Axis, data, is_data, part
 from lemonx.tracing.operations import Op, Scalar, rule
 from lemonx.tracing.rules import branches, normalising
+from lemonx.tracing.rules.weight_norms import over_lengths
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
 from lemonx.tracing.values import Dot, Info, Norm, Normed, Spread, Square, Token
 
@@ -178,8 +179,7 @@ def _piece(tracer: Tracer, op: Op, source: Info) -> bool:
     view, base = op.out, op.out._base
     if base is None or (base not in tracer.infos and base not in tracer.blank):
         return False
-    places = _places(view, base)
-    if places is None:
+    if (places := _within(view, base)) is None:
         return False
     if base not in tracer.infos:
         chosen = set(range(base.dim())) - set(places)
@@ -190,29 +190,38 @@ def _piece(tracer: Tracer, op: Op, source: Info) -> bool:
     for place in sorted(range(base.dim()), key=lambda p: -base.stride()[p]):
         starts[place], rest = divmod(rest, base.stride()[place]) if base.shape[place] > 1 else (0, rest)
     axes = [None] * (view.dim() - len(source.axes)) + list(source.axes)
-    for at, size, axis in zip(places, view.shape, axes, strict=True):
-        whole = known.axes[at]
-        here = part(whole, starts[at], starts[at] + size) if whole is not None else None
+    for place, whole in enumerate(known.axes):
+        if whole is None:
+            continue
+        if place not in places:
+            tracer.fix(whole, "single entries of it are written")
+            continue
+        at = places[place]
+        here, axis = part(whole, starts[place], starts[place] + view.shape[at]), axes[at]
         if here is not None and axis is not None:
-            tracer.unified(here, axis)
+            axes[at] = tracer.unified(here, axis)
+        elif here is not None:
+            tracer.act([here], "one number is written to all entries")
+            axes[at] = here
     known.silent, known.version = None, None
-    tracer.fresh.append(base)
+    tracer.infos[view] = Info(axes)
+    tracer.fresh += [base, view]
     return True
 
 
-def _places(view: torch.Tensor, base: torch.Tensor) -> list[int] | None:
-    """Which axis of a tensor each axis of a part of it is; None where it is no such part."""
-    if view.dim() == base.dim():
-        return list(range(base.dim())) if view.stride() == base.stride() and view.numel() < base.numel() else None
-    found, strides = list[int](), base.stride()
-    for size, stride in zip(view.shape, view.stride(), strict=True):
-        after = found[-1] + 1 if found else 0
-        fits = [at for at in range(after, base.dim()) if strides[at] == stride and 1 < size <= base.shape[at]]
-        if not fits:
+def _within(view: torch.Tensor, base: torch.Tensor) -> dict[int, int] | None:
+    """The axis of a view that each axis of its base is; single entries may be selected from others."""
+    found: dict[int, int] = {}
+    rest = [place for place in range(base.dim()) if base.shape[place] > 1]
+    for at, size in enumerate(view.shape):
+        if size == 1:
+            continue
+        while rest and (base.stride()[rest[0]] != view.stride()[at] or base.shape[rest[0]] < size):
+            rest.pop(0)
+        if not rest:
             return None
-        found.append(fits[0])
-    apart = [stride for size, stride in zip(base.shape, strides, strict=True) if size > 1]
-    return found if len(set(apart)) == len(apart) else None
+        found[rest.pop(0)] = at
+    return found
 
 
 @rule("add", "sub", "rsub")
@@ -338,7 +347,8 @@ def _scaled(tracer: Tracer, op: Op, info: Info, number: float) -> None:
             reads = axes[place]
             assert reads is not None
             axes[place] = Axis(reads.size)
-            tracer.scalars.append(Scalar(reads, axes[place] or reads, number, tracer.why("a number of the width's")))
+            made = Scalar(reads, axes[place] or reads, number, tracer.why("a number of the width's"), tracer.path)
+            tracer.scalars.append(made)
             tracer.numbers = ()
     same = number == 1.0
     tracer.put(
@@ -358,7 +368,7 @@ def _product(tracer: Tracer, op: Op, one: Info, two: Info) -> None:
         return
     if normalising.divided(tracer, op, one, two) or _with_gain(tracer, op, one, two):
         return
-    if normalising.at_unit_length(tracer, op, one, two):
+    if normalising.at_unit_length(tracer, op, one, two) or over_lengths(tracer, op, one, two):
         return
     axes = broadcast(tracer, op.out.shape, op.args[:2])
     weight = one.weight and two.weight

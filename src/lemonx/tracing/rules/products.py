@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lemonx.tracing.axes import Axis, Misfit, data, find, is_data, split
+from lemonx.tracing.axes import Axis, Misfit, data, find, fused, is_data, split
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules import branches
 from lemonx.tracing.tracer import Tracer
@@ -199,21 +199,46 @@ def convolution(tracer: Tracer, op: Op) -> None:
         reads, writes = (0, 1) if transposed else (1, 0)
         contracted(tracer, (x, 1), (weight, reads))
         channels = kernel[writes]
-    elif groups == x.shape[1] == weight.shape[0] and weight.shape[1] == 1:
-        channels = tracer.unified(axes[1], kernel[0])
-        tracer.act([channels], "each channel has a kernel of its own")
-        tracer.numbers = tracer.numbers[:-1]  # as many groups as channels, whatever these are
-        if (name := info.parameter) is not None:
-            tracer.depthwise[name] = weight.dim() - 2
     else:
-        for axis in (axes[1], kernel[0], kernel[1]):
-            tracer.fix(axis, "a convolution in groups reads it")
-        tracer.read(info, 0 if transposed else 1)
-        channels = Axis(op.out.shape[1]) if transposed else kernel[0]
-        tracer.fix(channels, "a convolution in groups writes it")
+        tracer.numbers = tracer.numbers[:-1]  # the groups are an axis, of any size
+        if groups == x.shape[1] == weight.shape[0] and weight.shape[1] == 1:
+            channels = tracer.unified(axes[1], kernel[0])
+            tracer.act([channels], "each channel has a kernel of its own")
+            if (name := info.parameter) is not None:
+                tracer.depthwise[name] = weight.dim() - 2
+        else:
+            channels = _in_groups(tracer, op, axes[1], info)
     if (known := tracer.info(bias)) is not None:
         channels = tracer.unified(channels, known.axes[0])
     silent = info.silent
     if silent is not None and bias is not None:
         silent = silent | known.silent if known is not None and known.silent is not None else None
     tracer.put(op.out, [axes[0], channels, *pixels], silent=silent)
+
+
+def _in_groups(tracer: Tracer, op: Op, channels: Axis | None, kernel: Info) -> Axis | None:
+    """What a convolution in groups writes: channels are (group, entry), and each group has a map of its own.
+
+    A group may be copied as a whole, and its entries grow as those of any map do, alike in all groups.
+    """
+    transposed, groups = op.args[6], op.args[8]
+    if tracer.info(op.args[0]) is None or channels is None or is_data(channels) or kernel.axes[0] is None:
+        for axis in (channels, *kernel.axes[:2]):
+            tracer.fix(axis, "a convolution in groups of the inputs")
+        tracer.read(kernel, 0 if transposed else 1)
+        written = data(op.out.shape[1]) if transposed else kernel.axes[0]
+        return written
+    outer, inner = split(channels, groups)
+    own, entries = split(kernel.axes[0], groups)
+    outer = tracer.unified(outer, own)
+    tracer.act([outer], "each group has a map of its own")
+    read, write = (entries, kernel.axes[1]) if transposed else (kernel.axes[1], entries)
+    if transposed:  # the axis that is read is the one that says which group it is: it cannot be copied
+        tracer.fix(outer, "a transposed convolution in groups reads it")
+    tracer.read(kernel, 0 if transposed else 1)
+    if read is not None and inner.size > 1:
+        tracer.unified(read, inner)
+    elif inner.size > 1 or (read is not None and read.size > 1):
+        raise Misfit("groups of one channel, read by several")
+    both = [part for part in (outer, write) if part is not None and part.size > 1]
+    return fused(*both) if both else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from lemonx.tracing.axes import Axis, Misfit, data, is_data
 from lemonx.tracing.operations import Op, rule
+from lemonx.tracing.rules.weight_norms import measured
 from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Chosen, Info, Length, Mean, Spread, Square, Value
 
@@ -58,12 +59,12 @@ def _known(tracer: Tracer, name: str, info: Info, gone: list[Axis]) -> Value | N
         tracer.keep(square)
         if square.centred is not None:
             tracer.keep(square.centred)
-            return Spread("layer", square.centred.token, gone[0])
-        return Spread("rms", square.token, gone[0])
-    return Mean(info.token, gone[0])
+            return Spread("layer", square.centred.token, gone[0], tracer.noting)
+        return Spread("rms", square.token, gone[0], tracer.noting)
+    return Mean(info.token, gone[0], tracer.noting)
 
 
-@rule("var", "var_mean")
+@rule("var", "var_mean", "std", "std_mean")
 def variance(tracer: Tracer, op: Op) -> None:
     """The mean square of what is left when the mean is taken away; with n - 1 in place of n it is no norm's."""
     info = tracer.info(op.args[0])
@@ -75,7 +76,7 @@ def variance(tracer: Tracer, op: Op) -> None:
     axes = _left(info, places, first)
     value = None
     if len(places) == 1 and gone and correction in (0, False) and not info.weight:
-        value = Spread("layer", info.token, gone[0])
+        value = Spread("layer", info.token, gone[0], tracer.noting, state="root" if op.name[:3] == "std" else "square")
     else:
         for axis in gone:
             tracer.fix(axis, "a variance is taken over it")
@@ -83,13 +84,17 @@ def variance(tracer: Tracer, op: Op) -> None:
             tracer.act(axes)
     tracer.put(first, axes, value=value)
     for mean in others:
-        tracer.put(mean, axes, value=Mean(info.token, gone[0]) if len(gone) == 1 and len(places) == 1 else None)
-        if len(gone) > 1:
+        tracer.put(mean, axes, value=_mean(tracer, info, gone, places))
+        if gone and (len(gone) > 1 or len(places) > 1):
             for axis in gone:
                 tracer.fix(axis, "a mean is taken over it")
 
 
-@rule("amax", "amin", "max", "min", "any", "all", "logsumexp", "prod", "linalg_vector_norm", "norm", "std", "aminmax")
+def _mean(tracer: Tracer, info: Info, gone: list[Axis], places: list[int]) -> Mean | None:
+    return Mean(info.token, gone[0], tracer.noting) if len(gone) == 1 == len(places) else None
+
+
+@rule("amax", "amin", "max", "min", "any", "all", "logsumexp", "prod", "linalg_vector_norm", "norm", "aminmax")
 def extreme(tracer: Tracer, op: Op) -> None:
     """A function of all entries along an axis: of tokens; units would have to be told apart."""
     info = tracer.info(op.args[0])
@@ -106,14 +111,23 @@ def extreme(tracer: Tracer, op: Op) -> None:
         if axis is not None and not is_data(axis):
             tracer.put(outs[0], _left(info, places, outs[0]), value=Length(info.token, axis))
             return
+    if op.name in ("linalg_vector_norm", "norm") and op.arg(1, "ord", 2) == 2 and measured(tracer, info, places, outs[0]):
+        return
     for place in places:
-        tracer.fix(info.axes[place], "all its entries are compared, or their size is taken")
+        if op.name in _OF_COPIES:
+            tracer.act([info.axes[place]], "the largest or smallest of its entries is taken")
+        else:
+            tracer.fix(info.axes[place], "all its entries are compared, or their size is taken")
     axes = _left(info, places, outs[0])
     tracer.act(axes)
     tracer.put(outs[0], axes)
     if len(outs) > 1:  # where they are, or the smallest beside the largest
         index = not outs[1].is_floating_point()
         tracer.put(outs[1], axes, value=Chosen(list(info.axes)) if index else None)
+
+
+# What copies of entries do not change.
+_OF_COPIES = frozenset(("amax", "amin", "max", "min", "any", "all", "aminmax"))
 
 
 def raise_pointwise(tracer: Tracer, op: Op) -> None:

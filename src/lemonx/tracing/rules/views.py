@@ -9,7 +9,7 @@ from lemonx.tracing.axes import ATOM, Axis, Misfit, data, factors, find, fused, 
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.settling import pick
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Branch, Chosen, Dot, Info, Length, Origin
+from lemonx.tracing.values import Branch, Chosen, Dot, Info, Length, Lengths, Mean, Origin
 
 Origins = Sequence[frozenset[Origin]]
 
@@ -46,7 +46,11 @@ def permuted(tracer: Tracer, op: Op) -> None:
         first, second = (place % len(order) for place in op.args[1:3])
         order[first], order[second] = order[second], order[first]
     origins, axes = known_origins(info), _dual(tracer, info)
+    value = info.value
     moved(tracer, op.out, info, [axes[place] for place in order], [origins[place] for place in order])
+    if isinstance(value, Dot | Lengths) and (own := tracer.info(op.out)) is not None:
+        tracer.keep(value)
+        own.value = value
 
 
 def _dual(tracer: Tracer, info: Info) -> list[Axis | None]:
@@ -76,7 +80,7 @@ def viewed(tracer: Tracer, op: Op) -> None:
     moved(tracer, op.out, info, axes, _origins(info, op.args[0].shape, op.out.shape))
     if own := tracer.info(op.out):
         own.carries, own.shaped = info.carries, info.flat  # the same numbers in the same order
-        if isinstance(value, Dot | Branch):  # each is a sum of products, wherever it stands
+        if isinstance(value, Dot | Lengths | Branch):  # each is one number, wherever it stands
             tracer.keep(value)
             own.value = value
     if len(axes) == len(info.axes) and list(op.out.shape) == list(op.args[0].shape):
@@ -150,7 +154,7 @@ def expanded(tracer: Tracer, op: Op) -> None:
     own = tracer.info(op.out)
     assert own is not None
     own.rows = own.rows or not same
-    if isinstance(info.value, Length):  # the same length beside every entry
+    if isinstance(info.value, Length | Mean):  # the same number beside every entry
         tracer.keep(info.value)
         own.value = info.value
     if same:
