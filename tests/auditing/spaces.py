@@ -30,11 +30,12 @@ def key(axis: Axis) -> Key:
 
 def pieces(spec: Spec, side: Side, axis: Axis) -> list[tuple[str, Axis | None]]:
     """An axis of the trace as a side of the table divides it; Misfit where it lies otherwise."""
-    whole, times = axis.size, (spec.axis_size(side.by) or 1) if side.by else 1
+    (by,) = side.by or ("1",)  # the parts of no table alternate by several axes
+    whole, times = axis.size, spec.axis_size(by) or 1
     found, start, outer = list[tuple[str, Axis | None]](), 0, None
     if times > 1:
         outer, axis = split(axis, times)
-        found.append((side.by or "", outer))
+        found.append((by, outer))
     for names in side.parts:
         sizes = [spec.axis_size(name) or whole for name in names]
         sizes[0] //= times
