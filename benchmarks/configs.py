@@ -184,6 +184,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     lines += [f"{kinds[kind]:>6}  {text}" for kind, text in KEPT.items()]
     lines.append(f"{kinds['refused']:>6}  refused by the check, before anything ran")
     lines += [f"{count:>12}  {why}" for why, count in refused.most_common()]
+    lines.append(f"{kinds['rounded away']:>6}  not written: roundings in bf16 or fp16 leave nothing of the outputs; "
+                 "right in float32, as advised")  # fmt: skip
     lines.append(f"{kinds['fault']:>6}  faults")
     seconds = sum(row["seconds"] for row in rows) / max(1, len(rows))
     lines.append(f"{len(rows) - len(counted)} more that transformers itself cannot build or run; {seconds:.2f} CPU "

@@ -1,8 +1,9 @@
 """Runs a random case (random_configs.py) through `lemonx.expand`, and says what came of it.
 
 A case ends well if the target is the source's function by a measurement of our own (random_outputs.py), or if lemonx
-refuses it in one line before anything ran, with advice that holds. Anything else is a fault: a target that differs or
-that lemonx itself calls different, an error of another kind, advice that is refused when it is followed.
+refuses it in one line before anything ran, with advice that holds. A target of which the roundings of a half dtype
+leave nothing is not written, and must be right in float32, as that error advises. Anything else is a fault: a target
+that differs or that lemonx itself calls different, an error of another kind, advice that is refused when followed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import random_outputs as outputs
 from lemonx import api, architectures
-from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, UnknownArchitecture
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified, Refused, UnknownArchitecture
 from lemonx.planning.plan import Plan
 from random_configs import OPTIONS, Case, Unusable, classes, draw, of_config, usable, with_growth, write
 from random_fields import fields_of, sizes
@@ -34,7 +35,8 @@ EPS = 20.0
 CAP = 1.0
 BEFORE = (BadTarget, BadCheckpoint, Refused, UnknownArchitecture)
 SIZES = (*OPTIONS, "width_factor")
-GOOD = ("exact", "rounded", "amplified", "up to eps", "refused")
+AWAY = "rounded away"
+GOOD = ("exact", "rounded", "amplified", "up to eps", "refused", AWAY)
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,22 @@ def _run(case: Case, folder: Path) -> Outcome:
         api.expand(folder / "source", folder / "target", planned=plans.append, threads=1, **dict(case.growth or {}))
     except BEFORE as error:
         return _refused(case, folder, error, late=bool(plans))
+    except NotVerified as error:
+        return _not_written(case, folder, str(error))
     except LemonxError as error:
         return Outcome(case, "fault", f"{type(error).__name__}: {error}")
     except Exception:
         return Outcome(case, "fault", traceback.format_exc())
     return _compared(case, folder, model, ways, before, plans[0])
+
+
+def _not_written(case: Case, folder: Path, said: str) -> Outcome:
+    """Whether the stored dtype alone is at fault, and the advice to take another holds."""
+    if "give --dtype float32" not in said or case.stored["dtype"] not in ("bfloat16", "float16"):
+        return Outcome(case, "fault", f"NotVerified: {said}")
+    other = {"dtype": "float32"}
+    found = _run(replace(case, stored={**case.stored, **other}, growth={**(case.growth or {}), **other}), folder)
+    return replace(found, case=case, kind=AWAY if found.kind in GOOD else "fault", said=found.said or said)
 
 
 def _compared(case: Case, folder: Path, model: Any, ways: Any, before: Any, plan: Plan) -> Outcome:
