@@ -249,6 +249,31 @@ def test_a_tensor_that_is_written_piece_by_piece_is_a_sum_of_them() -> None:
     grown(Pieces, (2, 3), rows)
 
 
+class Alternating(nn.Module):
+    """Blocks of two kinds that differ in nothing but an inner size, in turn."""
+
+    class Block(nn.Module):
+        def __init__(self, inner: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(6, inner), nn.Linear(inner, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(self.up(x).relu())
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block(8 + 4 * (i % 2)) for i in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_blocks_that_differ_in_a_size_alone_are_of_two_kinds() -> None:
+    grown(Alternating, (2, 5), rows)
+
+
 class Scanned(nn.Module):
     """A state for every unit, whose steps are written to a tensor one by one, between equations of a delta rule."""
 

@@ -131,7 +131,7 @@ _STAGE_WIDTHS = re.compile(
 )
 _STAGE_HEADS = re.compile(r".*(num_heads|attention_heads|num_attention_heads.*)$")
 _STAGE_DEPTHS = re.compile(r".*(depths?|num_layers|layers|num_blocks|block_repeats|stage_num_blocks|blocks_per_stage|"
-                           r"n_attn_blocks|block_sizes|numb_of_layers|num_hidden_layers)$")  # fmt: skip
+                           r"n_attn_blocks|block_sizes|num_hidden_layers)$")  # fmt: skip
 _LAYER_INDICES = re.compile(
     r".*(ind(ex|exes|ices)|_idxs?|layer_ids|hook_ids|_layers|target_layers|global_attention_blocks)$"
 )
@@ -236,10 +236,11 @@ def _rule(name: str, value: int) -> Rule | None:
 def _stages(name: str, values: list[int], sizes: Sizes, unit: int) -> list[int]:
     if re.fullmatch(r"(image_size|img_size|input_size|pretrain_image_size)", name):
         return [min(x, IMAGE) for x in values]
-    if name == "window_size_per_stage":
+    if name in ("window_size_per_stage", "stage_numb_of_layers"):  # these layers are joined, and add to nothing
         return [min(x, 2) for x in values]
     if _STAGE_DEPTHS.fullmatch(name) and all(0 < x < 100 for x in values):
-        return [min(x, sizes.layers) + sizes.deeper for x in values] if len(values) < 8 else values
+        # The first block of a stage may be unlike the others, of which there is one at least.
+        return [sizes.layers + sizes.deeper for _ in values] if len(values) < 8 else values
     if _STAGE_HEADS.fullmatch(name):
         return [sizes.grown("heads", 2 * x // min(values)) for x in values]
     if is_stage_widths(name, values):
