@@ -52,7 +52,7 @@ RULES = (
          POSITIONS, over=POSITIONS),
     Rule(r"max_source_positions", 32, over=32),
     Rule(r"(image_size|img_size|input_size|pretrain_image_size|crop_size)", IMAGE, over=IMAGE),
-    Rule(r"image_embedding_size", IMAGE // PATCH, over=8),
+    Rule(r"image_embedding_size|(.*_)?pos_emb_(height|width)", IMAGE // PATCH, over=8),
     Rule(r"patch_size", PATCH, over=7),
     Rule(r"num_mel_bins|n_mel_bins|mel_dim|input_feat_per_channel|model_in_dim|input_feat_size|"
          r"input_dim|feature_projection_input_dim", 16, over=16),
@@ -220,6 +220,8 @@ def _number(name: str, value: int, sizes: Sizes, stages: Stages) -> int:
     rule = _rule(name, value)
     if rule is None or rule.moves == "keep" or value <= 0:
         return value
+    if rule.to == "kv_heads" and value == 1:
+        return value  # one for all heads, however many
     if rule.moves in ("width", "text") and value <= rule.over and not stages.beside(value):
         return value  # of something else: a kernel, a position, a picture's colours
     to = rule.to if isinstance(rule.to, int) else getattr(sizes, rule.to)

@@ -35,8 +35,9 @@ def _experts(sizes: Sizes) -> Fields:
 
 def _efficient(sizes: Sizes) -> Fields:
     """All its widths are multiples of one number, the first and the last of which are not in its config."""
-    return {"width_coefficient": float(sizes.wider), "depth_coefficient": 1.0, "in_channels": [32, 8, 16, 16, 24, 24, 32],
-            "out_channels": [8, 16, 16, 24, 24, 32, 40], "hidden_dim": sizes.grown("width", 1280)}  # fmt: skip
+    widths = [32, 8, 16, 16, 24, 24, 32, 40]
+    return {"width_coefficient": float(sizes.wider), "depth_coefficient": 1.0, "in_channels": widths[:-1],
+            "out_channels": widths[1:], "hidden_dim": sizes.grown("width", 1280)}  # fmt: skip
 
 
 def _deepstack(sizes: Sizes) -> Fields:
