@@ -50,6 +50,8 @@ WIDER, DEEPER = COLUMNS["width x2"](Sizes()), COLUMNS["depth"](Sizes())
         ("hidden_size", 4096, 48, 96),
         ("num_attention_heads", 32, 4, 8),
         ("num_key_value_heads", 8, 2, 4),
+        ("num_key_value_heads", 1, 1, 1),
+        ("pos_emb_width", 64, 4, 4),
         ("intermediate_size", 11008, 80, 160),
         ("head_dim", 128, 12, 12),
         ("num_hidden_layers", 32, 2, 2),

@@ -249,6 +249,69 @@ def test_a_tensor_that_is_written_piece_by_piece_is_a_sum_of_them() -> None:
     grown(Pieces, (2, 3), rows)
 
 
+class Grid(nn.Module):
+    """Positions on a grid, looked up by numbers that are the same for any grid, and so mean other places."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.table, self.head = nn.Parameter(torch.randn(4, columns, 6)), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.mean(1, keepdim=True) + F.embedding(torch.arange(8), self.table.flatten(0, 1)))
+
+
+def test_a_grid_of_positions_does_not_get_more_columns() -> None:
+    with pytest.raises(lemonx.Refused, match="numbers that rows are looked up by"):
+        grown(Grid, (4, 8), rows)
+
+
+class TwoScores(nn.Module):
+    """Two pairs of queries and keys in one module, of which one alone is divided by what grows."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.maps = nn.ModuleList(nn.Linear(6, n) for n in (size, size, 3, 3, 4))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, other_q, other_k, v = (one(x) for one in self.maps)
+        scores = q @ k.transpose(-1, -2) / self.size**0.5 + other_q @ other_k.transpose(-1, -2) / 3**0.5
+        return self.head(scores.softmax(-1) @ v)
+
+
+def test_two_kinds_of_scores_in_one_module_keep_their_own_factors() -> None:
+    grown(TwoScores, (4, 8), rows)
+    grown(TwoScores, (4, 7), rows)
+
+
+class Alternating(nn.Module):
+    """Blocks of two kinds that differ in nothing but an inner size, in turn."""
+
+    class Block(nn.Module):
+        def __init__(self, inner: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(6, inner), nn.Linear(inner, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(self.up(x).relu())
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(6, 6), nn.Linear(6, 4)
+        self.blocks = nn.ModuleList(self.Block(8 + 4 * (i % 2)) for i in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_blocks_that_differ_in_a_size_alone_are_of_two_kinds() -> None:
+    grown(Alternating, (2, 5), rows)
+
+
 class Scanned(nn.Module):
     """A state for every unit, whose steps are written to a tensor one by one, between equations of a delta rule."""
 

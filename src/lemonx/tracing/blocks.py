@@ -277,9 +277,12 @@ def _kinds(small: Tracer, large: Tracer, name: str, few: int, many: int, *, run:
     for tracer, count, kinds in ((small, few, result[0]), (large, many, result[1])):
         for index in range(count):
             path = f"{name}.{index}"
-            kind = next((k for k, other in enumerate(known) if _alike(*other, tracer, path, run)), len(known))
-            if kind == len(known):
+            fits = [kind for kind, other in enumerate(known) if _alike(*other, tracer, path, run)]
+            if not fits:
+                fits = [len(known)]
                 known.append((tracer, path))
+            # Of several, which have other sizes in the smaller model, the one that would change least.
+            kind = min(fits, key=lambda kind: _changes(*known[kind], tracer, path))
             kinds.append(kind)
     return result
 
@@ -295,6 +298,12 @@ def _alike(one: Tracer, path: str, two: Tracer, other: str, run: bool) -> bool:
     return first.keys() == second.keys() and all(
         _same(calls, second[inside], strict=one is two) for inside, calls in first.items()
     )
+
+
+def _changes(one: Tracer, path: str, two: Tracer, other: str) -> int:
+    """In how many axes of their parameters two blocks differ."""
+    ours, theirs = _parameters(one, path), _parameters(two, other)
+    return sum(a != b for name in ours for a, b in zip(ours[name], theirs[name], strict=False))
 
 
 def _parameters(tracer: Tracer, path: str) -> dict[str, tuple[int, ...]]:

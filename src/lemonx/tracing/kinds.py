@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from lemonx.errors import Refused
@@ -189,15 +190,30 @@ def _factors(found: Matched) -> dict[int, tuple[float, float]]:
         for pair in tracer.pairs:
             known.setdefault(id(find(pair.first)), set()).update(pair.factors)
         ends.append([(pair, known[id(find(pair.first))]) for pair in tracer.pairs])
-    by_place = {}
-    for pair, values in ends[1]:
-        by_place.setdefault(_where(found, pair.place), values)
+    pairs = _numbered([pair.place for pair, _ in ends[1]])
+    by_place: dict[tuple[str, int], set[float]] = {}
+    for (place, number), (_, values) in zip(pairs, ends[1], strict=True):
+        by_place.setdefault((_where(found, place), number), values)
     result = {}
-    for pair, values in ends[0]:
-        other = by_place.get(pair.place, set())
+    for place, (pair, values) in zip(_numbered([pair.place for pair, _ in ends[0]]), ends[0], strict=True):
+        other = by_place.get(place, set())
         if len(values) == 1 == len(other):
             result[id(find(pair.first))] = (next(iter(values)), next(iter(other)))
     return result
+
+
+def _numbered(places: Iterable[str]) -> list[tuple[str, int]]:
+    """Places with a number for each of several things that are in one.
+
+    >>> _numbered(["a", "b", "a"])
+    [('a', 0), ('b', 0), ('a', 1)]
+    """
+    seen: Counter[str] = Counter()
+    found = []
+    for place in places:
+        found.append((place, seen[place]))
+        seen[place] += 1
+    return found
 
 
 def _where(found: Matched, place: str) -> str:

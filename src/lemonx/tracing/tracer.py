@@ -51,7 +51,9 @@ class Tracer(TorchDispatchMode):
     def __init__(self, module: torch.nn.Module, scaled: frozenset[tuple[str, int]] = frozenset()) -> None:
         super().__init__()
         self.scaled = scaled
-        self.paths = {id(child): name for name, child in module.named_modules()}
+        self.paths: dict[int, list[str]] = defaultdict(list)
+        for name, child in module.named_modules(remove_duplicate=False):
+            self.paths[id(child)].append(name)
         self.stack: list[str] = []
         self.fresh: list[torch.Tensor] = []
         self.infos: Any = WeakTensorKeyDictionary()
@@ -369,7 +371,9 @@ class Tracer(TorchDispatchMode):
 
     def entered(self, module: torch.nn.Module, given: Any) -> None:
         self._sync()
-        self.stack.append(self.paths.get(id(module), self.path))
+        # A module that several have, such as an activation, is called by the one that is running.
+        names = self.paths.get(id(module)) or [self.path]
+        self.stack.append(next((name for name in names if name.startswith(f"{self.path}.")), names[0]))
         if self.stack[-1].rpartition(".")[2].isdecimal():
             infos = self._tracked(given)
             for info in infos:

@@ -53,7 +53,7 @@ RULES = (
          POSITIONS, over=POSITIONS),
     Rule(r"max_source_positions", 32, over=32),
     Rule(r"(image_size|img_size|input_size|pretrain_image_size|crop_size)", IMAGE, over=IMAGE),
-    Rule(r"image_embedding_size", IMAGE // PATCH, over=8),
+    Rule(r"image_embedding_size|(.*_)?pos_emb_(height|width)", IMAGE // PATCH, over=8),
     Rule(r"patch_size", PATCH, over=7),
     Rule(r"num_mel_bins|n_mel_bins|mel_dim|input_feat_per_channel|model_in_dim|input_feat_size|"
          r"input_dim|feature_projection_input_dim", 16, over=16),
@@ -132,7 +132,7 @@ _STAGE_WIDTHS = re.compile(
 )
 _STAGE_HEADS = re.compile(r".*(num_heads|attention_heads|num_attention_heads.*)$")
 _STAGE_DEPTHS = re.compile(r".*(depths?|num_layers|layers|num_blocks|block_repeats|stage_num_blocks|blocks_per_stage|"
-                           r"n_attn_blocks|block_sizes|numb_of_layers|num_hidden_layers)$")  # fmt: skip
+                           r"n_attn_blocks|block_sizes|num_hidden_layers)$")  # fmt: skip
 _LAYER_INDICES = re.compile(
     r".*(ind(ex|exes|ices)|_idxs?|layer_ids|hook_ids|_layers|target_layers|global_attention_blocks)$"
 )
@@ -221,6 +221,8 @@ def _number(name: str, value: int, sizes: Sizes, stages: Stages) -> int:
     rule = _rule(name, value)
     if rule is None or rule.moves == "keep" or value <= 0:
         return value
+    if rule.to == "kv_heads" and value == 1:
+        return value  # one for all heads, however many
     if rule.moves in ("width", "text") and value <= rule.over and not stages.beside(value):
         return value  # of something else: a kernel, a position, a picture's colours
     to = rule.to if isinstance(rule.to, int) else getattr(sizes, rule.to)
@@ -237,10 +239,11 @@ def _rule(name: str, value: int) -> Rule | None:
 def _stages(name: str, values: list[int], sizes: Sizes, unit: int) -> list[int]:
     if re.fullmatch(r"(image_size|img_size|input_size|pretrain_image_size)", name):
         return [min(x, IMAGE) for x in values]
-    if name == "window_size_per_stage":
+    if name in ("window_size_per_stage", "stage_numb_of_layers"):  # these layers are joined, and add to nothing
         return [min(x, 2) for x in values]
     if _STAGE_DEPTHS.fullmatch(name) and all(0 < x < 100 for x in values):
-        return [min(x, sizes.layers) + sizes.deeper for x in values] if len(values) < 8 else values
+        # The first block of a stage may be unlike the others, of which there is one at least.
+        return [sizes.layers + sizes.deeper for _ in values] if len(values) < 8 else values
     if _STAGE_HEADS.fullmatch(name):
         return [sizes.grown("heads", 2 * x // min(values)) for x in values]
     if is_stage_widths(name, values):

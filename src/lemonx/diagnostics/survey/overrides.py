@@ -34,7 +34,10 @@ def _experts(sizes: Sizes) -> Fields:
 
 
 def _efficient(sizes: Sizes) -> Fields:
-    return {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": sizes.grown("width", 1280)}
+    """All its widths are multiples of one number, the first and the last of which are not in its config."""
+    widths = [32, 8, 16, 16, 24, 24, 32, 40]
+    return {"width_coefficient": float(sizes.wider), "depth_coefficient": 1.0, "in_channels": widths[:-1],
+            "out_channels": widths[1:], "hidden_dim": sizes.grown("width", 1280)}  # fmt: skip
 
 
 def _deepstack(sizes: Sizes) -> Fields:
@@ -76,7 +79,6 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
     "deformable_detr": _detector,
     "dots1": _experts,
     "diffusion_gemma": lambda s: {"text_config": _experts(s.inside("text_config"))},
-    # Its last width is a fixed multiple of the stage before it, and coefficients stretch both.
     "efficientnet": _efficient,
     "align_vision_model": _efficient,
     "align": lambda s: {"vision_config": _efficient(s)},

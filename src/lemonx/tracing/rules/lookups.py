@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lemonx.tracing.axes import Axis, Misfit, data, is_data, part, say
+from lemonx.tracing.axes import PRODUCT, Axis, Misfit, data, is_data, leaves, part, say
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules.views import given, known_origins, moved
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
@@ -13,10 +13,15 @@ from lemonx.tracing.values import Chosen, Info
 
 
 def _looked_up(tracer: Tracer, axis: Axis | None, weight: bool) -> None:
-    """Rows of a table may be added behind the others; units of an activation stay in place."""
+    """Rows of a table may be added behind the others; units of an activation stay in place.
+
+    Rows of a grid have a number made of several: with more columns a place would have another one.
+    """
     if axis is not None and not is_data(axis):
         if weight:
             say(axis, "index", tracer.why("its rows are looked up"))
+            for inner in leaves(axis, PRODUCT)[1:]:
+                tracer.fix(inner, "the numbers that rows are looked up by are made of it")
         else:
             tracer.fix(axis, "entries of it are picked by number")
 
