@@ -126,6 +126,12 @@ class FramePlacement(ABC):
             self._require_axis(name, row, advice)
             if self.spaces.isdisjoint(row.reads.axes) or name in {*self.norms, *self.angles}:
                 continue
+            if isinstance(row, LayerNorm) and self.entry:
+                raise Refused(
+                    f"{name} and {self.entry} read one space, of which the change of basis that this width needs can "
+                    "only serve the latter",
+                    f"try {advice}",
+                )
             if not isinstance(row, Linear):
                 raise Refused(
                     f"{name} is neither a linear layer nor a LayerNorm, so it cannot follow the change of basis that "
