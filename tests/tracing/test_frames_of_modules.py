@@ -93,7 +93,7 @@ def test_kernels_and_maps_of_several_tokens_read_a_frame() -> None:
 
 def test_the_number_of_neurons_that_is_missing_is_said() -> None:
     small, large = _pair(PostNorm(16, 40), PostNorm(24, 71))
-    with pytest.raises(lemonx.Refused, match="needs 32 new MLP neurons .* and 71 leave 31 .*72 or more"):
+    with pytest.raises(lemonx.Refused, match=r"needs 32 new MLP neurons .* and 71 leave 31 .*72 or more"):
         lemonx.grow(small, large, _tokens(0))
 
 
