@@ -125,7 +125,10 @@ def test_a_post_norm_encoder_grows_to_a_width_that_is_no_multiple(run: Run, tmp_
     said = json.loads((large / "lemonx.json").read_text())
     assert said["table"] == "inferred" and said["verified"]["proven"] and said["lossless"]
     outputs = said["verified"]["outputs"]
-    assert outputs["difference"] < 1e-10 and outputs["stability"]["noise_ratio"] < 10 > outputs["stability"]["gradient_ratio"]
+    assert (
+        outputs["difference"] < 1e-10
+        and outputs["stability"]["noise_ratio"] < 10 > outputs["stability"]["gradient_ratio"]
+    )
 
 
 # ----------------------------------------------------------------- what cannot be

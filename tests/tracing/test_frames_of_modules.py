@@ -46,10 +46,16 @@ class _Block(nn.Module):
 
 
 class Staged(nn.Module):
-    """A norm feeds each of two stages; a strided kernel reads the first one's last norm, and a map four tokens."""
+    """A norm feeds each of two stages; a kernel reads the last norm of the first, and a map four tokens.
 
-    def __init__(self, width: int) -> None:
+    `beside`: what is added where a norm wrote, by a table (`map`), by the norm's own input or by another norm.
+    """
+
+    def __init__(self, width: int, beside: str = "") -> None:
         super().__init__()
+        self.beside = beside
+        self.map = nn.Embedding(20, width) if beside == "map" else None
+        self.other = nn.LayerNorm(width) if beside == "norm" else None
         self.embed, self.enter, self.inner = nn.Embedding(20, width), nn.LayerNorm(width), nn.LayerNorm(width)
         self.up, self.down, self.leave = nn.Linear(width, 30), nn.Linear(30, width), nn.LayerNorm(width)
         self.merge, self.again = nn.Conv1d(width, width, 3, stride=1, padding=1), nn.LayerNorm(width)
@@ -57,7 +63,11 @@ class Staged(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.enter(self.embed(tokens))
-        x = self.leave(x + self.down(torch.relu(self.up(self.inner(x)))))
+        x = x + self.down(torch.relu(self.up(self.inner(x))))
+        made = self.leave(x)
+        made = made if self.map is None else made + self.map(tokens)
+        made = made if self.other is None else made + self.other(x)
+        x = x + made if self.beside == "input" else made
         x = self.again(self.merge(x.transpose(1, 2)).transpose(1, 2))
         x = self.last(x + x.mean(1, keepdim=True))
         return self.head(x.reshape(x.shape[0], -1, 4 * x.shape[2]))
@@ -89,6 +99,20 @@ def test_a_post_norm_stream_grows_to_any_width(width: int, hidden: int) -> None:
 
 def test_kernels_and_maps_of_several_tokens_read_a_frame() -> None:
     _assert_framed(*_pair(Staged(16), Staged(24)))
+
+
+@pytest.mark.parametrize(
+    ("beside", "why"),
+    [
+        ("map", "map adds to what a LayerNorm writes"),
+        ("input", "as a LayerNorm feeds it"),
+        ("norm", "or to what another one writes"),
+    ],
+)
+def test_what_is_added_behind_a_norm_is_refused_beforehand(beside: str, why: str) -> None:
+    small, large = _pair(Staged(16, beside), Staged(24, beside))
+    with pytest.raises(lemonx.Refused, match=why):
+        lemonx.grow(small, large, _tokens(0))
 
 
 def test_the_number_of_neurons_that_is_missing_is_said() -> None:
