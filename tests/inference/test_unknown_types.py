@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import ArceeConfig
+from transformers import ArceeConfig, CamembertForSequenceClassification
 
 import lemonx
 from commands import BAD_CHECKPOINT, BAD_TARGET, DIFFERS, REFUSED, Run, runner
@@ -113,6 +113,22 @@ def test_layer_types_follow_their_layers(source: Source, tmp_path: Path) -> None
     after = json.loads((large / "config.json").read_text())
     placed = [block.source for block in large.plan.blocks["model.layers"]]
     assert after["layer_types"] == [before["layer_types"][place] for place in placed]
+
+
+def test_a_post_norm_encoder_grows_to_a_width_that_is_no_multiple(run: Run, tmp_path: Path) -> None:
+    """By frames, from the gains of the file: exact, and as stable as the source."""
+    small, large = save("camembert", tmp_path / "small", kind=CamembertForSequenceClassification), tmp_path / "large"
+    few = run("plan", small, "--width", "1.5x", "--ffn", "175")
+    assert few.code == REFUSED and "needs 96 new MLP neurons" in few.err and "176 or more" in few.err
+    result = run("expand", small, large, "--width", "1.5x", "--ffn", "176")
+    assert result.code == 0, result.err
+    said = json.loads((large / "lemonx.json").read_text())
+    assert said["table"] == "inferred" and said["verified"]["proven"] and said["lossless"]
+    outputs = said["verified"]["outputs"]
+    assert (
+        outputs["difference"] < 1e-10
+        and outputs["stability"]["noise_ratio"] < 10 > outputs["stability"]["gradient_ratio"]
+    )
 
 
 # ----------------------------------------------------------------- what cannot be

@@ -40,10 +40,10 @@ def model_class(model_type: str) -> Any:
     return classes.class_for(model_type, classes.tasks(model_type)[0])
 
 
-def save(model_type: str, folder: Path, dtype: torch.dtype = torch.float64) -> Path:
-    """A checkpoint of a tiny model."""
+def save(model_type: str, folder: Path, dtype: torch.dtype = torch.float64, kind: Any = None) -> Path:
+    """A checkpoint of a tiny model; `kind`: of another class than the first."""
     with foreign("make a checkpoint", "mend the test"):
-        model = classes.build(model_class(model_type), model_type, BASES[0])
+        model = classes.build(kind or model_class(model_type), model_type, BASES[0])
         randomise(model, 0)
         model.to(dtype).save_pretrained(folder)
     return folder

@@ -17,7 +17,8 @@ from zoo import ZOO, run
 # What must grow, by model and growth; all others of the zoo may be refused.
 WIDER = list(ZOO)
 UNEVEN = ["nanogpt", "llama", "einsum", "lstm", "gru", "shared", "pre-norm encoder", "pre-norm decoder",
-          "post-norm encoder", "attention pool", "resnet", "timm resnet", "mlp", "vae", "autoencoder", "unused"]  # fmt: skip
+          "post-norm encoder", "attention pool", "resnet", "timm resnet", "mlp", "vae", "autoencoder",
+          "unused"]  # fmt: skip
 DEEPER = ["nanogpt", "llama", "einsum", "unused", "pre-norm encoder", "post-norm encoder", "pre-norm decoder",
           "post-norm decoder", "vit", "resnet", "timm resnet", "convnext", "dit", "gnn", "unet"]  # fmt: skip
 CASES = [

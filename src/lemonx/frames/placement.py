@@ -121,11 +121,24 @@ class FramePlacement(ABC):
     def require(self, target: Spec, rows: Collection[str]) -> None:
         """Raise Refused if a row cannot follow a frame."""
         advice = multiples_near(self.size, self.target)
+        if mixed := sorted(self.spaces & set(self.spec.mixed)):
+            raise Refused(
+                f"{mixed[0]} holds what a LayerNorm writes added to what it reads, or to what another one writes, and "
+                "cannot follow the change of basis that this width needs",
+                f"try {advice}",
+            )
         for name in rows:
             row = self.spec.rows[name]
             self._require_axis(name, row, advice)
+            self._require_writer(name, row, advice)
             if self.spaces.isdisjoint(row.reads.axes) or name in {*self.norms, *self.angles}:
                 continue
+            if isinstance(row, LayerNorm) and self.entry:
+                raise Refused(
+                    f"{name} and {self.entry} read one space, of which the change of basis that this width needs can "
+                    "only serve the latter",
+                    f"try {advice}",
+                )
             if not isinstance(row, Linear):
                 raise Refused(
                     f"{name} is neither a linear layer nor a LayerNorm, so it cannot follow the change of basis that "
@@ -154,6 +167,16 @@ class FramePlacement(ABC):
                     "this width needs",
                     f"try {advice}",
                 )
+
+    def _require_writer(self, name: str, row: Row, advice: str) -> None:
+        """What a norm writes beside its own gain and bias, no map can: only the stream, or what the entry reads."""
+        added = {self.stream, *(self.spec.rows[self.entry].reads.axes if self.entry else ())}
+        if name not in self.norms and not self.spaces.isdisjoint(set(row.writes.axes) - added):
+            raise Refused(
+                f"{name} adds to what a LayerNorm writes, which cannot follow the change of basis that this width "
+                "needs",
+                f"try {advice}",
+            )
 
     def require_untied(self, target: Spec, rows: Collection[str]) -> None:
         """Raise Refused if a decoder is still the embedding: it would need a left inverse of one frame in another."""

@@ -70,6 +70,8 @@ def _body(table: Template) -> Iterable[str]:
         yield f"        acts={_quoted(table.acts)},"
     if table.shown:
         yield f"        shown={_quoted(table.shown)},"
+    if table.mixed:
+        yield f"        mixed={_quoted(table.mixed)},"
     yield from _mapping("config", {one.name: _said(one) for one in table.unsaid}, {})
     yield from _mapping("follows", {name: _quoted(other) for name, other in table.follows.items()}, {})
     yield "    )"

@@ -58,6 +58,7 @@ class Template:
     still: Mapping[str, str]
     acts: tuple[str, ...]
     shown: tuple[str, ...]
+    mixed: tuple[str, ...]
     stacks: Mapping[str, StackForm]
     sizes: Mapping[str, tuple[str, ...]]
     defaults: Mapping[str, JsonValue]
@@ -77,6 +78,7 @@ class Template:
             still=self.still,
             acts=self.acts,
             shown=self.shown,
+            mixed=self.mixed,
             config={one.name: c[one.name] or one.value for one in self.unsaid},
             follows=self.follows,
         )
@@ -143,6 +145,7 @@ class _Fitting:
             still=spec.still,
             acts=spec.acts,
             shown=spec.shown,
+            mixed=spec.mixed,
             stacks=stacks,
             sizes=self._options(used),
             defaults=self._defaults([*used, *follows, *eps_fields(rows)]),

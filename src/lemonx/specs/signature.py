@@ -50,13 +50,13 @@ class Side:
     def repeats(self) -> tuple[int, str] | None:
         """How often it is one axis over and what axis, (4, "stage") of `(4 stage)`; None of any other product or sum.
 
-        >>> side("stage").repeats, side("(4 stage)").repeats, side("(heads value)").repeats
-        ((1, 'stage'), (4, 'stage'), None)
+        >>> [side(text).repeats for text in ("stage", "(4 stage)", "stage + stage", "(heads value)")]
+        [(1, 'stage'), (4, 'stage'), (2, 'stage'), None]
         """
         *times, axis = self.parts[0]
-        if len(self.parts) > 1 or not all(number.isdigit() for number in times):
+        if len(set(self.parts)) > 1 or self.by or not all(number.isdigit() for number in times):
             return None
-        return math.prod(map(int, times)), axis
+        return len(self.parts) * math.prod(map(int, times)), axis
 
     def __str__(self) -> str:
         return " + ".join(map(_written, self.parts)) + (f" by {_written(self.by)}" if self.by else "")

@@ -82,7 +82,8 @@ class Spec:
     touches is taken to be under one. `config`: what config.json must say besides the sizes. `follows`: config fields
     that stay equal to another one. `still`: why a fixed size cannot grow. `pointers`: fields of generation_config.json
     that list [block, unit], with the stack and the space that they point into. `shown`: spaces that the model returns,
-    and that therefore cannot be scaled.
+    and that therefore cannot be scaled. `mixed`: spaces in which what a LayerNorm writes is added to what it reads, or
+    to what another one writes, so that no frame can carry them.
     """
 
     rows: Mapping[str, Row]
@@ -97,6 +98,7 @@ class Spec:
     still: Mapping[str, str] = field(default_factory=dict)
     pointers: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     shown: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
 
     @cached_property
     def order(self) -> Mapping[str, int]:

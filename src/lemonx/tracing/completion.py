@@ -38,6 +38,7 @@ def complete(tracer: Tracer) -> Tracer:
     for _ in range(len(edges) + 1):
         if not any([share_fixed(a, b) for a, b in edges]):
             break
+    _mix(tracer)
     return tracer
 
 
@@ -59,6 +60,16 @@ def _single(tracer: Tracer, scalar: Scalar) -> list[Scalar]:
 
 def _fixed(axis: Axis) -> bool:
     return all("fixed" in atom.facts for atom in atoms(axis))
+
+
+def _mix(tracer: Tracer) -> None:
+    """Note where what a LayerNorm writes is added to what it reads, or to what another one writes."""
+    written: dict[int, str | None] = {}
+    for norm in tracer.norms:
+        read = {id(atom) for atom in atoms(norm.reads)}
+        for atom in atoms(norm.out) if norm.kind == "layer" else ():
+            if written.setdefault(id(atom), norm.gain) != norm.gain or id(atom) in read:
+                say(atom, "mixed", norm.place)
 
 
 def _show(tracer: Tracer) -> None:

@@ -89,6 +89,7 @@ class Kinds:
     still: dict[str, str] = field(default_factory=dict)
     acts: list[str] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
+    mixed: list[str] = field(default_factory=list)
 
 
 def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
@@ -103,6 +104,8 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
             result.acts.append(name)
         if "shown" in atom.facts:
             result.shown.append(name)
+        if "mixed" in atom.facts:
+            result.mixed.append(name)
         build = _kind(found.small.norms, atom)
         result.spaces[name] = build(sizes[0]), build(sizes[1])
         if build is circ and _passes(found.small, atom):

@@ -36,6 +36,12 @@ class Op:
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it made tensors without a number, and nothing else."""
+        made = [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, torch.Tensor)]
+        return bool(made) and not any(tensor.numel() for tensor in made)
+
 
 @dataclass(frozen=True)
 class Constant:

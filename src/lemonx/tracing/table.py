@@ -335,7 +335,8 @@ def table(found: Matched) -> Table:
                 size, stream or "", pinned=alike.pinned, still=problem or "", order=alike.order
             )
     common = Spec(rows=writer.rows, spaces=small, stacks=stacks[0], fixed={n: s for n, (s, _) in kinds.fixed.items()},
-                  still=kinds.still, acts=tuple(kinds.acts), shown=tuple(kinds.shown))  # fmt: skip
+                  still=kinds.still, acts=tuple(kinds.acts), shown=tuple(kinds.shown),
+                  mixed=tuple(kinds.mixed))  # fmt: skip
     target = replace(common, spaces=large, stacks=stacks[1], fixed={n: s for n, (_, s) in kinds.fixed.items()})
     unused = tuple(name for name in tracer.parameters if name not in tracer.used)
     return Table(common, target, writer.held, unused, found.stacks)

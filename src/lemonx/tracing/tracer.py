@@ -250,7 +250,7 @@ class Tracer(TorchDispatchMode):
         if before and name in DECISIONS:
             out = self._decide(name, args, out)
         op = Op(name, args, kwargs, out, func, changes)
-        if before and not _empty(out):
+        if before and not op.is_empty:
             if changes:  # what is changed in place is for the rule to say
                 for tensor in given:
                     if tensor in self.infos:
@@ -407,9 +407,3 @@ class Tracer(TorchDispatchMode):
                     info.value.leak(self.why("it leaves the model"))
                 self.shown += [axis for axis in info.axes if axis is not None]
                 self.last_use[info.token] = self.count + 1
-
-
-def _empty(out: Any) -> bool:
-    """Whether an operation made tensors without a number, and nothing else."""
-    tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
