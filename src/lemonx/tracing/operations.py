@@ -118,6 +118,12 @@ def numbers(op: Op) -> tuple[float, ...]:
     return () if op.name in _SIZES else tuple(found)
 
 
+def is_empty(out: Any) -> bool:
+    """Whether an operation made tensors without a number, and nothing else."""
+    tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
+
+
 # Operations that choose entries by their size, with the place of the argument that names the axis.
 DECISIONS = {"topk": 2, "sort": 1, "argsort": 1, "argmax": 1, "argmin": 1, "max": 1, "min": 1, "kthvalue": 2}
 

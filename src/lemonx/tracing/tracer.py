@@ -34,9 +34,10 @@ from lemonx.tracing.operations import (
     Op,
     Rule,
     Scalar,
+    is_empty,
     numbers,
 )
-from lemonx.tracing.values import Carry, Info, MeansUsed, Norm, Origin, Pair, Token, Value, WeightNorm
+from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value, WeightNorm
 
 ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
 
@@ -211,11 +212,6 @@ class Tracer(TorchDispatchMode):
         if axis is not None and not is_data(axis):
             say(axis, "fixed", self.why(reason))
 
-    @property
-    def noting(self) -> MeansUsed:
-        """Where it is noted that a mean is used which this operation makes."""
-        return MeansUsed(self.path, self.means)
-
     def keep(self, value: Value | None) -> None:
         """This operation knew what it was given."""
         self.kept.add(id(value))
@@ -245,7 +241,7 @@ class Tracer(TorchDispatchMode):
         if before and name in DECISIONS:
             out = self._decide(name, args, out)
         op = Op(name, args, kwargs, out, func, changes)
-        if before and not _empty(out):
+        if before and not is_empty(out):
             if changes:  # what is changed in place is for the rule to say
                 for tensor in given:
                     if tensor in self.infos:
@@ -400,9 +396,3 @@ class Tracer(TorchDispatchMode):
                     info.value.leak(self.why("it leaves the model"))
                 self.shown += [axis for axis in info.axes if axis is not None]
                 self.last_use[info.token] = self.count + 1
-
-
-def _empty(out: Any) -> bool:
-    """Whether an operation made tensors without a number, and nothing else."""
-    tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
