@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from lemonx.diagnostics.survey.randomise import randomise
 from lemonx.errors import LemonxError
@@ -419,6 +420,55 @@ def running(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.M
     return Apply(lambda x: x.cumsum(1) if flag else x - x.max(dim=1, keepdim=True).values)
 
 
+def scan(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
+    """States of every unit, written token by token; and tokens that a mask sets to zero, or to one."""
+
+    def forward(x: Tensor, a: nn.Module, b: nn.Module) -> Tensor:
+        keep, x = torch.sigmoid(a(x)), x.clone()
+        x[(torch.arange(x.shape[1]) == 2).view(1, -1, 1).expand_as(x)] = float(number % 5 == 0)
+        made, state = torch.zeros_like(keep), torch.zeros_like(keep[:, 0])
+        for i in range(x.shape[1]):
+            state = keep[:, i] * state + b(x[:, i])
+            made[:, i] = state
+        return made
+
+    into = nn.Linear(width, width) if flag else nn.Identity()
+    return Apply(forward, nn.Linear(width, width), into)
+
+
+def weight_normed(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
+    """Maps kept as lengths and directions, the length of each row or of each column."""
+    parts = (weight_norm(nn.Linear(width, inner), dim=number % 2), weight_norm(nn.Linear(inner, width, bias=flag)))
+    return Apply(lambda x, a, b: b(_activation(number)(a(x))), *parts)
+
+
+def weighed(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
+    """Units behind a nonlinearity, weighed and summed; the weights are divided by how many units there are."""
+    parts = (nn.Linear(width, inner), nn.Linear(width, inner), nn.Linear(width, width))
+    factor = inner**-0.5 if flag else 0.3
+
+    def forward(x: Tensor, a: nn.Module, b: nn.Module, c: nn.Module) -> Tensor:
+        return c(x) * ((b(x) * factor).unsqueeze(-2) @ _activation(number)(a(x)).unsqueeze(-1)).squeeze(-1)
+
+    return Apply(forward, *parts)
+
+
+def unit_mean(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
+    """A mean over units, of their squares or of those of what a nonlinearity leaves, used for all of them."""
+    which = number % 4
+
+    def forward(x: Tensor) -> Tensor:
+        if which == 0:
+            return x * torch.sigmoid(x.mean(-1, keepdim=True))
+        if which == 1:
+            return torch.relu(x) * x.pow(2).mean(-1, keepdim=True).sqrt()
+        if which == 2:
+            return x * (x.amax(-1, keepdim=True) + x.amin(-1, keepdim=True))
+        return torch.relu(x - x.mean(-1, keepdim=True) - x.std(-1, keepdim=True, unbiased=flag))
+
+    return Apply(forward)
+
+
 def unit_route(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
     """The largest units of each token, or the first that is largest."""
 
@@ -467,12 +517,25 @@ def depthwise(width: int, inner: int, heads: int, number: int, flag: bool) -> nn
     return nn.Conv2d(width, width, 3, padding=1, groups=width if flag else heads)
 
 
+def grouped(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
+    """As many groups at any width, or a second kernel for every channel; kept as lengths and directions, or not."""
+    groups = (2, width)[number % 2]
+    made = nn.Conv2d(width, 2 * width, 3, padding=1, groups=groups, bias=flag)
+    if number % 3 == 0:
+        made = weight_norm(made, dim=number % 4)
+    return Apply(lambda x, a: F.glu(_activation(number)(a(x)), 1), made)
+
+
+def grouped_back(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
+    return nn.ConvTranspose2d(width, width, 3, padding=1, groups=2 if flag else heads)
+
+
 def batch_norm(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
     return nn.BatchNorm2d(width, affine=flag)
 
 
 def group_norm(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
-    return nn.GroupNorm(2 if flag else 1, width)
+    return nn.GroupNorm(width if number % 3 == 0 else 2 if flag else 1, width)
 
 
 def bottleneck(width: int, inner: int, heads: int, number: int, flag: bool) -> nn.Module:
@@ -521,7 +584,21 @@ SEQUENCES: dict[str, Make] = {
     made.__name__: made
     for made in (
         *(linear, activation, norm, mlp, gated, attention, joined, scaled, shared, tied, by_heads, token_mean, unused),
-        *(routed, angles, pieces, probed, among, running, unit_route, unit_among, unit_masked),
+        *(
+            routed,
+            angles,
+            pieces,
+            probed,
+            among,
+            running,
+            scan,
+            weight_normed,
+            weighed,
+            unit_mean,
+            unit_route,
+            unit_among,
+            unit_masked,
+        ),
         *(unit_softmax, unit_sum, unit_max, unit_cumsum, unit_length, unit_shift, unit_select, width_factor),
         *(width_branch, unit_constant, unit_dropped, value_branch),
     )
@@ -529,7 +606,19 @@ SEQUENCES: dict[str, Make] = {
 PICTURES: dict[str, Make] = {
     made.__name__: made
     for made in (
-        *(conv, depthwise, batch_norm, group_norm, bottleneck, squeeze, resampled, transposed, conv_joined),
+        *(
+            conv,
+            depthwise,
+            grouped,
+            grouped_back,
+            batch_norm,
+            group_norm,
+            bottleneck,
+            squeeze,
+            resampled,
+            transposed,
+            conv_joined,
+        ),
         *(channel_norm, activation, shuffled, channel_trap),
     )
 }
@@ -542,7 +631,20 @@ TRAPS = frozenset(
 )
 # Those that have an inner size, whatever their settings.
 INNER = frozenset(
-    {"mlp", "gated", "tied", "bottleneck", "squeeze", "transposed", "conv_joined", "routed", "angles", "pieces"}
+    {
+        "mlp",
+        "gated",
+        "tied",
+        "weight_normed",
+        "weighed",
+        "bottleneck",
+        "squeeze",
+        "transposed",
+        "conv_joined",
+        "routed",
+        "angles",
+        "pieces",
+    }
 )
 
 

@@ -1,4 +1,4 @@
-"""What a run shows of channels: in groups, one by one, with weights kept as a direction and a length, and their mean."""
+"""What a run shows of channels: in groups, one by one, with weights kept as a direction and a length; and means."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tracing.test_mechanisms import grown, rows
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import lemonx
+from tracing.test_mechanisms import grown, rows
 
 
 class Channels(nn.Module):
@@ -99,7 +99,7 @@ def test_a_direction_that_is_also_used_as_it_is_does_not_grow() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.up(x)
-            return self.head(x) + F.linear(x, self.head.parametrizations.weight.original1)
+            return self.head(x) + F.linear(x, self.head.get_parameter("parametrizations.weight.original1"))
 
     with pytest.raises(lemonx.Refused, match="is not a map of one axis"):
         grown(Twice, (8, 16), rows)

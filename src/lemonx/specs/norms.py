@@ -237,7 +237,9 @@ class Averaged(Row):
         legal = reads.is_copy | (reads.is_mean & (not self.squares))
         if not (np.ptp(reads.copies) == 0 and legal.all() and reads.is_plain):
             what, rest = ("mean square", "") if self.squares else ("mean", ", or the mean")
-            raise _unfit(f"the {what} of {self.reads} is used, so new entries must be copies, all as often{rest}", reads)
+            raise _unfit(
+                f"the {what} of {self.reads} is used, so new entries must be copies, all as often{rest}", reads
+            )
 
 
 def _unfit(must: str, reads: Expansion) -> Refused:

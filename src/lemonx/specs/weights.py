@@ -140,7 +140,10 @@ class WeightNormed(Row):
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         length, direction = self.names
         ones = (side("1") if place in self.over else axis for place, axis in enumerate(self.axes))
-        return {length: tuple(Axis(axis, ".") for axis in ones), direction: tuple(Axis(axis, ".") for axis in self.axes)}
+        return {
+            length: tuple(Axis(axis, ".") for axis in ones),
+            direction: tuple(Axis(axis, ".") for axis in self.axes),
+        }
 
     def require(self, reads: Expansion, writes: Expansion) -> None:
         plain = reads.is_plain and writes.is_plain and reads.is_copy.all() and writes.is_copy.all()

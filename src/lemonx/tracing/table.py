@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -263,11 +262,10 @@ class _Writer:
     def _weight_norm(self, norm: WeightNorm) -> None:
         """A weight that is kept as its direction and its length."""
         info, names = self.found.small.parameters[norm.direction], (norm.gain, norm.direction)
-        prefix = os.path.commonprefix([name.split(".") for name in names])
-        suffixes = [".".join(name.split(".")[len(prefix) :]) for name in names]
-        if not prefix or not all(suffixes):
+        hint = norm.gain.rpartition(".")[0]
+        if not hint or hint != norm.direction.rpartition(".")[0]:
             raise Refused(f"{norm.direction} and {norm.gain} are not in one module", "put them into one")
-        hint = ".".join(prefix)
+        suffixes = [name.removeprefix(f"{hint}.") for name in names]
         reads = [place for place in range(len(info.axes)) if (norm.weight, place) in self.found.small.reads]
         sides = tuple(
             self.side(axis, f"{hint}_in" if place in reads else hint if not place else f"{hint}_{place}")

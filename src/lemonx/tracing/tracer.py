@@ -36,7 +36,7 @@ from lemonx.tracing.operations import (
     Scalar,
     numbers,
 )
-from lemonx.tracing.values import Carry, Info, MeansUsed, Norm, Origin, Pair, Token, Value, WeightNorm
+from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value, WeightNorm
 
 ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
 
@@ -215,11 +215,6 @@ class Tracer(TorchDispatchMode):
         """This axis cannot grow."""
         if axis is not None and not is_data(axis):
             say(axis, "fixed", self.why(reason))
-
-    @property
-    def noting(self) -> MeansUsed:
-        """Where it is noted that a mean is used which this operation makes."""
-        return MeansUsed(self.path, self.means)
 
     def keep(self, value: Value | None) -> None:
         """This operation knew what it was given."""

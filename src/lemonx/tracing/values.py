@@ -114,9 +114,10 @@ class Centred(Value):
 
     token: Token
     axis: Axis
+    noted: MeansUsed
 
     def leak(self, why: str) -> None:
-        say(self.axis, "fixed", f"{why}: its mean is subtracted")
+        self.noted.add(self.axis, squares=False)
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-ROOMS = ("pointwise", "views", "products", "norms", "lookups", "reductions", "weight_norms")
+ROOMS = ("pointwise", "views", "products", "norms", "lookups", "reductions", "weight_norms", "pieces")
 
 
 def register() -> None:

@@ -35,7 +35,7 @@ def centred(tracer: Tracer, op: Op, one: Info | None, two: Info | None) -> bool:
     if two.value.token is not one.token or op.arg(2, "alpha", 1) != 1 or not _reduced(two, one, two.value.axis):
         return False
     tracer.keep(two.value)
-    tracer.put(op.out, one.axes, value=Centred(one.token, two.value.axis), carries=one.carries)
+    tracer.put(op.out, one.axes, value=Centred(one.token, two.value.axis, two.value.noted), carries=one.carries)
     return True
 
 

@@ -9,7 +9,12 @@ from lemonx.tracing.axes import Axis, Misfit, data, is_data
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules.weight_norms import measured
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Chosen, Info, Length, Mean, Spread, Square, Value
+from lemonx.tracing.values import Chosen, Info, Length, Mean, MeansUsed, Spread, Square, Value
+
+
+def _noting(tracer: Tracer) -> MeansUsed:
+    """Where it is noted that a mean of this module is used."""
+    return MeansUsed(tracer.path, tracer.means)
 
 
 def _places(op: Op, info: Info, asked: Any) -> list[int]:
@@ -59,9 +64,9 @@ def _known(tracer: Tracer, name: str, info: Info, gone: list[Axis]) -> Value | N
         tracer.keep(square)
         if square.centred is not None:
             tracer.keep(square.centred)
-            return Spread("layer", square.centred.token, gone[0], tracer.noting)
-        return Spread("rms", square.token, gone[0], tracer.noting)
-    return Mean(info.token, gone[0], tracer.noting)
+            return Spread("layer", square.centred.token, gone[0], _noting(tracer))
+        return Spread("rms", square.token, gone[0], _noting(tracer))
+    return Mean(info.token, gone[0], _noting(tracer))
 
 
 @rule("var", "var_mean", "std", "std_mean")
@@ -76,7 +81,9 @@ def variance(tracer: Tracer, op: Op) -> None:
     axes = _left(info, places, first)
     value = None
     if len(places) == 1 and gone and correction in (0, False) and not info.weight:
-        value = Spread("layer", info.token, gone[0], tracer.noting, state="root" if op.name[:3] == "std" else "square")
+        value = Spread(
+            "layer", info.token, gone[0], _noting(tracer), state="root" if op.name[:3] == "std" else "square"
+        )
     else:
         for axis in gone:
             tracer.fix(axis, "a variance is taken over it")
@@ -91,7 +98,7 @@ def variance(tracer: Tracer, op: Op) -> None:
 
 
 def _mean(tracer: Tracer, info: Info, gone: list[Axis], places: list[int]) -> Mean | None:
-    return Mean(info.token, gone[0], tracer.noting) if len(gone) == 1 == len(places) else None
+    return Mean(info.token, gone[0], _noting(tracer)) if len(gone) == 1 == len(places) else None
 
 
 @rule("amax", "amin", "max", "min", "any", "all", "logsumexp", "prod", "linalg_vector_norm", "norm", "aminmax")
@@ -111,7 +118,11 @@ def extreme(tracer: Tracer, op: Op) -> None:
         if axis is not None and not is_data(axis):
             tracer.put(outs[0], _left(info, places, outs[0]), value=Length(info.token, axis))
             return
-    if op.name in ("linalg_vector_norm", "norm") and op.arg(1, "ord", 2) == 2 and measured(tracer, info, places, outs[0]):
+    if (
+        op.name in ("linalg_vector_norm", "norm")
+        and op.arg(1, "ord", 2) == 2
+        and measured(tracer, info, places, outs[0])
+    ):
         return
     for place in places:
         if op.name in _OF_COPIES:

@@ -27,7 +27,9 @@ def measured(tracer: Tracer, info: Info, places: Sequence[int], out: Any) -> boo
     kept = [origin for place, origin in enumerate(info.origins) if place not in places]
     shape = shape_of(tracer.parameters[name])
     known = over.union(*({axis for _, axis in origin} for origin in kept))
-    if over & {axis for origin in kept for _, axis in origin} or any(n > 1 and p not in known for p, n in enumerate(shape)):
+    if over & {axis for origin in kept for _, axis in origin} or any(
+        n > 1 and p not in known for p, n in enumerate(shape)
+    ):
         return False
     axes = [axis for place, axis in enumerate(info.axes) if place not in places]
     if out.dim() == len(info.axes):
