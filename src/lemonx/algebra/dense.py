@@ -161,7 +161,7 @@ class Woven(Blocks):
         return self._dense(self.each.columns(0, self.each.target_size))[start:stop]
 
     def _dense(self, one: Array) -> Array:
-        return np.kron(np.kron(np.eye(self.outer), one), np.eye(self.inner))
+        return np.asarray(np.kron(np.kron(np.eye(self.outer), one), np.eye(self.inner)), np.float64)
 
 
 def _targets(stack: DenseStack) -> NDArray[np.int64]:
