@@ -381,6 +381,10 @@ def test_counts_are_of_types_whose_outputs_read_enough() -> None:
     found = counting.count([row("a"), half, gone, also])
     assert (found.surveyed, found.built, found.ran, found.read) == (3, 2, 2, 1)
     assert found.both == 1 and found.indivisible == 1 and found.exact["heads"] == 1
+    # As close as eps lets an added block be is counted apart.
+    close = {"table": {**row("e").cells["table"], "depth": Cell(UP_TO_EPS, 1e-6)}}
+    found = counting.count([replace(row("e"), cells=close)])
+    assert (found.both, found.announced) == (0, 1)
     # Exact in width alone is not exact in both.
     wide = {"inferred": {column: Cell(EXACT if column == "width x2" else REFUSED) for column in COLUMNS}}
     assert counting.count([replace(row("d"), cells=wide)]).both == 0

@@ -94,7 +94,7 @@ def count_lines(rows: Sequence[Row]) -> list[str]:
     found = count(rows)
     return [
         f"{found.surveyed} model types: {found.built} built tiny, {found.ran} run, {found.read} read to {ENOUGH:.0%}",
-        f"exact at width x2 and in depth: {found.both} types",
+        f"exact at width x2 and in depth: {found.both} types; {found.announced} with depth up to the eps of added norms",
         f"exact at an indivisible width (x1.5): {found.indivisible} types",
         *(_task_line(task_name(task), count(of)) for task, of in by_task(rows).items()),
     ]
@@ -102,7 +102,8 @@ def count_lines(rows: Sequence[Row]) -> list[str]:
 
 def _task_line(name: str, found: Count) -> str:
     ran = f"{found.both} of {found.surveyed} exact at width x2 and in depth"
-    return f"{name}: {ran} ({found.indivisible} at x1.5; {found.ran} run, {found.read} read to {ENOUGH:.0%})"
+    close = f"{found.announced} up to eps" if found.announced > found.both else "none more up to eps"
+    return f"{name}: {ran} ({close}; {found.indivisible} at x1.5; {found.ran} run, {found.read} read to {ENOUGH:.0%})"
 
 
 def survey_markdown(rows: Sequence[Row], transformers: str, jobs: int) -> str:
@@ -133,11 +134,20 @@ def survey_markdown(rows: Sequence[Row], transformers: str, jobs: int) -> str:
 
 
 def _count_table(rows: Sequence[Row]) -> list[str]:
-    head = ["task", "types", "run", "read", "x2 and depth", *(_SHORT.get(column, column) for column in COLUMNS)]
+    head = [
+        "task",
+        "types",
+        "run",
+        "read",
+        "x2 and depth",
+        "or to eps",
+        *(_SHORT.get(column, column) for column in COLUMNS),
+    ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, of in {"all types, each once": rows, **by_task(rows)}.items():
         found = count(of)
-        numbers = (found.surveyed, found.ran, found.read, found.both, *(found.exact[column] for column in COLUMNS))
+        exact = (found.exact[column] for column in COLUMNS)
+        numbers = (found.surveyed, found.ran, found.read, found.both, found.announced, *exact)
         lines.append(f"| {task_name(name)} | {' | '.join(map(str, numbers))} |")
     return lines
 

@@ -39,8 +39,10 @@ class Count:
     ran: int
     read: int
     exact: dict[str, int]
-    # At width x2 and in depth, and at width x1.5 too.
+    # At width x2 and in depth; the same where added blocks are as close as the eps of their norms lets them be; and at
+    # width x1.5.
     both: int
+    announced: int
     indivisible: int
 
 
@@ -57,10 +59,14 @@ def _rank(cell: Cell) -> int:
 
 def count(rows: Iterable[Row]) -> Count:
     """What rows come to, each model type counted once, in whichever of its rows did best."""
-    pairs = [(row, _exact(row)) for row in rows]
+    pairs = [(row, _grown(row, EXACT)) for row in rows]
 
     def types(*wanted: str) -> int:
         return len({row.model_type for row, found in pairs if found.issuperset(wanted)})
+
+    def announced() -> set[str]:
+        close = {row.model_type for row, found in pairs if "width x2" in found and "depth" in _grown(row, UP_TO_EPS)}
+        return close | {row.model_type for row, found in pairs if found.issuperset(("width x2", "depth"))}
 
     return Count(
         surveyed=len({row.model_type for row, _ in pairs}),
@@ -69,6 +75,7 @@ def count(rows: Iterable[Row]) -> Count:
         read=len({row.model_type for row, _ in pairs if row.ran and _is_read(row)}),
         exact={column: types(column) for column in (*COLUMNS, *TOWERS)},
         both=types("width x2", "depth"),
+        announced=len(announced()),
         indivisible=types("width x1.5"),
     )
 
@@ -77,8 +84,9 @@ def _is_read(row: Row) -> bool:
     return (row.share or 0.0) >= ENOUGH
 
 
-def _exact(row: Row) -> set[str]:
-    return {column for column, cell in best(row).items() if cell.kind == EXACT} if _is_read(row) else set()
+def _grown(row: Row, kind: str) -> set[str]:
+    """The columns of a row in which a growth came to this."""
+    return {column for column, cell in best(row).items() if cell.kind == kind} if _is_read(row) else set()
 
 
 def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
