@@ -94,7 +94,7 @@ def count_lines(rows: Sequence[Row]) -> list[str]:
     found = count(rows)
     return [
         f"{found.surveyed} model types: {found.built} built tiny, {found.ran} run, {found.read} read to {ENOUGH:.0%}",
-        f"exact at width x2 and in depth: {found.both} types; {found.announced} with depth up to the eps of added norms",
+        f"exact at width x2 and in depth: {found.both} types ({found.announced} with depth up to the eps of norms)",
         f"exact at an indivisible width (x1.5): {found.indivisible} types",
         *(_task_line(task_name(task), count(of)) for task, of in by_task(rows).items()),
     ]
