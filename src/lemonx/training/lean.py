@@ -23,6 +23,8 @@ from lemonx.training.stream import ExampleStream
 from lemonx.training.trainer import TellStep, batch_flops, require_finite
 
 if TYPE_CHECKING:
+    from lemonx.data.examples import Examples
+    from lemonx.training.kept import KeepSource
     from lemonx.training.ramp import RampCallback
 
 Batch = Mapping[str, Tensor]
@@ -32,8 +34,17 @@ class LeanLoop:
     """One run: a model, its examples and its optimizer, step by step."""
 
     def __init__(
-        self, model: PreTrainedModel, args: TrainingArguments, recipe: Recipe, data: Prepared, schedule: Schedule
+        self,
+        model: PreTrainedModel,
+        args: TrainingArguments,
+        recipe: Recipe,
+        data: Prepared,
+        schedule: Schedule,
+        *,
+        keep: KeepSource | None = None,
+        beside: Mapping[str, Prepared] | None = None,
     ) -> None:
+        self.keep, self.beside = keep, beside or {}
         self.model, self.recipe, self.data, self.schedule = model, recipe, data, schedule
         self.device = args.device
         self.model.to(self.device)  # type: ignore[arg-type]
@@ -77,13 +88,22 @@ class LeanLoop:
         if self.recipe.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self.optimizer.step()
+        if self.keep is not None:
+            self.keep.put_back()
         self.optimizer.zero_grad()
         return loss.detach()
 
     def _evaluate(self, step: int, tell: TellStep) -> None:
-        """The mean loss over all validation examples, and the task's metrics."""
+        """The mean loss over all validation examples, the task's metrics, and the same of the sections beside it."""
         self.model.eval()
-        size, examples = self.recipe.eval_batch_size or self.recipe.batch_size, self.data.validation
+        figures = self._measured(self.data.validation, "eval")
+        for name, prepared in self.beside.items():
+            figures |= self._measured(prepared.validation, f"eval_{name}")
+        self._log(step, figures)
+        tell(step, self.history, figures)
+
+    def _measured(self, examples: Examples, prefix: str) -> CurveRow:
+        size = self.recipe.eval_batch_size or self.recipe.batch_size
         losses, outputs, labels, measure = [], [], [], self.data.metrics
         for start in range(0, len(examples), size):
             batch = self._batch([examples[i] for i in range(start, min(start + size, len(examples)))])
@@ -93,12 +113,11 @@ class LeanLoop:
             if measure is not None:
                 outputs.append(found.logits.cpu())
                 labels.append(batch["labels"].cpu())
-        figures = {"eval_loss": float(torch.cat(losses).mean())}
+        figures = {f"{prefix}_loss": float(torch.cat(losses).mean())}
         if measure is not None:
             told = measure(torch.cat(outputs).numpy(), torch.cat(labels).numpy())
-            figures |= {f"eval_{name}": value for name, value in told.items()}
-        self._log(step, figures)
-        tell(step, self.history, figures)
+            figures |= {f"{prefix}_{name}": value for name, value in told.items()}
+        return figures
 
     def _log(self, step: int, figures: CurveRow) -> None:
         require_finite(figures, step)
