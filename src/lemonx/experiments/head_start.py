@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lemonx.experiments.answer import INTERPOLATED, by_seed, figure, steps_to
+from lemonx.experiments.answer import AT_MOST, INTERPOLATED, by_seed, figure, steps_to
 from lemonx.experiments.result_file import ArmResult, Better, Figure, Result
+from lemonx.experiments.spec import GROWN_FROM
+from lemonx.training.prediction import Growth
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,40 @@ def _head_start(
         net.append(1 - (run["flops"] + run["source_flops"]) / (equal * per_step))
     bound = " and ".join(sorted(bounds))
     return HeadStart(arm["label"], arm["source"], length, figure(ahead), figure(net), bound)
+
+
+def measured_growths(content: Result) -> list[Growth]:
+    """What a result adds to the growths that predictions are made from: one for every LEMON arm, with its best start.
+
+    An arm that reached the mark counts with the length of training from scratch, and one whose head start lies between
+    two runs from scratch with the length that it is ahead of.
+    """
+    kind = "vision" if content["recipe"]["train"]["task"].startswith("image") else "language"  # type: ignore[index,union-attr]
+    base = next(arm for arm in content["arms"] if arm["label"] == content["experiment"]["baseline"])
+    per_step = min(run["flops"] / run["steps"] for run in base["runs"])
+    ahead = {(one.arm, one.steps): one for one in head_starts(content) if not one.bound}
+    found = []
+    for arm in content["arms"]:
+        source = content["sources"].get(arm["source"])
+        if arm["method"] != "lemon" or not source or _is_grown(content, arm["source"]):
+            continue
+        share = source["flops"] / source["steps"] / per_step
+        name = f"{content['experiment']['name']}: {arm['label']}"
+        reach = arm["reach"]["steps"]
+        if reach is not None:
+            length = content["steps"]
+            bound = "at least" if arm["reach"]["bound"] == AT_MOST else ""
+            found.append(Growth(name, kind, share, source["steps"] / length, 1 - reach["mean"] / length, bound))
+            continue
+        for at in arm["at"]:
+            if (one := ahead.get((arm["label"], at["steps"]))) is not None:
+                equal = one.ahead["mean"] + at["steps"]
+                longer = f"{name}, {at['steps']} steps"
+                found.append(Growth(longer, kind, share, source["steps"] / equal, one.ahead["mean"] / equal))
+    return found
+
+
+def _is_grown(content: Result, source: str) -> bool:
+    sources = content["recipe"].get("sources")
+    one = sources.get(source) if isinstance(sources, dict) else None
+    return isinstance(one, dict) and GROWN_FROM in one
