@@ -54,8 +54,9 @@ def table(found: list[Growth]) -> str:
     inside = sum(one.low <= one.length <= one.high for one in left)
     right, meant = percent(NEAR), percent(COVERED)
     summary = (
-        f"Each of {len(left)} growths was predicted from all others: {near} are within {right} % of the length needed,\n"
-        f"and {inside} inside their interval, which is meant to hold {meant} %. All parts are of training from scratch."
+        f"Each of {len(left)} growths was predicted from all others: {near} are within {right} % of the length "
+        f"needed,\nand {inside} inside their interval, which is meant to hold {meant} %. All parts are of training "
+        "from scratch."
     )
     return "\n".join([summary, "", *rows])
 

@@ -14,7 +14,7 @@ from lemonx.planning.tensor_steps import Step
 
 def read_back(held: Held, target: Checkpoint, wanted: TensorInfo) -> torch.Tensor:
     """A tensor of the source, from the target's; it is in memory as a whole."""
-    rows = _as_matrix(target.read(held.step.name), held.step)[torch.from_numpy(held.rows)]
+    rows = as_matrix(target.read(held.step.name), held.step)[torch.from_numpy(held.rows)]
     if not rows.is_floating_point():
         found = rows[:, torch.from_numpy(held.columns)]
     elif held.summed:
@@ -24,14 +24,14 @@ def read_back(held: Held, target: Checkpoint, wanted: TensorInfo) -> torch.Tenso
         if (held.row_scale != 1).any() or (held.column_scale != 1).any():
             scale = torch.from_numpy(held.row_scale[:, None] * held.column_scale[None, :])
             found = found.double() / scale
-    return _as_stored(found, held.step, wanted.shape).to(torch_dtype(wanted.dtype)).contiguous()
+    return as_stored(found, held.step, wanted.shape).to(torch_dtype(wanted.dtype)).contiguous()
 
 
 def mark(held: Held) -> torch.Tensor:
     """True where the target's tensor holds the source's, in the target's shape."""
-    marks = _as_matrix(torch.zeros(held.step.shape, dtype=torch.bool), held.step).clone()
+    marks = as_matrix(torch.zeros(held.step.shape, dtype=torch.bool), held.step).clone()
     marks[torch.from_numpy(held.rows)[:, None], torch.from_numpy(held.columns)[None, :]] = True
-    return _as_stored(marks, held.step, held.step.shape).contiguous()
+    return as_stored(marks, held.step, held.step.shape).contiguous()
 
 
 def _summed(rows: torch.Tensor, held: Held) -> torch.Tensor:
@@ -49,7 +49,7 @@ def _summed(rows: torch.Tensor, held: Held) -> torch.Tensor:
     return total / torch.from_numpy(held.row_scale)[:, None]
 
 
-def _as_matrix(tensor: torch.Tensor, step: Step) -> torch.Tensor:
+def as_matrix(tensor: torch.Tensor, step: Step) -> torch.Tensor:
     """A tensor as rows and columns of its recipe; a vector is one row."""
     how = step.recipe
     if not isinstance(how, Matrix):
@@ -59,7 +59,7 @@ def _as_matrix(tensor: torch.Tensor, step: Step) -> torch.Tensor:
     return tensor.reshape(how.rows.target_size, how.columns.target_size)
 
 
-def _as_stored(matrix: torch.Tensor, step: Step, shape: tuple[int, ...]) -> torch.Tensor:
+def as_stored(matrix: torch.Tensor, step: Step, shape: tuple[int, ...]) -> torch.Tensor:
     """Rows and columns as a file keeps them in a tensor of this shape."""
     how = step.recipe
     if isinstance(how, Matrix) and how.transposed:

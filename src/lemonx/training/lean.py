@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from lemonx.data import Prepared
 from lemonx.training.curve import CurveRow
-from lemonx.training.recipe import Recipe
+from lemonx.training.recipe import Optimizer, Recipe
 from lemonx.training.schedule import Schedule
 from lemonx.training.stream import ExampleStream
 from lemonx.training.trainer import TellStep, batch_flops, require_finite
@@ -48,7 +48,7 @@ class LeanLoop:
         self.model, self.recipe, self.data, self.schedule = model, recipe, data, schedule
         self.device = args.device
         self.model.to(self.device)  # type: ignore[arg-type]
-        self.optimizer = _optimizer(model, args)
+        self.optimizers = _optimizers(model, args, recipe.optimizer)
         self.examples = ExampleStream(data.train, schedule.total * recipe.batch_size, recipe.seed)
         self.history: list[CurveRow] = []
         self._flops, self._counted, self._started = 0, dict[tuple[Any, ...], int](), time.monotonic()
@@ -80,17 +80,18 @@ class LeanLoop:
         size = self.recipe.batch_size
         batch = self._batch(self.examples.__getitems__(range(step * size, (step + 1) * size)))
         self._flops += batch_flops(self.model, batch, self._counted)
-        for group in self.optimizer.param_groups:
+        for group in (group for each in self.optimizers for group in each.param_groups):
             group["lr"] = self.schedule.learning_rate(step)
         self.model.train()
         loss = self.model(**batch).loss
         loss.backward()
         if self.recipe.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
-        self.optimizer.step()
+        for each in self.optimizers:
+            each.step()
         if self.keep is not None:
             self.keep.put_back()
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         return loss.detach()
 
     def _evaluate(self, step: int, tell: TellStep) -> None:
@@ -128,14 +129,35 @@ class LeanLoop:
         return {name: value.to(self.device) for name, value in self.data.collate(examples).items()}
 
 
-def _optimizer(model: PreTrainedModel, args: TrainingArguments) -> torch.optim.Optimizer:
-    """Trainer's own choice of AdamW and of what is not decayed."""
+def _optimizers(model: PreTrainedModel, args: TrainingArguments, asked: Optimizer) -> list[torch.optim.Optimizer]:
+    """Trainer's own choice of AdamW and of what is not decayed; with Muon, that for all but hidden matrices."""
     decayed: Callable[..., list[str]] = Trainer.get_decay_parameter_names
     names = set(decayed(None, model))
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    hidden = _hidden_matrices(model) if asked.kind == "muon" else set()
+    plain = [(name, p) for name, p in parameters if p not in hidden]
     groups = [
-        {"params": [p for name, p in parameters if name in names], "weight_decay": args.weight_decay},
-        {"params": [p for name, p in parameters if name not in names], "weight_decay": 0.0},
+        {"params": [p for name, p in plain if name in names], "weight_decay": args.weight_decay},
+        {"params": [p for name, p in plain if name not in names], "weight_decay": 0.0},
     ]
     kind, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
-    return kind(groups, **options)
+    found: list[torch.optim.Optimizer] = [kind(groups, **options)]
+    if matrices := [p for _, p in parameters if p in hidden]:
+        found.append(
+            torch.optim.Muon(
+                matrices,
+                lr=args.learning_rate,
+                weight_decay=args.weight_decay,
+                momentum=asked.momentum,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    return found
+
+
+def _hidden_matrices(model: PreTrainedModel) -> set[torch.nn.Parameter]:
+    """The weights of linear maps, without the head's: a look-up and a head are no maps between hidden states."""
+    head = model.get_output_embeddings()
+    linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head)
+    tables = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    return {module.weight for module in linear} - tables

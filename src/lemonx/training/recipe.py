@@ -60,8 +60,14 @@ class Expand(Strict):
 
 
 class Optimizer(Strict):
-    """AdamW. Weight decay is not applied to biases and norms, which is Trainer's own rule."""
+    """AdamW, or Muon for the matrices between embedding and head, with AdamW for all else.
 
+    Weight decay is not applied to biases and norms, which is Trainer's own rule. Muon's updates are scaled to the size
+    of AdamW's, so that one learning rate serves both.
+    """
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    momentum: float = Field(default=0.95, ge=0, lt=1)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -184,6 +190,8 @@ class Recipe(Strict):
             yield "lora adapts a source in the lean loop; give loop: lean, and leave out train: new"
         if any(not name.isidentifier() or name in ("loss", "validation", "train") for name in self.beside):
             yield "beside maps names of your choice, made of letters, to sections such as data's"
+        if self.optimizer.kind == "muon" and self.loop != "lean":
+            yield "the optimizer muon is in the lean loop alone; give loop: lean"
         if self.loop == "lean" and (
             self.stages
             or self.inheritance is not None
