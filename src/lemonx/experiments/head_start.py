@@ -92,7 +92,7 @@ def measured_growths(content: Result) -> list[Growth]:
     found = []
     for arm in content["arms"]:
         source = content["sources"].get(arm["source"])
-        if arm["method"] != "lemon" or not source or _is_grown(content, arm["source"]):
+        if arm["method"] != "lemon" or source is None or "flops" not in source or _is_grown(content, arm["source"]):
             continue
         share = source["flops"] / source["steps"] / per_step
         name = f"{content['experiment']['name']}: {arm['label']}"

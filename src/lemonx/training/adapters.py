@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +14,7 @@ from lemonx.training.recipe import Lora
 
 
 @contextmanager
-def adapted(model: PreTrainedModel, asked: Lora | None) -> Iterator[None]:
+def adapted(model: PreTrainedModel, asked: Lora | None) -> Generator[None]:
     """A context in which only the adapters of a model are trained; behind it they are part of its weights."""
     if asked is None:
         yield

@@ -155,7 +155,7 @@ def _optimizers(model: PreTrainedModel, args: TrainingArguments, asked: Optimize
     return found
 
 
-def _hidden_matrices(model: PreTrainedModel) -> set[torch.nn.Parameter]:
+def _hidden_matrices(model: PreTrainedModel) -> set[Tensor]:
     """The weights of linear maps, without the head's: a look-up and a head are no maps between hidden states."""
     head = model.get_output_embeddings()
     linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head)

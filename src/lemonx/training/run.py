@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lemonx import api, data
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import new_folder, remove, write_whole
+from lemonx.checkpoints.folder import RUN
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe
 from lemonx.execution.sidecar_files import carried
@@ -267,7 +268,7 @@ class TrainingJob:
             remove(other)
         write_whole(self.output / run_folder.CURVE, curves.csv_text(done.curve))
         write_whole(self.output / run_folder.PICTURE, curves.picture(done.curve))
-        write_whole(self.output / run_folder.RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
+        write_whole(self.output / RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
 
     def _account(self, trained: PreTrainedModel, done: FinishedRun) -> dict[str, JsonValue]:
         return {

@@ -170,9 +170,10 @@ class LemonTrainer(Trainer):
 
     def evaluate(self, *given: Any, **more: Any) -> dict[str, float]:
         """The loss on the task's own examples, and on those of the sections `beside` it."""
-        found = super().evaluate(*given, **more)
+        trainer: Any = super()
+        found = trainer.evaluate(*given, **more)
         for name, prepared in self.beside.items():
-            found |= super().evaluate(prepared.validation, metric_key_prefix=f"eval_{name}")
+            found |= trainer.evaluate(prepared.validation, metric_key_prefix=f"eval_{name}")
         return found
 
     # FLOPs and the curve.

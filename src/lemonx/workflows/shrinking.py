@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class Shrunk:
 
 
 @contextmanager
-def recovered_plan(large: Checkpoint, grown: GrownFrom, tables: Tables) -> Iterator[tuple[Plan, Checkpoint]]:
+def recovered_plan(large: Checkpoint, grown: GrownFrom, tables: Tables) -> Generator[tuple[Plan, Checkpoint]]:
     """The plan that made a checkpoint, and its source without numbers, from what is recorded beside the target."""
     with without_numbers(grown.layout, large.origin) as small, table_for(small, tables):
         yield plan_again(small, large, grown.said), small
