@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lemonx.errors import BadRecipe
-from lemonx.experiments import compare, fingerprint, nodes
+from lemonx.experiments import compare, fingerprint, nodes, wording
 from lemonx.experiments.answer import AT_MOST, INTERPOLATED, NOT_REACHED, Costs, Ended, reach, saved, steps_to
+from lemonx.experiments.forgetting import forgettings
+from lemonx.experiments.head_start import head_starts
 from lemonx.experiments.pool import run_all
 from lemonx.experiments.spec import Experiment, parse
 
@@ -181,6 +184,60 @@ def test_arms_may_have_another_start_and_another_schedule(tmp_path: Path) -> Non
     own = next(arm for arm in content["arms"] if arm["label"] == "own")["runs"][0]
     assert own["start"] == pytest.approx(own["source"], rel=1e-5)
     assert own["final"] != own["start"]
+
+
+def test_growth_inside_and_training_without_growth(tmp_path: Path) -> None:
+    """A source grown from another counts both; the mark is that of the better scratch; old examples are looked at."""
+    first = {**TINY["sources"]["source"], "decay": "constant", "learning_rate": 1e-3}
+    second = {"grown": {"from": "source", "width": 32, "free": "inside"}, "steps": 2, "learning_rate": 1e-3}
+    wsd = {"decay": "wsd", "cooldown": 0.5, "learning_rate": 1e-6}  # hardly moves: the worse of the two
+    arms = [
+        {"label": "slow", "method": "scratch", "train": wsd},
+        {"label": "scratch", "method": "scratch", "lengths": [0.5, 1.0]},
+        {"label": "two growths", "source": "wider", "lengths": [1.0]},
+        {"label": "as it is", "method": "none", "lengths": [1.0]},
+    ]
+    train = {**TINY["train"], "loop": "lean", "beside": {"old": TINY["train"]["data"]}}
+    target = {"expand": {"width": 32, "depth": 2}, "train": TINY["target"]["train"]}
+    asked = tiny(arms=arms, sources={"source": first, "wider": second}, train=train, target=target, baseline="slow")
+    asked = asked.model_copy(update={"seeds": (0,)})
+    content = compare.compare(asked, tmp_path / "out", cache=tmp_path / "cache", jobs=1)
+    assert content["experiment"]["baseline"] == "scratch"
+    assert wording.mark_text(content).endswith("scratch reaches in 4 steps (the best of 2 from scratch)")
+    runs = {arm["label"]: arm["runs"][-1] for arm in content["arms"]}
+    two, plain = runs["two growths"], runs["as it is"]
+    assert plain["flops"] == pytest.approx(plain["source_flops"]) and plain["start"] == plain["source"]
+    assert two["start"] == pytest.approx(two["source"], rel=1e-5)
+    grown = json.loads((next(nodes.cells(asked)).source.folder(tmp_path / "cache") / nodes.DONE).read_text())
+    assert plain["source_flops"] == grown["flops"] < two["source_flops"]
+    old = {f.arm: f.old["mean"] for f in forgettings(content)}
+    assert old["as it is"] == plain["final"] / plain["start"] - 1  # the same examples, before and after
+    assert {h.arm for h in head_starts(content)} == {"two growths", "as it is"}
+    rows = {row[0]: row for row in wording.head_start_table(content)}
+    assert rows["two growths"][1:3] == ["wider", "4"]
+    with pytest.raises(BadRecipe, match="is grown `from` none of the sources before it"):
+        tiny(sources={"wider": second, "source": first})
+
+
+def test_a_head_start_in_steps() -> None:
+    """Scratch needs 200 steps for what the arm reaches in 50: 150 ahead; with a source of 50 steps half is saved."""
+
+    def arm(label: str, method: str, points: list[tuple[int, float]], spent: float) -> Any:
+        runs = [{"seed": 0, "steps": n, "final": end, "flops": 10.0 * n, "source_flops": spent} for n, end in points]
+        at = [{"steps": n, "mean": final} for n, final in points]
+        return {"label": label, "method": method, "source": "s", "runs": runs, "at": at}
+
+    scratch, worse = (
+        arm("scratch", "scratch", [(100, 2.0), (400, 1.0)], 0.0),
+        arm("other", "scratch", [(400, 1.2)], 0.0),
+    )
+    grown = arm("grown", "lemon", [(50, 1.5)], 500.0)
+    content: Any = {"experiment": {"better": "lower"}, "arms": [scratch, worse, grown]}
+    [found] = head_starts(content)
+    assert found.ahead["mean"] == 150.0 and found.net["mean"] == pytest.approx(0.5) and not found.bound
+    grown["runs"][0]["final"] = 0.9
+    [found] = head_starts(content)
+    assert (found.ahead["mean"], found.bound) == (350.0, "at least")
 
 
 def test_an_experiment_runs_and_runs_again_from_its_cache(tmp_path: Path) -> None:

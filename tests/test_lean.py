@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lemonx.errors import BadRecipe
 from lemonx.training.recipe import Recipe, parse_recipe
@@ -97,3 +98,20 @@ def test_a_loss_that_is_not_finite_ends_it(tmp_path: Path) -> None:
     with pytest.raises(BadRecipe, match="the loss is not finite at step"):
         run(recipe("causal-lm", loop="lean", learning_rate=1e30, clip=0, min_learning_rate=0), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_muon_moves_hidden_matrices_by_orthogonal_steps(tmp_path: Path) -> None:
+    """AdamW has all else; one step of a hidden matrix has singular values near each other, one of a table has not."""
+    common = dict(loop="lean", steps=1, warmup=0, min_learning_rate=0.0, decay="constant", clip=0.0)
+    start = run(recipe("causal-lm", **{**common, "learning_rate": 1e-12}), tmp_path / "start")
+    muon = dict(kind="muon", weight_decay=0.0)
+    done = run(recipe("causal-lm", **common, optimizer=muon), tmp_path / "muon")
+    before, after = (load_file(each.output / "model.safetensors") for each in (start, done))
+
+    def spread(name: str) -> float:
+        values = torch.linalg.svdvals((after[name] - before[name]).double())
+        return float(values[0] / values[values > 0.05 * values[0]][-1])
+
+    assert spread("model.layers.0.mlp.up_proj.weight") < 3 < spread("model.embed_tokens.weight")
+    with pytest.raises(BadRecipe, match="muon is in the lean loop alone"):
+        recipe("causal-lm", optimizer=muon)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import lemonx
 from lemonx import methods
@@ -284,3 +284,45 @@ def test_data_for_a_method_that_takes_none(sources: Path, tmp_path: Path) -> Non
     with pytest.raises(lemonx.LemonxError, match="does not learn from data: leave --data out"):
         lessons = methods.Lessons(data={"kind": "stdlib"})
         lemonx.expand(sources / "gpt2-lm", tmp_path / "t", width=72, lessons=lessons)
+
+
+def test_midas_repeats_the_middle(sources: Path, tmp_path: Path) -> None:
+    source = tmp_path / "s"
+    grown(sources / "llama-tied", source, "stackbert", depth=4)
+    blocks = planned(source, "midas", depth=6).blocks["model.layers"]
+    assert [block.source for block in blocks] == [0, 1, 2, 1, 2, 3] and not any(block.added for block in blocks)
+
+
+def test_lesa_predicts_a_block_from_its_neighbours(sources: Path, tmp_path: Path) -> None:
+    """Weights that change linearly with depth are continued linearly; blocks of the source stay."""
+    source = load_file(sources / "llama-tied" / "model.safetensors")
+    lemonx.expand(sources / "llama-tied", tmp_path / "s", method="stackbert", depth=4, verify=False)
+    file = tmp_path / "s" / "model.safetensors"
+    tensors = load_file(file)
+    for i in range(4):
+        for name, first in source.items():
+            if name.startswith("model.layers.0."):
+                step = source[name.replace("layers.0", "layers.1")] - first
+                tensors[name.replace("layers.0", f"layers.{i}")] = first + i * step
+    save_file(tensors, file, metadata={"format": "pt"})
+    made = grown(tmp_path / "s", tmp_path / "t", "lesa", depth=6)
+    name = "model.layers.{}.mlp.up_proj.weight"
+    order = [0, 0.5, 1, 2, 2.5, 3]
+    first, step = tensors[name.format(0)], tensors[name.format(1)] - tensors[name.format(0)]
+    for i, place in enumerate(order):
+        assert torch.allclose(made[name.format(i)], first + place * step, atol=1e-8), i
+    assert torch.equal(made["model.embed_tokens.weight"], tensors["model.embed_tokens.weight"])
+    with pytest.raises(Refused, match="try at most 7 layers"):
+        planned(tmp_path / "s", "lesa", depth=8)
+
+
+def test_warmstart_adds_a_shrunken_source_to_a_new_model(sources: Path, tmp_path: Path) -> None:
+    """Fused axes included: each part of c_attn begins with the source's."""
+    made = grown(sources / "gpt2-lm", tmp_path / "w", "warmstart", width=96)
+    new = grown(sources / "gpt2-lm", tmp_path / "n", "scratch", width=96)
+    source = load_file(sources / "gpt2-lm" / "model.safetensors")
+    name = f"{LAYERS}.0.attn.c_attn.weight"
+    added = (made[name] - new[name]).view(96, 3, 96)
+    assert torch.allclose(added[:48, :, :48], 0.4 * source[name].view(48, 3, 48), atol=1e-7)
+    assert not added[48:].any() and not added[:, :, 48:].any()
+    assert torch.allclose(made[f"{LAYERS}.1.ln_1.weight"][:48], source[f"{LAYERS}.1.ln_1.weight"], atol=1e-7)

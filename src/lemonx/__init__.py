@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lemonx.algebra.free_parameters import Free
-    from lemonx.api import expand, fsck, grow, infer, plan, shapes, verify
+    from lemonx.api import expand, fsck, grow, infer, plan, shapes, shrink, verify
     from lemonx.diagnostics.fsck import Finding, Report
     from lemonx.errors import (
         BadCheckpoint,
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from lemonx.workflows.budget import Shape
     from lemonx.workflows.expanding import Expanded
     from lemonx.workflows.growing import Grown
+    from lemonx.workflows.shrinking import Shrunk
 
 # Where each public name lives. Imported when asked for, so that `lemonx --help` does not wait for torch.
 _HOME = {
-    **dict.fromkeys(("plan", "shapes", "expand", "verify", "fsck", "grow", "infer"), "lemonx.api"),
+    **dict.fromkeys(("plan", "shapes", "expand", "shrink", "verify", "fsck", "grow", "infer"), "lemonx.api"),
     "Plan": "lemonx.planning.plan",
     "Expanded": "lemonx.workflows.expanding",
     "Shape": "lemonx.workflows.budget",
     "Grown": "lemonx.workflows.growing",
+    "Shrunk": "lemonx.workflows.shrinking",
     "Certificate": "lemonx.verification.certificate",
     "Verified": "lemonx.verification.verify",
     **dict.fromkeys(("Report", "Finding"), "lemonx.diagnostics.fsck"),
@@ -60,6 +62,7 @@ __all__ = [
     "Refused",
     "Report",
     "Shape",
+    "Shrunk",
     "UnknownArchitecture",
     "Verified",
     "expand",
@@ -68,6 +71,7 @@ __all__ = [
     "infer",
     "plan",
     "shapes",
+    "shrink",
     "verify",
 ]
 

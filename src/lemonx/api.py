@@ -1,4 +1,4 @@
-"""The Python interface: plan, expand, verify, fsck, which the command line calls too; and grow, for any module.
+"""The Python interface: plan, expand, shrink, verify, fsck, which the command line calls too; and grow, for any module.
 
 Sizes that are left out scale in proportion to the width; see `lemonx.expand` for all options.
 """
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lemonx.workflows.budget import Shape
     from lemonx.workflows.expanding import Expanded
     from lemonx.workflows.growing import Grown
+    from lemonx.workflows.shrinking import Shrunk
 
 
 def plan(
@@ -48,7 +49,7 @@ def plan(
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
-    free: Literal["language", "vision", "own"] | Free | None = None,
+    free: Literal["language", "vision", "own", "inside"] | Free | None = None,
     depth_type: Literal[1, 2, 3] | None = None,
     placement: Placement | None = None,
     small_gains: bool = False,
@@ -149,7 +150,7 @@ def expand(
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
-    free: Literal["language", "vision", "own"] | Free | None = None,
+    free: Literal["language", "vision", "own", "inside"] | Free | None = None,
     depth_type: Literal[1, 2, 3] | None = None,
     placement: Placement | None = None,
     small_gains: bool = False,
@@ -184,7 +185,7 @@ def expand(
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
-    free: Literal["language", "vision", "own"] | Free | None = None,
+    free: Literal["language", "vision", "own", "inside"] | Free | None = None,
     depth_type: Literal[1, 2, 3] | None = None,
     placement: Placement | None = None,
     small_gains: bool = False,
@@ -214,7 +215,7 @@ def expand(
     fields: Mapping[str, FieldValue] | None = None,
     like: PathLike | Mapping[str, JsonValue] | None = None,
     method: str = "lemon",
-    free: Literal["language", "vision", "own"] | Free | None = None,
+    free: Literal["language", "vision", "own", "inside"] | Free | None = None,
     depth_type: Literal[1, 2, 3] | None = None,
     placement: Placement | None = None,
     small_gains: bool = False,
@@ -266,7 +267,7 @@ def expand(
     Choices:
 
     method, seed      how to grow (`lemonx methods` lists them), and the seed of everything random
-    free              the paper's free parameters: "language" (default), "vision", "own", or a Free of your own
+    free              the free parameters: "language" (default), "vision", "own", "inside", or a Free of your own
     depth_type        how new blocks start as the identity: 1 = zero output weights, 2 = outputs that cancel, 3 = half
                       of the units silenced where they are written, the other half where they are read
     placement         where new blocks stand: "interleaved" (default), "before", "stacked" or "middle"
@@ -355,6 +356,26 @@ def verify(
     return verify_folders(*folders, layerwise=layerwise, allow_pickle=allow_pickle, tables=tables(infer, spec))
 
 
+def shrink(
+    large: PathLike, output: PathLike, *, force: bool = False, infer: bool = True, spec: PathLike | None = None
+) -> Shrunk:
+    """Undo an expansion: write the checkpoint that `large` was expanded from, bit for bit.
+
+    >>> import lemonx
+    >>> large = lemonx.expand("small", "large", width=96, depth=4, free="inside")
+    >>> lemonx.shrink("large", "again").sha256 == large.certificate.source.sha256
+    True
+
+    The source's numbers are read out of the target's by the plan that lemonx.json records; what is written has the
+    digest of the source that it names, or nothing is written. With `free="inside"` they are there in every dtype, and
+    still are after training with `train: new`. Otherwise bf16 and fp16 have them as sums over copies, until the first
+    step of training; in float32 these sums are rounded, which raises Refused, and so does any scale that rounds.
+    """
+    from lemonx.workflows.shrinking import shrink_folder
+
+    return shrink_folder(located(large, Wish()), Path(output), force=force, tables=tables(infer, spec))
+
+
 def infer(source: PathLike, *, allow_pickle: bool = False) -> str:
     """The table of a checkpoint's class as a Python file, inferred from runs of it without weights.
 
@@ -400,7 +421,7 @@ def grow(
     large: Module,
     example_inputs: object,
     *,
-    free: Literal["language", "vision", "own"] | Free | None = None,
+    free: Literal["language", "vision", "own", "inside"] | Free | None = None,
     depth_type: Literal[1, 2, 3] | None = None,
     seed: int = 0,
 ) -> Grown:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields, replace
 
 from lemonx.errors import BadTarget
 
-# Which copy of an input keeps the rest of a weight: the first, or the one with the row's own number among its copies.
-FIRST, OWN = "first", "own"
+# Which copy of an input keeps the rest of a weight: the first, the one with the row's own number among its copies, or
+# the first, which in rows that are first copies gives nothing away.
+FIRST, OWN, INSIDE = "first", "own", "inside"
 # Where added blocks stand.
 INTERLEAVED, BEFORE = "interleaved", "before"
 PLACEMENTS = (INTERLEAVED, BEFORE, "stacked", "middle")
@@ -25,7 +26,9 @@ class Free:
     Fan-out of all copies of a unit but one:  W_c = split W/k + Phi;  Phi ~ N(0, phi^2).  The one that is left takes
     the rest: split 1 is even, 0 leaves all on that one, between them it is uneven.
     `rest`: which copy that is. "first": the first one, in every row. "own": in a row that is copy i of its unit, copy
-    i (modulo their number), so that the copies are networks side by side that exchange only Phi.
+    i (modulo their number), so that the copies are networks side by side that exchange only Phi. "inside": the first
+    one; and in a row that is the first copy of its unit it keeps all of W, and the others are 0, so that the source's
+    numbers stand in the target as they are, and other entries can be trained while these are kept.
     `relative`: phi is in units of the weight's own spread, the root of its mean square, instead of 1.
     Weights that read zeros (col-rand):       zeta ~ N(0, zeta^2).
     Norm weights on coordinates that are 0:   zeta ~ U(-norm_zeta, norm_zeta).
@@ -63,11 +66,17 @@ class Free:
         """Whether every row leaves the rest on the copy with its own number."""
         return self.rest == OWN
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the first copies of units read what the source's read, from first copies alone."""
+        return self.rest == INSIDE
+
 
 PRESETS = {
     "vision": Free("vision", split=1.0, phi=0.02, depth_type=2),
     "language": Free("language", split=0.0, phi=0.002, depth_type=1, append_next=True),
     "own": Free("own", split=0.0, phi=0.1, depth_type=1, rest=OWN, relative=True),
+    "inside": Free("inside", split=0.0, phi=0.002, depth_type=1, append_next=True, rest=INSIDE),
 }
 
 # All of the weight on one copy. With all else equal it ends better than an even split on a ViT, a BERT and a Llama,
@@ -115,8 +124,8 @@ def checked(free: Free) -> Free:
         value, (kinds, wanted) = getattr(free, field.name), _KINDS[str(field.type)]
         if type(value) not in kinds or (field.type == "float" and not 0 <= value < float("inf")):
             raise BadTarget(f"the free parameter {field.name} is {repr(value)[:40]}", wanted)
-    if free.rest not in (FIRST, OWN):
-        raise BadTarget(f"the free parameter rest is {free.rest[:40]!r}", f"use {FIRST} or {OWN}")
+    if free.rest not in (FIRST, OWN, INSIDE):
+        raise BadTarget(f"the free parameter rest is {free.rest[:40]!r}", f"use {FIRST}, {OWN} or {INSIDE}")
     if free.placement not in PLACEMENTS:
         raise BadTarget(f"--placement {free.placement[:40]!r} does not exist", f"use one of {', '.join(PLACEMENTS)}")
     if free.depth_type not in (1, 2, 3):

@@ -47,7 +47,9 @@ _OF_A_RUN = ("trainer_state.json", "training_args*", "optimizer*", "scheduler*",
 CERTIFICATE = "lemonx.json"
 # What the silent blocks of an expansion are to write with, once they come in (execution/ramp.py).
 RAMP = "ramp.safetensors"
-_OURS = (CERTIFICATE, "run.json", "curve.csv", "curve.png")
+# The account of a training run.
+RUN = "run.json"
+_OURS = (CERTIFICATE, RUN, "curve.csv", "curve.png")
 _NEVER = (".*", "*.py", "*.lock", "*.tfevents*", "README*", *_OTHER_WEIGHTS, *_OF_A_RUN, *_OURS)
 # How a file of weights begins, whatever it is called: zip and pickle (torch.save), GGUF and its forerunners, HDF5.
 _MAGIC = (b"PK\x03\x04", b"\x80", b"GGUF", b"lmgg", b"tjgg", b"fmgg", b"\x89HDF")

@@ -288,6 +288,16 @@ class Checkpoint:
                     progress(len(block))
         return total.hexdigest()
 
+    def opening_bytes(self) -> dict[str, bytes]:
+        """config.json, the index if there is one, and the header of every file of weights without its length."""
+        found = {CONFIG: self._config_bytes}
+        if has(self.path, INDEX):
+            found[INDEX] = read_inside(self.path, INDEX)
+        for file in self._files:
+            fd = self._descriptor(file.path)
+            found[file.path.name] = os.pread(fd, int.from_bytes(os.pread(fd, 8, 0), "little"), 8)
+        return found
+
     def close(self) -> None:
         """Close the files; reading after this is an error."""
         self._closed = True

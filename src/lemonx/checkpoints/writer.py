@@ -54,9 +54,11 @@ class CheckpointWriter:
         force: bool = False,
         source: Path | None = None,
         kept: bool = True,
+        shards: Sequence[Shard] | None = None,
     ) -> None:
         self._kept = kept
-        self._shards = lay_out(infos, max_shard_size)
+        # Files that are to be just as they were come with a layout of their own, and their own index.
+        self._shards, self._indexed = (lay_out(infos, max_shard_size), True) if shards is None else (shards, False)
         self.total_bytes = sum(shard.size for shard in self._shards)
         self._made = make_parents(Path(output), source)
         try:
@@ -82,7 +84,7 @@ class CheckpointWriter:
             self.folder, self._held = claim(self.output)
             for shard in self._shards:
                 self._create(shard)
-            if len(self._shards) > 1:
+            if self._indexed and len(self._shards) > 1:
                 self.add_text(INDEX, index_text(self._shards))
         except OSError as error:
             self._discard()

@@ -256,6 +256,41 @@ def _print_dry_run(plan: Plan, output: Path, *, force: bool, as_json: bool) -> N
         Out().line(f"a dry run: {output} can be written, and nothing was")
 
 
+@app.command("shrink", rich_help_panel="Commands")
+def shrink_command(
+    large: Annotated[
+        str,
+        typer.Argument(
+            help="An expanded checkpoint, or a run of `train: new` on one; by its name on the hub too.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Argument(help="Folder for the source.", show_default=False)],
+    force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
+    infer: Infer = True,
+    spec: SpecFile = None,
+    as_json: Json = False,
+) -> None:
+    """Undo an expansion: write the source of LARGE, bit for bit, or nothing.
+
+    It works where the source's numbers are in LARGE: after --free inside, also once what was added has been trained
+    (`train: new`), and in bf16 or fp16 until it is trained.
+
+    `lemonx shrink ./large ./small`
+    """
+    from lemonx import api
+    from lemonx.cli.render import hub
+    from lemonx.cli.render.console import Out, waiting
+
+    fetched = hub.fetched(large, quiet=as_json, whole=False, allow_pickle=False)
+    with waiting("reading the source out of it", quiet=as_json):
+        shrunk = api.shrink(fetched, output, force=force, infer=infer, spec=spec)
+    if as_json:
+        print_json({"output": str(shrunk.path), "tensors": shrunk.tensors, "sha256": shrunk.sha256})
+    else:
+        Out().line(f"wrote {shrunk.path}: the source, bit for bit ({shrunk.tensors} tensors, sha256 {shrunk.sha256})")
+
+
 @app.command("verify", rich_help_panel="Commands")
 def verify_command(
     source: SourceArgument,

@@ -94,7 +94,8 @@ FreeOption = Annotated[
         metavar="NAME|{LIKE: ...}",
         help="The paper's free parameters. vision: duplicated units share the weight evenly and new blocks cancel. "
         "language: one of them keeps all the weight and new blocks start at zero. own: each reads its own copy, so "
-        "that copies are networks side by side. Or one of these with changes: {like: language, rest: own, phi: 0.02}. "
+        "that copies are networks side by side. inside: the source's numbers stay as they are, for `train: new` and "
+        "`lemonx shrink`. Or one of these with changes: {like: language, rest: own, phi: 0.02}. "
         "Default: language, which trained better in our measurements.",
         rich_help_panel=CHOICES,
     ),

@@ -95,6 +95,13 @@ def recipe_command(
     batch_size: Annotated[
         int | None, typer.Option(min=1, max=MOST_AT_ONCE, help="Batch size.", rich_help_panel=SCRATCH)
     ] = None,
+    curve: Annotated[
+        Path | None,
+        typer.Option(
+            help="The source's own run, its folder or curve.csv: predict the head start that it gives, with an "
+            "interval, and whether growing pays. Needs --steps.",
+        ),
+    ] = None,
     format_: Annotated[
         Format, typer.Option("--format", help="For `lemonx train`, or for transformers' Trainer.")
     ] = Format.yaml,
@@ -111,3 +118,10 @@ def recipe_command(
         min_learning_rate=min_learning_rate, batch_size=batch_size,
     )  # fmt: skip
     print_lines(show.advice_text(advice, format_.value))
+    if curve is not None:
+        from lemonx.training.prediction import predict, useful_steps
+
+        if steps is None:
+            raise BadRecipe("--curve predicts steps, and --steps is not given", "give the steps from scratch")
+        kind = "vision" if advice.task == "image-classification" else "language"
+        print_lines(show.prediction_text(predict(kind, advice.share, useful_steps(curve), steps)))

@@ -220,8 +220,10 @@ def _consume_columns(
                 noise.normal(second, free.cancel, rng)
                 out[:, pair.base : pair.base + pair.length] = -second
         first, others = 1, _third_copies(columns)
+    gives = not (free.is_inside and how.mode in (KEEP, MUTED) and rows.is_copy and rows.copy == 0)
     for count, runs in others:
-        exact_split.split_columns(out, runs, free.share(count - first), read.phi(free), rng)
+        share, phi = (free.share(count - first), read.phi(free)) if gives else (0.0, 0.0)
+        exact_split.split_columns(out, runs, share, phi, rng)
     return out if columns.is_plain else _scaled(out, 1.0 / (columns.amp * columns.gain)[None, :], out)
 
 

@@ -37,13 +37,18 @@ def carried(checkpoint: Checkpoint, plan: Plan | None) -> dict[str, Carried]:
     return found
 
 
+def follows_sizes(name: str, plan: Plan) -> bool:
+    """Whether a companion repeats a size or refers to a block."""
+    return name.endswith("_Pooling/config.json") or (name == GENERATION and bool(plan.source_spec.pointers))
+
+
 def _following(name: str, checkpoint: Checkpoint, plan: Plan) -> str | None:
     """The new text of a companion that depends on the sizes; None if the file is copied unchanged."""
-    if name.endswith("_Pooling/config.json"):
-        return _pooling(_content(checkpoint, name), plan)
-    if name == GENERATION and plan.source_spec.pointers:
+    if not follows_sizes(name, plan):
+        return None
+    if name == GENERATION:
         return _pointing(parse_object(_content(checkpoint, name), checkpoint.path / name), plan)
-    return None
+    return _pooling(_content(checkpoint, name), plan)
 
 
 def _content(checkpoint: Checkpoint, name: str) -> bytes:

@@ -20,7 +20,7 @@ from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe, BadTarget
 from lemonx.experiments.fingerprint import GROWTH, TRAINING, fingerprint
-from lemonx.experiments.spec import Arm, Downstream, Experiment
+from lemonx.experiments.spec import AS_IT_IS, GROWN_FROM, Arm, Downstream, Experiment
 from lemonx.training.curve import CurveRow
 
 SOURCE, GROWN, TRAINED, TUNED = "source", "grown", "trained", "tuned"
@@ -89,7 +89,7 @@ def cells(experiment: Experiment) -> Iterator[Measurement]:
     for seed in experiment.seeds:
         for arm in experiment.arms:
             source = _source(experiment, arm.source, seed)
-            grown = _grown(experiment, arm, source, seed)
+            grown = source if arm.method == AS_IT_IS else _grown(experiment, arm, source, seed)
             for length in experiment.lengths_of(arm):
                 trained = _trained(experiment, arm, grown, length, seed)
                 tuned = {task.name: _tuned(task, trained, seed) for task in experiment.downstream}
@@ -114,7 +114,13 @@ def check(experiment: Experiment) -> None:
 
 def _source(experiment: Experiment, name: str, seed: int) -> Node:
     recipe = {**experiment.train, **experiment.sources[name], "seed": seed}
-    return Node(SOURCE, recipe, label=f"source {name}, seed {seed}")
+    grown: Any = recipe.pop(GROWN_FROM, None)
+    if grown is None:
+        return Node(SOURCE, recipe, label=f"source {name}, seed {seed}")
+    options = {**grown, "seed": seed}
+    before = _source(experiment, options.pop("from"), seed)
+    larger = Node(GROWN, {"method": "lemon", **options}, (before,), label=f"growth of {name}, seed {seed}")
+    return Node(SOURCE, recipe, (larger,), label=f"source {name}, seed {seed}")
 
 
 def _grown(experiment: Experiment, arm: Arm, source: Node, seed: int) -> Node:
@@ -131,7 +137,7 @@ def _trained(experiment: Experiment, arm: Arm, grown: Node, length: float, seed:
 
     recipe = {**experiment.train, **experiment.target.train, **arm.train, "seed": seed}
     recipe["steps"] = max(1, round(experiment.steps * length))
-    if kind := methods.find(arm.method).inherits:
+    if arm.method != AS_IT_IS and (kind := methods.find(arm.method).inherits):
         recipe["inheritance"] = {"kind": kind}
     return Node(TRAINED, recipe, (grown,), label=f"{arm.label}, {recipe['steps']} steps, seed {seed}")
 

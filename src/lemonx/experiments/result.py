@@ -12,7 +12,7 @@ from typing import Any
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.experiments.answer import Costs, figure, reach, saved
-from lemonx.experiments.nodes import DONE, Measurement, Node, Trained, cells
+from lemonx.experiments.nodes import DONE, GROWN, Measurement, Node, Trained, cells
 from lemonx.experiments.result_file import (
     ArmResult,
     Curve,
@@ -35,6 +35,7 @@ def result(experiment: Experiment, cache: Path, *, quick: bool) -> Result:
     measured: dict[str, list[RunResult]] = {arm.label: [] for arm in experiment.arms}
     for cell in cells(experiment):
         measured[cell.arm].append(_run(cell, experiment, cache))
+    experiment = experiment.model_copy(update={"baseline": _best_baseline(experiment, measured)})
     baseline = measured[experiment.baseline]
     longest = max(run["steps"] for run in baseline)
     marks = {run["seed"]: run["final"] for run in baseline if run["steps"] == longest}
@@ -53,6 +54,24 @@ def result(experiment: Experiment, cache: Path, *, quick: bool) -> Result:
         "certificate": certificate,
         "plan": plan,
     }
+
+
+def _best_baseline(experiment: Experiment, measured: Mapping[str, Sequence[RunResult]]) -> str:
+    """The best arm from scratch at the full length: under its best schedule and rate; or the baseline that is not one.
+
+    A saving against a schedule that does not suit training from scratch would flatter growth.
+    """
+    methods = {arm.label: arm.method for arm in experiment.arms}
+    if methods[experiment.baseline] != "scratch":
+        return experiment.baseline
+    longest = max(run["steps"] for run in measured[experiment.baseline])
+    finals = {
+        label: [run["final"] for run in measured[label] if run["steps"] == longest]
+        for label, method in methods.items()
+        if method == "scratch"
+    }
+    best = min if experiment.better == "lower" else max
+    return best((label for label, values in finals.items() if values), key=lambda label: fmean(finals[label]))
 
 
 _ANSWERED = {"train", "sources", "target", "arms", "downstream"}
@@ -82,13 +101,26 @@ def _run(cell: Measurement, experiment: Experiment, cache: Path) -> RunResult:
         "start": start.get(experiment.metric),
         "source": source["final"][experiment.metric],
         "flops": done["flops"],
-        "source_flops": source["flops"],
+        "source_flops": _spent(cell.source, cache),
         "seconds": done["seconds"],
         "key": cell.trained.key,
         "downstream": {
             task.name: _read(cell.downstream[task.name], cache)["final"][task.metric] for task in experiment.downstream
         },
+        "beside": {name: [start[f"{name}_loss"], done["final"][f"{name}_loss"]] for name in _beside(cell.trained)},
     }
+
+
+def _beside(node: Node) -> list[str]:
+    """The names of the sections that a run was evaluated on beside its own."""
+    found = node.what.get("beside")
+    return list(found) if isinstance(found, dict) else []
+
+
+def _spent(node: Node, cache: Path) -> float:
+    """FLOPs of a source's training, and of all that it was grown from."""
+    own = 0.0 if node.kind == GROWN else _read(node, cache)["flops"]
+    return own + sum(_spent(before, cache) for before in node.after)
 
 
 def _arm(
@@ -132,7 +164,7 @@ def _source(name: str, experiment: Experiment, cache: Path) -> SourceResult | No
     done = [_read(node, cache) for node in nodes]
     return {
         "final": figure([run["final"][experiment.metric] for run in done]),
-        "flops": fmean(run["flops"] for run in done),
+        "flops": fmean(_spent(node, cache) for node in nodes),
         "steps": nodes[0].steps,
     }
 
@@ -160,7 +192,7 @@ def _shown(experiment: Experiment, cache: Path) -> tuple[ShownCertificate | None
         return None, []
     grown = cell.trained.after[0].folder(cache)
     content = parse_json(read_inside(grown.resolve(), CERTIFICATE))
-    certificate: Any = {name: value for name, value in content.items() if name not in ("tensors", "files")}
+    certificate: Any = {name: value for name, value in content.items() if name not in ("tensors", "files", "layout")}
     certificate["arm"] = arm
     return certificate, plan_lines(content["tensors"])
 

@@ -96,6 +96,8 @@ class RunResult(TypedDict):
     seconds: Bounded
     key: str
     downstream: dict[str, Measured]
+    # The loss on other examples than those it trains on, before and after.
+    beside: NotRequired[dict[str, Annotated[list[Measured], Field(min_length=2, max_length=2)]]]
 
 
 class ArmResult(TypedDict):

@@ -14,6 +14,10 @@ from lemonx.checkpoints.plain import JsonValue, one_line, require_plain
 from lemonx.errors import BadCheckpoint, BadRecipe
 
 FILE = "experiment.toml"
+# The method of an arm that does not grow: its source is trained on as it is.
+AS_IT_IS = "none"
+# The key of a source that is itself grown: `from` which other source, and the options of `lemonx expand`.
+GROWN_FROM = "grown"
 
 
 class _Strict(BaseModel):
@@ -30,7 +34,8 @@ class Paper(_Strict):
 class Arm(_Strict):
     """One way to the target: a method from a source, trained for several lengths.
 
-    `expand` and `train` go beyond the experiment's own (the options of `lemonx expand`, the keys of a recipe);
+    `expand` and `train` go beyond the experiment's own (the options of `lemonx expand`, the keys of a recipe); the
+    method "none" grows nothing, and trains the source on;
     `lengths` are fractions of the target's steps, each a separate run with its own schedule.
     """
 
@@ -101,12 +106,20 @@ class Experiment(_Strict):
         for arm in self.arms:
             if arm.source not in self.sources:
                 raise ValueError(f"arm {arm.label!r} grows from {arm.source!r}, which is not among the sources")
+        for name, source in self.sources.items():
+            self._check_origin(name, source.get(GROWN_FROM))
         for length in (*self.lengths, *(n for arm in self.arms for n in arm.lengths or ())):
             if not 0 < length <= 4:
                 raise ValueError(f"length {length}: want a fraction of the target's steps")
         if not isinstance(self.target.train.get("steps"), int):
             raise ValueError("target.train needs steps, the length of training from scratch")
         return self
+
+    def _check_origin(self, name: str, grown: JsonValue) -> None:
+        """A source that is grown comes from one that stands before it, so that there is a first."""
+        before = list(self.sources)[: list(self.sources).index(name)]
+        if grown is not None and (not isinstance(grown, dict) or grown.get("from") not in before):
+            raise ValueError(f"source {name!r} is grown `from` none of the sources before it")
 
     @property
     def steps(self) -> int:

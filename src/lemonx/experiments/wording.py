@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from lemonx.experiments.answer import AT_MOST, NOT_REACHED
+from lemonx.experiments.forgetting import forgettings
+from lemonx.experiments.head_start import head_starts
 from lemonx.experiments.result_file import ArmResult, Figure, Result
 
 AT_LEAST = "at least"
@@ -103,8 +105,15 @@ def mark_text(content: Result) -> str:
     experiment, mark = content["experiment"], content["mark"]
     return (
         f"{name(experiment['metric'])} {metric(mark['mean'])}{plus_minus(mark['spread'], metric)}, which "
-        f"{experiment['baseline']} reaches in {steps(content['steps'])} steps"
+        f"{experiment['baseline']} reaches in {steps(content['steps'])} steps{_best_of(content)}"
     )
+
+
+def _best_of(content: Result) -> str:
+    """Where the mark is that of the best of several ways to train from scratch, how many there are."""
+    baseline = next(arm for arm in content["arms"] if is_baseline(content, arm))
+    rivals = [arm for arm in content["arms"] if arm["method"] == baseline["method"] == "scratch"]
+    return f" (the best of {len(rivals)} from scratch)" if len(rivals) > 1 else ""
 
 
 def seeds_text(content: Result) -> str:
@@ -124,4 +133,29 @@ def table(content: Result, saved: Mapping[Saving, str]) -> list[list[str]]:
         rows.append(
             [arm["label"], *finals, *tuned, reach_text(content, arm), *(saved_text(arm, what) for what in saved)]
         )
+    return rows
+
+
+def _percents(found: Figure) -> str:
+    return f"{percent(found['mean'])}{plus_minus(found['spread'], percent)} %"
+
+
+def forgetting_table(content: Result) -> list[list[str]]:
+    """What each arm loses on other examples than those it trained on, the names of the columns first."""
+    baseline = content["experiment"]["baseline"]
+    rows = [["method", f"loss against {baseline}", "beside", "change of the loss there"]]
+    return rows + [[f.arm, _percents(f.new), f.beside, _percents(f.old)] for f in forgettings(content)]
+
+
+def head_start_table(content: Result) -> list[list[str]]:
+    """What each source is worth in steps from scratch, and net of its own cost, the names of the columns first.
+
+    Only where training from scratch was run at several lengths: one alone is no yardstick.
+    """
+    rows = [["method", "source", "steps", "head start (steps)", "net of the source"]]
+    lengths = {at["steps"] for arm in content["arms"] if arm["method"] == "scratch" for at in arm["at"]}
+    for one in head_starts(content) if len(lengths) > 1 else ():
+        bound = f"{one.bound} " if one.bound else ""
+        ahead = f"{bound}{steps(one.ahead['mean'])}{plus_minus(one.ahead['spread'], steps)}"
+        rows.append([one.arm, one.source, steps(one.steps), ahead, f"{bound}{_percents(one.net)}"])
     return rows

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lemonx.checkpoints import Checkpoint, quantised
 from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS
+from lemonx.checkpoints.layout import write_empty
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.reader import NotDownloaded
 from lemonx.checkpoints.safetensors_file import encode_header
@@ -65,6 +66,4 @@ def _write_empty(path: Path, header: SafetensorsFileMetadata) -> None:
     """A safetensors file with this header; the numbers behind it are a hole."""
     tensors = sorted(header.tensors.items(), key=lambda item: item[1].data_offsets)
     text = encode_header((name, info.dtype, tuple(info.shape)) for name, info in tensors)
-    write_new(path, text)
-    end = max((info.data_offsets[1] for _, info in tensors), default=0)
-    os.truncate(path, len(text) + end)
+    write_empty(path, text, max((info.data_offsets[1] for _, info in tensors), default=0))

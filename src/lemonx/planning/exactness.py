@@ -33,7 +33,7 @@ def exactness(recipe: TensorRecipe, source: str, target: str, free: Free) -> str
         if recipe.levelled and target != "F64" and not recipe.expansion.is_copy.all():
             return ROUNDED  # the level of new entries is a root, which the mean of the rows in front of it goes by
         factor = recipe.factor[recipe.factor != 0]
-        return BIT_EXACT if (factor == 1).all() or (not recipe.offset and _powers_of_two(factor)) else ROUNDED
+        return BIT_EXACT if (factor == 1).all() or (not recipe.offset and powers_of_two(factor)) else ROUNDED
     rows, columns = recipe.rows, recipe.columns
     most = int(columns.copies.max())
     if recipe.mode == CANCEL:
@@ -44,17 +44,18 @@ def exactness(recipe: TensorRecipe, source: str, target: str, free: Free) -> str
         return ROUNDED
     scales = np.concatenate([rows.amp * rows.gain, columns.amp * columns.gain])
     means = (rows.is_mean | rows.is_weighed_mean).any() or (columns.is_mean.any() and not recipe.consumes)
-    if means or not _powers_of_two(scales):
+    if means or not powers_of_two(scales):
         return ROUNDED
     if most == 1 or not recipe.consumes:
         return EXACT_SUM if apart else BIT_EXACT
     if target in ("BF16", "F16"):
         return EXACT_SUM
     exact_share = all(
-        _powers_of_two(np.array([free.share(k)])) or free.share(k) == 0 for k in set(columns.copies.tolist())
+        powers_of_two(np.array([free.share(k)])) or free.share(k) == 0 for k in set(columns.copies.tolist())
     )
     return EXACT_SUM if free.phi == 0 and exact_share and most <= 2 else ROUNDED
 
 
-def _powers_of_two(values: np.ndarray) -> bool:
+def powers_of_two(values: np.ndarray) -> bool:
+    """Whether multiplying by these rounds nothing, but for what becomes subnormal."""
     return bool((np.frexp(np.abs(values))[0] == 0.5).all())

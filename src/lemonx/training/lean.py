@@ -17,12 +17,14 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from lemonx.data import Prepared
 from lemonx.training.curve import CurveRow
-from lemonx.training.recipe import Recipe
+from lemonx.training.recipe import Optimizer, Recipe
 from lemonx.training.schedule import Schedule
 from lemonx.training.stream import ExampleStream
 from lemonx.training.trainer import TellStep, batch_flops, require_finite
 
 if TYPE_CHECKING:
+    from lemonx.data.examples import Examples
+    from lemonx.training.kept import KeepSource
     from lemonx.training.ramp import RampCallback
 
 Batch = Mapping[str, Tensor]
@@ -32,12 +34,21 @@ class LeanLoop:
     """One run: a model, its examples and its optimizer, step by step."""
 
     def __init__(
-        self, model: PreTrainedModel, args: TrainingArguments, recipe: Recipe, data: Prepared, schedule: Schedule
+        self,
+        model: PreTrainedModel,
+        args: TrainingArguments,
+        recipe: Recipe,
+        data: Prepared,
+        schedule: Schedule,
+        *,
+        keep: KeepSource | None = None,
+        beside: Mapping[str, Prepared] | None = None,
     ) -> None:
+        self.keep, self.beside = keep, beside or {}
         self.model, self.recipe, self.data, self.schedule = model, recipe, data, schedule
         self.device = args.device
         self.model.to(self.device)  # type: ignore[arg-type]
-        self.optimizer = _optimizer(model, args)
+        self.optimizers = _optimizers(model, args, recipe.optimizer)
         self.examples = ExampleStream(data.train, schedule.total * recipe.batch_size, recipe.seed)
         self.history: list[CurveRow] = []
         self._flops, self._counted, self._started = 0, dict[tuple[Any, ...], int](), time.monotonic()
@@ -69,21 +80,31 @@ class LeanLoop:
         size = self.recipe.batch_size
         batch = self._batch(self.examples.__getitems__(range(step * size, (step + 1) * size)))
         self._flops += batch_flops(self.model, batch, self._counted)
-        for group in self.optimizer.param_groups:
+        for group in (group for each in self.optimizers for group in each.param_groups):
             group["lr"] = self.schedule.learning_rate(step)
         self.model.train()
         loss = self.model(**batch).loss
         loss.backward()
         if self.recipe.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for each in self.optimizers:
+            each.step()
+        if self.keep is not None:
+            self.keep.put_back()
+        self.model.zero_grad()
         return loss.detach()
 
     def _evaluate(self, step: int, tell: TellStep) -> None:
-        """The mean loss over all validation examples, and the task's metrics."""
+        """The mean loss over all validation examples, the task's metrics, and the same of the sections beside it."""
         self.model.eval()
-        size, examples = self.recipe.eval_batch_size or self.recipe.batch_size, self.data.validation
+        figures = self._measured(self.data.validation, "eval")
+        for name, prepared in self.beside.items():
+            figures |= self._measured(prepared.validation, f"eval_{name}")
+        self._log(step, figures)
+        tell(step, self.history, figures)
+
+    def _measured(self, examples: Examples, prefix: str) -> CurveRow:
+        size = self.recipe.eval_batch_size or self.recipe.batch_size
         losses, outputs, labels, measure = [], [], [], self.data.metrics
         for start in range(0, len(examples), size):
             batch = self._batch([examples[i] for i in range(start, min(start + size, len(examples)))])
@@ -93,12 +114,11 @@ class LeanLoop:
             if measure is not None:
                 outputs.append(found.logits.cpu())
                 labels.append(batch["labels"].cpu())
-        figures = {"eval_loss": float(torch.cat(losses).mean())}
+        figures = {f"{prefix}_loss": float(torch.cat(losses).mean())}
         if measure is not None:
             told = measure(torch.cat(outputs).numpy(), torch.cat(labels).numpy())
-            figures |= {f"eval_{name}": value for name, value in told.items()}
-        self._log(step, figures)
-        tell(step, self.history, figures)
+            figures |= {f"{prefix}_{name}": value for name, value in told.items()}
+        return figures
 
     def _log(self, step: int, figures: CurveRow) -> None:
         require_finite(figures, step)
@@ -109,14 +129,35 @@ class LeanLoop:
         return {name: value.to(self.device) for name, value in self.data.collate(examples).items()}
 
 
-def _optimizer(model: PreTrainedModel, args: TrainingArguments) -> torch.optim.Optimizer:
-    """Trainer's own choice of AdamW and of what is not decayed."""
+def _optimizers(model: PreTrainedModel, args: TrainingArguments, asked: Optimizer) -> list[torch.optim.Optimizer]:
+    """Trainer's own choice of AdamW and of what is not decayed; with Muon, that for all but hidden matrices."""
     decayed: Callable[..., list[str]] = Trainer.get_decay_parameter_names
     names = set(decayed(None, model))
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    hidden = _hidden_matrices(model) if asked.kind == "muon" else set()
+    plain = [(name, p) for name, p in parameters if p not in hidden]
     groups = [
-        {"params": [p for name, p in parameters if name in names], "weight_decay": args.weight_decay},
-        {"params": [p for name, p in parameters if name not in names], "weight_decay": 0.0},
+        {"params": [p for name, p in plain if name in names], "weight_decay": args.weight_decay},
+        {"params": [p for name, p in plain if name not in names], "weight_decay": 0.0},
     ]
     kind, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
-    return kind(groups, **options)
+    found: list[torch.optim.Optimizer] = [kind(groups, **options)]
+    if matrices := [p for _, p in parameters if p in hidden]:
+        found.append(
+            torch.optim.Muon(
+                matrices,
+                lr=args.learning_rate,
+                weight_decay=args.weight_decay,
+                momentum=asked.momentum,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    return found
+
+
+def _hidden_matrices(model: PreTrainedModel) -> set[Tensor]:
+    """The weights of linear maps, without the head's: a look-up and a head are no maps between hidden states."""
+    head = model.get_output_embeddings()
+    linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head)
+    tables = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    return {module.weight for module in linear} - tables

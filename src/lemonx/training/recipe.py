@@ -60,8 +60,14 @@ class Expand(Strict):
 
 
 class Optimizer(Strict):
-    """AdamW. Weight decay is not applied to biases and norms, which is Trainer's own rule."""
+    """AdamW, or Muon for the matrices between embedding and head, with AdamW for all else.
 
+    Weight decay is not applied to biases and norms, which is Trainer's own rule. Muon's updates are scaled to the size
+    of AdamW's, so that one learning rate serves both.
+    """
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    momentum: float = Field(default=0.95, ge=0, lt=1)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -79,6 +85,13 @@ class Inheritance(Strict):
     kind: Literal["soft", "hard"] = "soft"
     alpha: float = Field(0.5, gt=0, le=1)
     teacher: str | None = None
+
+
+class Lora(Strict):
+    """Adapters of this rank on every linear map but the head (peft), trained alone and merged at the end."""
+
+    rank: int = Field(8, gt=0, le=LARGEST)
+    alpha: float = Field(16.0, gt=0)
 
 
 class Stage(Strict):
@@ -118,6 +131,9 @@ class Recipe(Strict):
     clip: float = Field(1.0, ge=0)
     precision: Literal["float32", "bfloat16"] = "float32"
     loop: Literal["trainer", "lean"] = "trainer"
+    train: Literal["all", "new"] = "all"
+    lora: Lora | None = None
+    beside: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     inheritance: Inheritance | None = None
     seed: int = Field(0, ge=0, le=LARGEST_RUN_SEED)
     eval_every: Steps | None = None
@@ -168,6 +184,14 @@ class Recipe(Strict):
             yield "batch_size, the examples of one step, is not a multiple of gradient_accumulation"
         if self.inheritance is not None and self.inheritance.teacher is None and self.source is None:
             yield "inheritance needs a teacher, a checkpoint"
+        if self.train == "new" and (self.source is None or self.stages):
+            yield "train: new belongs to one growth of a source, before training or by `expand`; leave it out"
+        if self.lora is not None and (self.loop != "lean" or self.train == "new" or self.source is None):
+            yield "lora adapts a source in the lean loop; give loop: lean, and leave out train: new"
+        if any(not name.isidentifier() or name in ("loss", "validation", "train") for name in self.beside):
+            yield "beside maps names of your choice, made of letters, to sections such as data's"
+        if self.optimizer.kind == "muon" and self.loop != "lean":
+            yield "the optimizer muon is in the lean loop alone; give loop: lean"
         if self.loop == "lean" and (
             self.stages
             or self.inheritance is not None
@@ -261,7 +285,7 @@ def _what(whole: type[BaseModel]) -> str:
 def _known(where: tuple[Any, ...], whole: type[BaseModel]) -> list[str]:
     """The keys that a recipe has at a place such as ("expand",) or ("stages", 1, "expand")."""
     models: dict[str, type[BaseModel]] = {
-        "expand": Expand, "optimizer": Optimizer, "inheritance": Inheritance, "stages": Stage
+        "expand": Expand, "optimizer": Optimizer, "inheritance": Inheritance, "stages": Stage, "lora": Lora
     }  # fmt: skip
     names = [part for part in where if isinstance(part, str)]
     model = models[names[-1]] if names else whole

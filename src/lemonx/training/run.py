@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lemonx import api, data
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import new_folder, remove, write_whole
+from lemonx.checkpoints.folder import RUN
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe
 from lemonx.execution.sidecar_files import carried
@@ -25,10 +26,12 @@ from lemonx.training.requirements import require
 from lemonx.training.run_folder import Saved
 from lemonx.training.stages import Leg, grow, keep_ramp, legs, ramp_of
 from lemonx.verification.certificate import versions
+from lemonx.verification.grown_from import KEY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lemonx.training.kept import KeepSource, SourceEntries
     from lemonx.training.ramp import RampCallback
     from lemonx.training.trainer import LemonTrainer
 
@@ -62,25 +65,29 @@ def run(
     `progress(step, total, figures)` is called after every step, and with figures after every evaluation.
     """
     require(more=recipe.report_to)
-    job = _kind()(recipe, Path(output), _prepared(recipe), progress)
+    job = _kind(recipe)(recipe, Path(output), _prepared(recipe), progress)
     with job.claimed(resume=resume, force=force), quiet():
         return job.run()
 
 
-def _kind() -> type[TrainingJob]:
+def _kind(recipe: Recipe) -> type[TrainingJob]:
     """The kind of job: under torchrun with several processes, they share the model."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return TrainingJob
+    if recipe.train == "new" or recipe.beside:
+        raise BadRecipe("`train: new` and `beside` are for one process", "start it without torchrun")
     from lemonx.training.sharded_run import SharedJob
 
     return SharedJob
 
 
-def _prepared(recipe: Recipe) -> data.Prepared:
+def _prepared(recipe: Recipe, section: Mapping[str, JsonValue] | None = None) -> data.Prepared:
+    """The examples of the recipe's data, or of another section."""
+    asked = recipe.data if section is None else section
     if recipe.source is None:
-        return data.prepare(recipe.task, recipe.data, config=recipe.config, seed=recipe.seed)
+        return data.prepare(recipe.task, asked, config=recipe.config, seed=recipe.seed)
     with Checkpoint.open(recipe.source) as source:
-        return data.prepare(recipe.task, recipe.data, config=source.config, seed=recipe.seed, folder=source.path)
+        return data.prepare(recipe.task, asked, config=source.config, seed=recipe.seed, folder=source.path)
 
 
 class TrainingJob:
@@ -93,6 +100,8 @@ class TrainingJob:
         self.legs = legs(recipe, total)
         self.evaluate = recipe.eval_every or -(-total // _EVALUATIONS)
         self.save = -(-total // _SAVES) if recipe.save_every is None else recipe.save_every
+        self.beside = {name: _prepared(recipe, section) for name, section in recipe.beside.items()}
+        self._entries: SourceEntries | None = None
 
     def claimed(self, *, resume: bool, force: bool) -> AbstractContextManager[None]:
         """The output folder, as this run's."""
@@ -125,7 +134,30 @@ class TrainingJob:
         self._bring_along(source)
         if self.legs[0].ramp is not None:
             keep_ramp(self.legs[0], source, self.output)
+        if self.recipe.train == "new":
+            self._entries = self._source_entries(source)
         return self._loaded(source, self.data.model)
+
+    def _source_entries(self, folder: Path) -> SourceEntries:
+        """What is to stay as it is; a run that goes on knows from what it was grown."""
+        from lemonx.training.kept import SourceEntries
+
+        known = run_folder.remembered(self.output, KEY)
+        entries = SourceEntries(folder, known if isinstance(known, dict) else None)
+        if known is None:
+            run_folder.remember(self.output, KEY, dict(entries.record))
+        return entries
+
+    def _keep(self, trained: PreTrainedModel, saved: Saved | None) -> KeepSource | None:
+        """What keeps the source's numbers in the model, if only what was added is trained."""
+        if self.recipe.train != "new":
+            return None
+        from lemonx.training.kept import KeepSource
+
+        if self._entries is None:
+            assert saved is not None
+            self._entries = self._source_entries(saved.path)
+        return KeepSource(trained, self._entries)
 
     def _expanded(self, source: Path, leg: Leg) -> PreTrainedModel:
         target = self.output / ".expanded"
@@ -154,13 +186,16 @@ class TrainingJob:
         # A grown model is evaluated before it trains, as every model is.
         fresh = saved is None or saved.step == leg.start
         args, ramp = arguments(self.recipe, self.output, end=leg.end, fresh=fresh), self._ramp(leg)
+        keep = self._keep(trained, saved)
         # Examples meet the model here: what the one holds and the other cannot take shows.
         with in_one_line("train this model on this data", "give others", BadRecipe, but=(OSError,)):
             if self.recipe.loop == "lean":
+                from lemonx.training.adapters import adapted
                 from lemonx.training.lean import LeanLoop
 
-                loop = LeanLoop(trained, args, self.recipe, self.data, self.schedule)
-                return loop.train(self.evaluate, self._tell, ramp)
+                with adapted(trained, self.recipe.lora):
+                    loop = LeanLoop(trained, args, self.recipe, self.data, self.schedule, keep=keep, beside=self.beside)
+                    return loop.train(self.evaluate, self._tell, ramp)
             trainer = self._trainer()(
                 trained,
                 args,
@@ -168,10 +203,12 @@ class TrainingJob:
                 self.data,
                 self.schedule,
                 teacher=self._teacher(),
+                beside=self.beside,
                 seconds=max((line["seconds"] for line in history), default=0.0),
             )
-            if ramp is not None:
-                trainer.add_callback(ramp)
+            for support in (ramp, keep):
+                if support is not None:
+                    trainer.add_callback(support)
             trainer.add_callback(Rhythm(self.evaluate, self.save, leg.end, self.schedule.total, self._tell))
             trainer.train(resume_from_checkpoint=str(saved.path) if saved else None)
         return trainer.state.log_history
@@ -231,7 +268,7 @@ class TrainingJob:
             remove(other)
         write_whole(self.output / run_folder.CURVE, curves.csv_text(done.curve))
         write_whole(self.output / run_folder.PICTURE, curves.picture(done.curve))
-        write_whole(self.output / run_folder.RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
+        write_whole(self.output / RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
 
     def _account(self, trained: PreTrainedModel, done: FinishedRun) -> dict[str, JsonValue]:
         return {
@@ -249,4 +286,5 @@ class TrainingJob:
             "stages": [asdict(stage) for stage in done.stages],
             "final": done.final,
             "files": run_folder.brought_along(self.output),
+            **({} if self._entries is None else {KEY: dict(self._entries.record)}),
         }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lemonx.checkpoints.creating import own_folder, remove, write_whole
 from lemonx.checkpoints.destination import OLD, beside, check_apart, clear_leftovers, hold, leftovers
-from lemonx.checkpoints.folder import parse_object
+from lemonx.checkpoints.folder import RUN, parse_object
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.replaceable import check_holds, is_of_a_model, is_of_a_run
@@ -23,7 +23,7 @@ from lemonx.training.curve import CurveRow
 from lemonx.training.recipe import Recipe
 from lemonx.verification.certificate import versions
 
-RUN, CURVE, PICTURE = "run.json", "curve.csv", "curve.png"
+CURVE, PICTURE = "curve.csv", "curve.png"
 _STATE = "trainer_state.json"
 _SAVED = re.compile(r"(checkpoint|stage)-[0-9]+")
 # What is there while something is written: hidden names of this package alone.
@@ -156,6 +156,15 @@ def bring_along(output: Path, files: Mapping[str, Carried]) -> None:
         else:
             with source() as file:
                 write_whole(output / name, file)
+
+
+def remember(output: Path, key: str, value: JsonValue) -> None:
+    """Add something to the account of an unfinished run."""
+    write_whole(output / RUN, json.dumps({**(_run_of(output) or {}), key: value}))
+
+
+def remembered(output: Path, key: str) -> JsonValue:
+    return (_run_of(output) or {}).get(key)
 
 
 def brought_along(output: Path) -> list[str]:

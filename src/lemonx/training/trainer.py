@@ -98,8 +98,10 @@ class LemonTrainer(Trainer):
         schedule: Schedule,
         *,
         teacher: PreTrainedModel | None = None,
+        beside: Mapping[str, Prepared] | None = None,
         seconds: float = 0.0,
     ) -> None:
+        self.beside = beside or {}
         self.schedule, self.recipe, self.teacher = schedule, recipe, teacher
         self._before, self._started = seconds, time.monotonic()
         self._counted: dict[tuple[Any, ...], int] = {}
@@ -165,6 +167,14 @@ class LemonTrainer(Trainer):
         if items is None or not self.model_accepts_loss_kwargs:
             return losses.mean()
         return losses.sum() / items * (self.accelerator.num_processes if self.args.average_tokens_across_devices else 1)
+
+    def evaluate(self, *given: Any, **more: Any) -> dict[str, float]:
+        """The loss on the task's own examples, and on those of the sections `beside` it."""
+        trainer: Any = super()
+        found = trainer.evaluate(*given, **more)
+        for name, prepared in self.beside.items():
+            found |= trainer.evaluate(prepared.validation, metric_key_prefix=f"eval_{name}")
+        return found
 
     # FLOPs and the curve.
 

@@ -16,6 +16,7 @@ from lemonx.algebra.free_parameters import Free, checked
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.config import class_names
 from lemonx.checkpoints.folder import CERTIFICATE, RAMP, has, parse_object
+from lemonx.checkpoints.layout import Layout, layout_of
 from lemonx.checkpoints.opening import read_inside
 from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.guards.shown import as_code, as_yaml, shown
@@ -131,6 +132,8 @@ class Certificate:
     not_written: Mapping[str, str]
     left_behind: list[str]
     verified: Verified
+    # How the source lay on disk, so that `lemonx shrink` can write the same files again.
+    layout: Layout | None = None
     optimizer: GrownState | None = None
     files: tuple[str, ...] = ()
 
@@ -160,6 +163,7 @@ class Certificate:
             "left_behind": self.left_behind,
             "verified": self.verified.as_dict(),
             "optimizer": self.optimizer and asdict(self.optimizer),
+            "layout": self.layout and self.layout.as_dict(),
             "files": list(self.files),
         }
 
@@ -195,6 +199,7 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
         not_written=dict(plan.dropped),
         left_behind=[shown(name, 200) for name in source.left_behind],
         verified=found,
+        layout=layout_of(source),
     )
 
 

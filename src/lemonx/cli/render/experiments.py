@@ -45,4 +45,10 @@ def print_result(content: Result, page: Path) -> None:
     for row in rows:
         answer.add_row(*row)
     out.table(answer)
+    for names, *rows in (wording.forgetting_table(content), wording.head_start_table(content)):
+        if rows:
+            more = table(*names)
+            for row in rows:
+                more.add_row(*row)
+            out.table(more)
     out.line(f"report: {page}")

@@ -14,6 +14,7 @@ from lemonx.cli.render.console import Out, bar, table
 from lemonx.planning.summary import human
 from lemonx.training.advice import REASONS, Advice, as_arguments, as_recipe
 from lemonx.training.curve import COLUMNS, columns
+from lemonx.training.prediction import Prediction
 from lemonx.training.run import FinishedRun
 
 # Rows of the printed curve; the whole of it is in curve.csv.
@@ -89,6 +90,20 @@ def _reasons(advice: Advice) -> Iterator[str]:
     )
     for sentence in sentences:
         yield from textwrap.wrap(sentence, 116, subsequent_indent="  ", break_long_words=False)
+
+
+def prediction_text(found: Prediction) -> str:
+    """A predicted head start as comments, which may follow a recipe."""
+    sentences = (
+        f"Predicted from {found.growths} measured growths: a head start of {found.head_start:,.0f} steps "
+        f"({found.low:,.0f} to {found.high:,.0f} for {100 * found.covered:.0f} % of growths), so {found.length:,} of "
+        f"the {found.scratch:,} steps from scratch are needed.",
+        f"The source counts with {found.useful:,} steps, after which its loss hardly fell; they cost as much as "
+        f"{found.source_cost:,.0f} steps of the target.",
+        f"{found.advice[0].upper()}{found.advice[1:]}.",
+    )
+    lines = (textwrap.wrap(sentence, 116, subsequent_indent="  ") for sentence in sentences)
+    return "".join(f"# {line}\n" for wrapped in lines for line in wrapped)
 
 
 def _yaml(advice: Advice) -> str:
