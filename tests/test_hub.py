@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 import faults
 import pico
@@ -178,6 +180,23 @@ def test_a_folder_of_that_name_wins(away: Away, good: Callable[..., Path], tmp_p
     assert away.hub.seen == []
     assert_refused(away.run("plan", "./org/none", "--depth", 3), BAD_CHECKPOINT, "'org/none' does not exist")
     assert away.hub.seen == []
+
+
+def test_an_adapter_by_its_name(away: Away, tmp_path: Path) -> None:
+    """Its base is looked for where it is kept; what a file of others says leads to no download."""
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora"
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "org/small", "r": 2, "lora_alpha": 2}
+    weights = save({f"{name}_A.weight": torch.ones(2, 48), f"{name}_B.weight": torch.ones(48, 2)})
+    repo = away.hub.repos["org/lora"] = Repo()
+    repo.commit({"adapter_config.json": json.dumps(settings).encode(), "adapter_model.safetensors": weights})
+    command = ("expand", "org/lora", "out", "--depth", 3, "--no-verify")
+    assert_refused(away.run(*command), BAD_CHECKPOINT, "is an adapter of 'org/small', .* give the base as SOURCE")
+    assert "org/small" not in str(away.hub.seen)
+    done = away.run("expand", "org/small", "out", "--depth", 3, "--adapter", "org/lora")
+    assert done.code == 0, done
+    said = json.loads((tmp_path / "out" / "lemonx.json").read_text())
+    assert said["source"]["name"] == "org/small" and "the adapter 'org/lora' (" in said["source"]["converted"]
+    assert away.run(*command, "--force").code == 0  # now it is in the cache
 
 
 def test_private_and_gated(away: Away, small: Path) -> None:

@@ -19,7 +19,6 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
-MERGE = "merge it into its model first: PeftModel.from_pretrained(model, FOLDER).merge_and_unload().save_pretrained"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 _MAX_COMPANION = 200_000_000
@@ -102,7 +101,11 @@ def stray_weights(folder: Path, used: set[str]) -> Iterator[BadCheckpoint]:
         if name in used or name == RAMP or not name.endswith(".safetensors"):
             continue
         if name.startswith("adapter_"):
-            yield BadCheckpoint("is a PEFT adapter, not a model", MERGE, file=folder / name)
+            yield BadCheckpoint(
+                "is a PEFT adapter beside a model, which would be ignored",
+                "put it into a folder of its own with its adapter_config.json, and give that with --adapter",
+                file=folder / name,
+            )
         elif not name.startswith("consolidated"):  # Mistral's own format, the same weights once more
             yield BadCheckpoint(
                 "is not listed in the index and would be ignored",
@@ -177,8 +180,13 @@ def tokenizer_files(folder: Path) -> dict[str, Path]:
     """The files that a tokenizer is made of, by name, and where each really is."""
     folder = folder.resolve()
     names = (entry.name for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False))
-    wanted = [n for n in sorted(names) if _may_be_companion(n) and any(fnmatch(n, pattern) for pattern in _TOKENIZER)]
+    wanted = [name for name in sorted(names) if _may_be_companion(name) and is_tokenizer(name)]
     return {name: real_file(folder, name) for name in wanted}
+
+
+def is_tokenizer(name: str) -> bool:
+    """Whether a companion of this name is part of a tokenizer."""
+    return any(fnmatch(name, pattern) for pattern in (*_TOKENIZER, "chat_template*"))
 
 
 def is_loaded(name: str) -> bool:

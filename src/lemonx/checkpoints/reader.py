@@ -16,14 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Concatenate, ParamSpec, TypeVar, final
 
-from lemonx.checkpoints import pickles, quantised
+from lemonx.checkpoints import copying, pickles, quantised
+from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.config import parse_config
+from lemonx.checkpoints.copying import row_pieces
 from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.folder import (
-    ADAPTER,
     CONFIG,
     INDEX,
-    MERGE,
     WEIGHTS,
     has,
     has_weights,
@@ -101,8 +101,10 @@ class Checkpoint:
         try:
             folder = given.resolve(strict=True)
             if folder.is_dir():
-                if has(folder, ADAPTER) and not has(folder, CONFIG):
-                    raise BadCheckpoint("is a PEFT adapter, not a model", MERGE, file=given)
+                if is_adapter(folder):
+                    raise BadCheckpoint(
+                        "is a PEFT adapter, not a model", "here, give a model: `lemonx expand` merges one", file=given
+                    )
                 pickled = allow_pickle and has_pickles(folder) and not has_weights(folder)
                 return cls._unpickled(folder) if pickled else cls._in_floats(folder)
         except (FileNotFoundError, RuntimeError):
@@ -113,7 +115,9 @@ class Checkpoint:
 
     @classmethod
     def _unpickled(cls, folder: Path) -> Checkpoint:
-        return cls._converted(folder, lambda into: (pickles.convert(folder, into), "pickles, read as plain tensors"))
+        return cls.converted_copy(
+            folder, lambda into: (pickles.convert(folder, into), "pickles, read as plain tensors")
+        )
 
     @classmethod
     def _in_floats(cls, folder: Path) -> Checkpoint:
@@ -122,14 +126,15 @@ class Checkpoint:
         if not quantised.is_known(stored.config):
             return stored
         with stored:
-            return cls._converted(folder, lambda into: quantised.convert(stored, into))
+            return cls.converted_copy(folder, lambda into: quantised.convert(stored, into))
 
     @classmethod
-    def _converted(cls, folder: Path, convert: Callable[[Path], tuple[Path, str]]) -> Checkpoint:
+    def converted_copy(cls, origin: Path, convert: Callable[[Path], tuple[Path, str]]) -> Checkpoint:
+        """The checkpoint that `convert` writes into a temporary folder, and says from what; `close` removes it."""
         temporary = Temporary()
         try:
             copy, what = convert(temporary.path)
-            checkpoint = cls(copy, origin=folder)
+            checkpoint = cls(copy, origin=origin)
         except BaseException:
             temporary.close()
             raise
@@ -214,6 +219,15 @@ class Checkpoint:
         """A tensor's numbers in order, as flat pieces of a few megabytes; each is valid until the next is read."""
         info = self.tensors[name]
         return blocks(self._descriptor(info.file), info)
+
+    def pieces(self, name: str, nbytes: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """A tensor as groups of rows, each with its first; `nbytes`: what the whole takes once it is converted."""
+        info = self.tensors[name]
+        if not info.shape:
+            yield 0, self.read(name)
+            return
+        for start, stop in row_pieces(info.shape[0], nbytes, copying.BLOCK):
+            yield start, self.read(name, start, stop)
 
     def same(self, name: str, other: str, rows: range | None = None) -> bool:
         """Whether two tensors, or these rows of them, are equal bit for bit; they are compared piece by piece."""

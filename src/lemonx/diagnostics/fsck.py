@@ -173,9 +173,7 @@ class _Check:
             if name.endswith(".json") and name not in (CONFIG, INDEX):
                 self._check_json(name)
             if name == "adapter_config.json":
-                self._say(
-                    WARNING, name, "is an adapter of PEFT, which is not expanded", "merge it into the model first"
-                )
+                self._say(WARNING, name, "is an adapter of PEFT, which is not merged", "give its folder with --adapter")
             if name.endswith(".py"):
                 self._say(WARNING, name, "is code, which lemonx never runs", "nothing to do")
         for name in pickles(self.folder) if has_weights(self.folder) else ():

@@ -11,10 +11,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemonx.checkpoints import adapters
+from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.folder import (
+    ADAPTER,
     CONFIG,
     INDEX,
     PICKLE,
@@ -92,10 +96,18 @@ def located_config(given: str | os.PathLike[str]) -> Path:
 
 
 def _config(name: HubName) -> Path:
-    """The model's config.json in the cache, as fresh as the hub allows."""
+    """The model's config.json in the cache, or an adapter's, as fresh as the hub allows."""
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
-    return Path(hf_hub_download(name.repo, CONFIG, revision=name.revision, **_told_apart()))
+    fetch = partial(hf_hub_download, name.repo, revision=name.revision, **_told_apart())
+    try:
+        return Path(fetch(CONFIG))
+    except EntryNotFoundError as error:
+        try:
+            return Path(fetch(ADAPTER))
+        except EntryNotFoundError:
+            raise error from None
 
 
 def _told_apart() -> dict[str, Any]:
@@ -136,8 +148,9 @@ def _shards(
 
 def _download(name: HubName, folder: Path, wish: Wish) -> Path:
     there = _listed(name, folder.name)
-    pickled = wish.allow_pickle and not {WEIGHTS, INDEX} & there.keys()
-    single, index, ending = (PICKLE, PICKLE_INDEX, "bin") if pickled else (WEIGHTS, INDEX, "safetensors")
+    files = (adapters.WEIGHTS, adapters.PICKLE) if is_adapter(folder) else (WEIGHTS, PICKLE)
+    pickled = wish.allow_pickle and not {files[0], INDEX} & there.keys()
+    single, index, ending = (files[1], PICKLE_INDEX, "bin") if pickled else (files[0], INDEX, "safetensors")
     if not {single, index} & there.keys():
         raise _no_safetensors(name, set(there))
     beside = {other for other in there if is_wanted(other) or other == CARD}
@@ -150,7 +163,7 @@ def _download(name: HubName, folder: Path, wish: Wish) -> Path:
 
 
 def _no_safetensors(name: HubName, files: set[str]) -> BadCheckpoint:
-    found = {PICKLE, PICKLE_INDEX} & files
+    found = {PICKLE, PICKLE_INDEX, adapters.PICKLE} & files
     if found:
         return BadCheckpoint(
             f"has no safetensors on the hub, only {min(found)}",
