@@ -228,7 +228,7 @@ def test_what_is_refused_in_one_line(away: Away, good: Callable[..., Path], tmp_
         ("org/none", "'org/none' is neither a folder nor a model on the hub: check the name"),
         ("org/small@v9", "'org/small@v9' is on the hub, but has no revision 'v9': give a branch"),
         ("org/pickled", "has no safetensors on the hub, only pytorch_model.bin: use --allow-pickle"),
-        ("org/other", "neither model.safetensors nor .* on the hub .but model.gguf.: choose"),
+        ("org/other", "neither model.safetensors nor .* on the hub .but model.gguf.: download one of its files"),
         ("org/torn", "has an index that names 'model-00001-of-00004.safetensors', which is not there"),
         ("org/empty", "'org/empty' has no config.json on the hub"),
     ):

@@ -201,11 +201,10 @@ def test_another_method_is_refused(plain: Path) -> None:
 
 def test_files_say_how_they_are_converted(run: Run, plain: Path, tmp_path: Path) -> None:
     for name, says in (
-        ("model.gguf", "is not a folder: convert it: AutoModelForCausalLM.from_pretrained.*gguf_file"),
         ("model.pt", "is not a folder: put it into a folder as pytorch_model.bin.*--allow-pickle"),
         ("x.safetensors", "is not a folder: give the folder it is in"),
     ):
         (tmp_path / name).write_bytes(b"GGUF")
         assert_refused(run("plan", name, "--depth", 3), BAD_CHECKPOINT, says)
     (plain / "model.safetensors").rename(plain / "model.gguf")
-    assert_refused(run("plan", plain, "--depth", 3), BAD_CHECKPOINT, "holds its weights as GGUF only: convert them")
+    assert_refused(run("plan", plain, "--depth", 3), BAD_CHECKPOINT, "GGUF only: give the file, model.gguf")

@@ -107,7 +107,7 @@ SHARDED: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated shard": (lambda f: os.truncate(f / "a.safetensors", 100), "a.safetensors' is truncated"),
     "empty shard": (lambda f: os.truncate(f / "a.safetensors", 0), "a.safetensors' is empty"),
     "stale shard": (lambda f: save_file(tensors(), f / "model.safetensors"), "is not listed in the index"),
-    "an adapter": (lambda f: save_file(tensors(), f / "adapter_model.safetensors"), "merge it"),
+    "an adapter": (lambda f: save_file(tensors(), f / "adapter_model.safetensors"), "give that with --adapter"),
     "path upwards": (
         lambda f: edit_index(f, lambda i: i["weight_map"].update(weight="../a.safetensors")),
         "which is not a .safetensors file beside it",

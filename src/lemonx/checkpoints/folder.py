@@ -136,12 +136,8 @@ def no_weights(folder: Path) -> BadCheckpoint:
             "if you trust them, convert them with transformers' from_pretrained and save_pretrained",
             file=folder,
         )
-    if any(name.endswith(".gguf") for name in os.listdir(folder)):
-        return BadCheckpoint(
-            "holds its weights as GGUF only",
-            "convert them: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) and save_pretrained",
-            file=folder,
-        )
+    if found := sorted(name for name in os.listdir(folder) if name.endswith(".gguf")):
+        return BadCheckpoint("holds its weights as GGUF only", f"give the file, {found[0]}, as SOURCE", file=folder)
     return BadCheckpoint(f"holds neither {WEIGHTS} nor {INDEX}", "give the folder of a saved model", file=folder)
 
 

@@ -335,7 +335,7 @@ def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Cal
 def _of_a_file(given: Path) -> str:
     """The advice for a file that is given in place of a folder."""
     ways = {
-        ".gguf": "convert it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) and save_pretrained",
+        ".gguf": "here, give a folder: `lemonx expand` reads such a file",
         ".safetensors": "give the folder it is in, with the model's config.json beside it",
         **dict.fromkeys(
             (".bin", ".pt", ".pth", ".ckpt"),

@@ -37,7 +37,7 @@ SourceArgument = Annotated[
     str,
     typer.Argument(
         help="Folder with config.json and safetensors, or a model of the hub: org/name, org/name@revision. Also a LoRA "
-        "adapter's folder, with its base here or in the hub's cache.",
+        "adapter's folder, with its base here or in the hub's cache, or a .gguf file.",
         show_default=False,
     ),
 ]

@@ -171,10 +171,11 @@ def _no_safetensors(name: HubName, files: set[str]) -> BadCheckpoint:
             file=str(name),
         )
     other = sorted(file for file in files if file.endswith((".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".h5")))
-    what = f" (but {other[0]})" if other else ""
+    what, packed = f" (but {other[0]})" if other else "", [file for file in other if file.endswith(".gguf")]
+    fetch = f"download one of its files (`hf download {name.repo} {packed[0]}`) and give that" if packed else ""
     return BadCheckpoint(
         f"has neither {WEIGHTS} nor {INDEX} on the hub{what}",
-        "choose a model that transformers can load",
+        fetch or "choose a model that transformers can load",
         file=str(name),
     )
 

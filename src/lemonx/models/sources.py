@@ -36,11 +36,19 @@ def open_source(
     elif adapter is not None:
         found = _adapter(located(adapter, Wish(allow_pickle=allow_pickle)), allow_pickle)
     else:
-        return Checkpoint.open(given, allow_pickle=allow_pickle)
-    with Checkpoint.open(given, allow_pickle=allow_pickle) as base:
+        return _model(given, allow_pickle)
+    with _model(given, allow_pickle) as base:
         made = Checkpoint.converted_copy(base.origin, lambda into: merge(base, found, _in_files(base), into))
         made.converted = "; ".join(part for part in (base.converted, made.converted) if part)
         return made
+
+
+def _model(given: Path, allow_pickle: bool) -> Checkpoint:
+    if given.suffix.lower() == ".gguf" and given.is_file():
+        from lemonx.models.gguf import open_gguf
+
+        return open_gguf(given)
+    return Checkpoint.open(given, allow_pickle=allow_pickle)
 
 
 def _adapter(folder: Path, allow_pickle: bool) -> Adapter:
