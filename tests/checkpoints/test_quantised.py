@@ -201,7 +201,7 @@ def test_another_method_is_refused(plain: Path) -> None:
 
 def test_files_say_how_they_are_converted(run: Run, plain: Path, tmp_path: Path) -> None:
     for name, says in (
-        ("model.pt", "is not a folder: put it into a folder as pytorch_model.bin.*--allow-pickle"),
+        ("model.pt", "is not a folder: put the model's config.json beside it, and use --allow-pickle"),
         ("x.safetensors", "is not a folder: give the folder it is in"),
     ):
         (tmp_path / name).write_bytes(b"GGUF")

@@ -19,8 +19,11 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
+MODULES = "modules.json"  # sentence-transformers: what comes after the model
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
+# How files of pickled weights end.
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_COMPANION = 200_000_000
 _TORCH = (".metadata", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
 _PICKLES = (*_TORCH, "*.bin")
@@ -31,7 +34,7 @@ _LOADED = (
     GENERATION,
     "*processor_config.json",
     "chat_template*",
-    "modules.json",
+    MODULES,
     "config_sentence_transformers.json",
     "sentence_*_config.json",
 )
@@ -120,17 +123,35 @@ def pickles(folder: Path) -> list[str]:
     return [name for name in named if _companion(folder, name) is None]
 
 
+def pickled_weights(folder: Path) -> str | None:
+    """The file, or index, of pickled weights: under transformers' names, or the only pickle that is none of a run's."""
+    for name in (PICKLE, PICKLE_INDEX):
+        if has(folder, name):
+            return name
+    found = _perhaps_weights(folder)
+    return found[0] if len(found) == 1 else None
+
+
+def _perhaps_weights(folder: Path) -> list[str]:
+    named = [name for name in pickles(folder) if name.endswith(PICKLED)]
+    return [name for name in named if not any(fnmatch(name, pattern) for pattern in _OF_A_RUN)]
+
+
 def no_weights(folder: Path) -> BadCheckpoint:
     """The error for a folder without safetensors weights, with the way out if there are pickles."""
-    found = pickles(folder)
-    if has(folder, PICKLE) or has(folder, PICKLE_INDEX):
-        name = PICKLE if has(folder, PICKLE) else PICKLE_INDEX
+    if name := pickled_weights(folder):
         return BadCheckpoint(
             f"holds only pickled weights ({name}), and loading a pickle can run code",
             "use --allow-pickle to read them as plain tensors, which refuses anything else",
             file=folder,
         )
-    if found:
+    if found := _perhaps_weights(folder):
+        return BadCheckpoint(
+            f"holds several pickles ({found[0]}, {found[1]}), and which are the weights is not known",
+            "give one of these files as SOURCE, with --allow-pickle, which reads plain tensors and nothing else",
+            file=folder,
+        )
+    if found := pickles(folder):
         return BadCheckpoint(
             f"holds only pickles ({found[0]}), which lemonx never loads, as they can run code",
             "if you trust them, convert them with transformers' from_pretrained and save_pretrained",

@@ -21,9 +21,7 @@ from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.copying import row_pieces, write_copy
 from lemonx.checkpoints.folder import (
     CONFIG,
-    PICKLE,
     PICKLE_INDEX,
-    has,
     open_companion,
     other_files,
     weight_map,
@@ -35,18 +33,20 @@ from lemonx.errors import BadCheckpoint
 if TYPE_CHECKING:
     import torch
 
+# Where training scripts keep the weights, and what torch's wrappers put before their names.
+_INSIDE = ("state_dict", "model_state_dict", "model")
+_WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
 
-def has_pickles(folder: Path) -> bool:
-    """Whether the folder holds pickled weights under the names that transformers gave them."""
-    return has(folder, PICKLE) or has(folder, PICKLE_INDEX)
 
+def convert(folder: Path, parent: Path, name: str) -> Path:
+    """A folder in `parent`, named like `folder`, with the same config, companions and tensors.
 
-def convert(folder: Path, parent: Path) -> Path:
-    """A folder in `parent`, named like `folder`, with the same config, companions and tensors."""
+    `name`: the file of weights, or their index.
+    """
     config = read_inside(folder, CONFIG)
     parse_config(config, folder / CONFIG)
-    mapping = weight_map(folder, PICKLE_INDEX, "bin") if has(folder, PICKLE_INDEX) else None
-    shards = sorted(set(mapping.values())) if mapping else [PICKLE]
+    mapping = weight_map(folder, name, "bin") if name == PICKLE_INDEX else None
+    shards = sorted(set(mapping.values())) if mapping else [name]
     entries: dict[str, tuple[str, str, tuple[int, ...]]] = {}
     for shard in shards:
         for name, tensor in load_tensors(folder, shard).items():
@@ -82,12 +82,23 @@ def load_tensors(folder: Path, shard: str) -> dict[str, torch.Tensor]:
         content = _unpickle(name_of(fd), path)
     finally:
         os.close(fd)  # what is mapped stays mapped
+    content = _unwrapped(content)
     if not isinstance(content, dict) or not content:
         raise BadCheckpoint(f"holds a {type(content).__name__}, not tensors by name", "save it again", file=path)
     for name, tensor in content.items():
         problem = _odd(name, tensor)
         if problem:
             raise BadCheckpoint(f"holds {problem}", "save it again with save_pretrained", file=path)
+    return content
+
+
+def _unwrapped(content: Any) -> Any:
+    """The weights in what a training script saved: beside its counts, and under the names that wrappers give."""
+    if isinstance(content, dict) and (inner := [content[key] for key in _INSIDE if isinstance(content.get(key), dict)]):
+        content = inner[0]
+    for prefix in _WRAPPERS:
+        if isinstance(content, dict) and content and all(str(name).startswith(prefix) for name in content):
+            content = {name.removeprefix(prefix): tensor for name, tensor in content.items()}
     return content
 
 

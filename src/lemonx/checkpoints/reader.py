@@ -24,17 +24,19 @@ from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.folder import (
     CONFIG,
     INDEX,
+    MODULES,
+    PICKLED,
     WEIGHTS,
     has,
     has_weights,
     no_weights,
     open_companion,
     other_files,
+    pickled_weights,
     stray_weights,
     weight_map,
 )
 from lemonx.checkpoints.opening import changed, identity, open_inside, read_inside
-from lemonx.checkpoints.pickles import has_pickles
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.temporary import Temporary
@@ -105,8 +107,16 @@ class Checkpoint:
                     raise BadCheckpoint(
                         "is a PEFT adapter, not a model", "here, give a model: `lemonx expand` merges one", file=given
                     )
-                pickled = allow_pickle and has_pickles(folder) and not has_weights(folder)
-                return cls._unpickled(folder) if pickled else cls._in_floats(folder)
+                if has(folder, MODULES) and not has(folder, CONFIG):
+                    raise BadCheckpoint(
+                        "is a sentence-transformers folder with the model in a folder of its own",
+                        "save it again: SentenceTransformer(FOLDER).save(NEW) puts the model beside modules.json",
+                        file=given,
+                    )
+                pickled = pickled_weights(folder) if allow_pickle and not has_weights(folder) else None
+                return cls._unpickled(folder, pickled) if pickled else cls._in_floats(folder)
+            if allow_pickle and folder.name.endswith(PICKLED) and has(folder.parent, CONFIG):
+                return cls._unpickled(folder.parent, folder.name)
         except (FileNotFoundError, RuntimeError):
             raise BadCheckpoint("does not exist", _instead(given), file=given) from None
         except OSError as error:
@@ -114,10 +124,9 @@ class Checkpoint:
         raise BadCheckpoint("is not a folder", _of_a_file(given), file=given)
 
     @classmethod
-    def _unpickled(cls, folder: Path) -> Checkpoint:
-        return cls.converted_copy(
-            folder, lambda into: (pickles.convert(folder, into), "pickles, read as plain tensors")
-        )
+    def _unpickled(cls, folder: Path, name: str) -> Checkpoint:
+        what = "pickles, read as plain tensors"
+        return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name), what))
 
     @classmethod
     def _in_floats(cls, folder: Path) -> Checkpoint:
@@ -337,10 +346,7 @@ def _of_a_file(given: Path) -> str:
     ways = {
         ".gguf": "here, give a folder: `lemonx expand` reads such a file",
         ".safetensors": "give the folder it is in, with the model's config.json beside it",
-        **dict.fromkeys(
-            (".bin", ".pt", ".pth", ".ckpt"),
-            "put it into a folder as pytorch_model.bin, with the model's config.json, and use --allow-pickle",
-        ),
+        **dict.fromkeys(PICKLED, "put the model's config.json beside it, and use --allow-pickle"),
     }
     return ways.get(given.suffix.lower(), "give the folder that holds config.json")
 

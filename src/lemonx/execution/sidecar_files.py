@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any, BinaryIO, TypeAlias
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.folder import GENERATION, module_weights, parse_object
+from lemonx.checkpoints.folder import GENERATION, MODULES, module_weights, parse_object
 from lemonx.checkpoints.opening import file_inside, read_small
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.planning.plan import Plan
 
-MODULES = "modules.json"
 # sentence-transformers repeats the width of the embeddings in the settings of its pooling module.
 _WIDTHS = {"word_embedding_dimension", "embedding_dimension"}
 

@@ -26,9 +26,9 @@ from lemonx.checkpoints.folder import (
     WEIGHTS,
     is_module_weights,
     is_wanted,
+    pickled_weights,
     weight_map,
 )
-from lemonx.checkpoints.pickles import has_pickles
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.hub.names import COMMIT, HubName, cached, has_all_weights, meant
 
@@ -68,7 +68,7 @@ def located(given: str | os.PathLike[str], wish: Wish | None = None) -> Path:
         folder = _config(name).parent
         if not constants.is_offline_mode():
             return _download(name, folder, wish)
-        if not has_all_weights(folder) and not (wish.allow_pickle and has_pickles(folder)):
+        if not has_all_weights(folder) and not (wish.allow_pickle and pickled_weights(folder)):
             raise BadCheckpoint(f"is in the hub's cache only in part, and {_OFFLINE[0]}", _OFFLINE[1], file=str(name))
         return folder
 
