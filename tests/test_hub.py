@@ -274,7 +274,8 @@ def test_push(away: Away, tmp_path: Path) -> None:
     assert {name: data for name, data in repo.files.items() if name != ".gitattributes"} == written
     assert 'base_model: "org/small"' in written["README.md"].decode()
     # What was uploaded can be verified, and grown again, by its name.
-    assert away.run("verify", "org/small", "me/large").code == 0
+    again = away.run("verify", "org/small", "me/large")
+    assert again.code == 0 and "the same function" in again.out and "lemonx.json" in away.hub.fetched(), again
     # A source that is not of the hub: the card names no base model there.
     again = away.run("expand", "out", "more", "--depth", 4, "--push", "me/large", "--no-verify", "--json")
     assert again.code == 0 and json.loads(again.out)["pushed"] == f"{away.hub.url}/me/large", again

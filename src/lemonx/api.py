@@ -362,7 +362,9 @@ def verify(
     """
     from lemonx.workflows.verifying import verify_folders
 
-    folders = [located(given, Wish(whole=False, allow_pickle=allow_pickle)) for given in (source, target)]
+    # Of the target, the certificate beside the weights is wanted too.
+    wishes = ((source, False), (target, True))
+    folders = [located(given, Wish(whole=whole, allow_pickle=allow_pickle)) for given, whole in wishes]
     return verify_folders(
         *folders, layerwise=layerwise, allow_pickle=allow_pickle, adapter=adapter, tables=tables(infer, spec)
     )

@@ -293,7 +293,7 @@ def verify_command(
     from lemonx.cli.render import hub
     from lemonx.cli.render.console import waiting
 
-    both = [hub.fetched(one, quiet=as_json, whole=False, allow_pickle=allow_pickle) for one in (source, output)]
+    both = [hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=allow_pickle) for one in (source, output)]
     with waiting("reading both checkpoints", quiet=as_json):
         measured = api.verify(
             *both, layerwise=layerwise, allow_pickle=allow_pickle, adapter=adapter, infer=infer, spec=spec

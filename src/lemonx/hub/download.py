@@ -1,4 +1,4 @@
-"""Downloads a model into the hub's ordinary cache: config, safetensors, tokenizer and card, and nothing else.
+"""Downloads a model into the hub's ordinary cache: config, safetensors, tokenizer, card and certificate, no more.
 
 huggingface_hub does it, with its own settings: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, the token of `hf auth login`.
 It is imported when a name of the hub is given, not before.
@@ -19,6 +19,7 @@ from lemonx.checkpoints import adapters
 from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.folder import (
     ADAPTER,
+    CERTIFICATE,
     CONFIG,
     INDEX,
     PICKLE,
@@ -153,7 +154,7 @@ def _download(name: HubName, folder: Path, wish: Wish) -> Path:
     single, index, ending = (files[1], PICKLE_INDEX, "bin") if pickled else (files[0], INDEX, "safetensors")
     if not {single, index} & there.keys():
         raise _no_safetensors(name, set(there))
-    beside = {other for other in there if is_wanted(other) or other == CARD}
+    beside = {other for other in there if is_wanted(other) or other in (CARD, CERTIFICATE)}
     modules = {other for other in there if is_module_weights(other)}
     shards = _shards(name, folder, there, single, index, ending)
     wanted = [there[file] for file in sorted(beside | modules | shards) if not (folder / file).exists()]
