@@ -98,6 +98,15 @@ def test_a_folder_of_sentence_transformers(tmp_path: Path) -> None:
         lemonx.plan(tmp_path / "source", width=96)
 
 
+def test_angles_between_sentences_are_kept_or_refused(tmp_path: Path) -> None:
+    """Where a norm before the blocks is framed, outputs are carried by a map that turns angles."""
+    source = pico.save(pico.PICO["modernbert-base"](), tmp_path / "source")
+    (source / "modules.json").write_text("[]")
+    with pytest.raises(Refused, match=r"their angles would change: grow the width by a whole factor"):
+        lemonx.expand(source, tmp_path / "out", width=72, verify=False)
+    lemonx.expand(source, tmp_path / "out", width=96, verify=False)
+
+
 def test_what_is_left_behind_is_said(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["llama-tied"](), tmp_path / "source")
     for name in ("adapter_config.json", "trainer_state.json", "tok.bin", "notes.txt"):

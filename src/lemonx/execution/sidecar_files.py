@@ -102,6 +102,11 @@ def _modules(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:
     folder = checkpoint.origin
     names = module_weights(folder) if MODULES in checkpoint.companions else []
     width = _width(plan)
+    if MODULES in checkpoint.companions and any(frame.readers for frame in plan.types.framed):
+        raise Refused(
+            f"{MODULES} makes vectors of sentences of the outputs, and at this width their angles would change",
+            f"grow the width by a whole factor, or remove {MODULES} and train another pooling",
+        )
     for name in names:
         if width is None or width[0] != width[1]:
             raise Refused(
