@@ -76,6 +76,37 @@ def test_a_layer_behind_the_model(tmp_path: Path) -> None:
         lemonx.expand(source, tmp_path / "other", ffn=200, verify=False)
 
 
+def test_a_folder_of_sentence_transformers(tmp_path: Path) -> None:
+    """As it saves one, and as it loads the result: the pooling follows the width, and angles stay what they were."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    bert = pico.save(pico.PICO["bert-base"](), tmp_path / "bert", torch.float32)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(56))]
+    hf.BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(bert)
+    modules = [Transformer(str(bert)), Pooling(48, "mean"), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "source"))
+    output = lemonx.expand(tmp_path / "source", tmp_path / "out", width=96, depth=3).path
+    texts = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"]
+    before, after = (
+        SentenceTransformer(str(path), device="cpu").encode(texts) for path in (tmp_path / "source", output)
+    )
+    assert before.shape == (3, 48) and after.shape == (3, 96)
+    assert abs(before @ before.T - after @ after.T).max() < 1e-5 and (before @ before.T).std() > 1e-2
+    (tmp_path / "source" / "config.json").unlink()  # as folders of its first versions are
+    with pytest.raises(BadCheckpoint, match="with the model in a folder of its own: save it again"):
+        lemonx.plan(tmp_path / "source", width=96)
+
+
+def test_angles_between_sentences_are_kept_or_refused(tmp_path: Path) -> None:
+    """Where a norm before the blocks is framed, outputs are carried by a map that turns angles."""
+    source = pico.save(pico.PICO["modernbert-base"](), tmp_path / "source")
+    (source / "modules.json").write_text("[]")
+    with pytest.raises(Refused, match=r"their angles would change: grow the width by a whole factor"):
+        lemonx.expand(source, tmp_path / "out", width=72, verify=False)
+    lemonx.expand(source, tmp_path / "out", width=96, verify=False)
+
+
 def test_what_is_left_behind_is_said(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["llama-tied"](), tmp_path / "source")
     for name in ("adapter_config.json", "trainer_state.json", "tok.bin", "notes.txt"):

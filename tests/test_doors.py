@@ -66,6 +66,8 @@ KNOWN_IN = {
     ("architectures/__init__.py", "point.load"): "a package that the user installed",
     ("checkpoints/pickles.py", "torch.load"): "by the name of a descriptor that is open",
     ("checkpoints/reader.py", "(bare / names[path]).symlink_to"): "from a temporary folder to checked weights",
+    ("models/door.py", "(shown / 'model.gguf').symlink_to"): "from a temporary folder to a file that is open",
+    ("models/door.py", "tokenizer.save_pretrained"): "into a temporary folder",
     ("models/door.py", "(shown / file).symlink_to"): "from a temporary folder to checked files of a tokenizer",
     ("optimizer_state/trainer.py", "torch.save"): "a file that is open",
     ("data/npz.py", "np.load"): "a file that is open",

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 import faults
 import pico
@@ -180,6 +182,23 @@ def test_a_folder_of_that_name_wins(away: Away, good: Callable[..., Path], tmp_p
     assert away.hub.seen == []
 
 
+def test_an_adapter_by_its_name(away: Away, tmp_path: Path) -> None:
+    """Its base is looked for where it is kept; what a file of others says leads to no download."""
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora"
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "org/small", "r": 2, "lora_alpha": 2}
+    weights = save({f"{name}_A.weight": torch.ones(2, 48), f"{name}_B.weight": torch.ones(48, 2)})
+    repo = away.hub.repos["org/lora"] = Repo()
+    repo.commit({"adapter_config.json": json.dumps(settings).encode(), "adapter_model.safetensors": weights})
+    command = ("expand", "org/lora", "out", "--depth", 3, "--no-verify")
+    assert_refused(away.run(*command), BAD_CHECKPOINT, "is an adapter of 'org/small', .* give the base as SOURCE")
+    assert "org/small" not in str(away.hub.seen)
+    done = away.run("expand", "org/small", "out", "--depth", 3, "--adapter", "org/lora")
+    assert done.code == 0, done
+    said = json.loads((tmp_path / "out" / "lemonx.json").read_text())
+    assert said["source"]["name"] == "org/small" and "the adapter 'org/lora' (" in said["source"]["converted"]
+    assert away.run(*command, "--force").code == 0  # now it is in the cache
+
+
 def test_private_and_gated(away: Away, small: Path) -> None:
     away.hub.add("org/private", small, private=True)
     away.hub.add("org/gated", small, gated=True)
@@ -209,7 +228,7 @@ def test_what_is_refused_in_one_line(away: Away, good: Callable[..., Path], tmp_
         ("org/none", "'org/none' is neither a folder nor a model on the hub: check the name"),
         ("org/small@v9", "'org/small@v9' is on the hub, but has no revision 'v9': give a branch"),
         ("org/pickled", "has no safetensors on the hub, only pytorch_model.bin: use --allow-pickle"),
-        ("org/other", "neither model.safetensors nor .* on the hub .but model.gguf.: choose"),
+        ("org/other", "neither model.safetensors nor .* on the hub .but model.gguf.: download one of its files"),
         ("org/torn", "has an index that names 'model-00001-of-00004.safetensors', which is not there"),
         ("org/empty", "'org/empty' has no config.json on the hub"),
     ):
@@ -255,7 +274,8 @@ def test_push(away: Away, tmp_path: Path) -> None:
     assert {name: data for name, data in repo.files.items() if name != ".gitattributes"} == written
     assert 'base_model: "org/small"' in written["README.md"].decode()
     # What was uploaded can be verified, and grown again, by its name.
-    assert away.run("verify", "org/small", "me/large").code == 0
+    again = away.run("verify", "org/small", "me/large")
+    assert again.code == 0 and "the same function" in again.out and "lemonx.json" in away.hub.fetched(), again
     # A source that is not of the hub: the card names no base model there.
     again = away.run("expand", "out", "more", "--depth", 4, "--push", "me/large", "--no-verify", "--json")
     assert again.code == 0 and json.loads(again.out)["pushed"] == f"{away.hub.url}/me/large", again

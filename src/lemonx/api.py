@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from lemonx.algebra.free_parameters import Free
-from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.reader import NotDownloaded
 from lemonx.hub.download import Wish, located
-from lemonx.hub.headers import opened
 from lemonx.methods import Lessons
+from lemonx.models.sources import open_source, opened
 from lemonx.planning.plan import Plan
 from lemonx.workflows.options import SHARD, Dtype, FieldValue, GrowthOptions, PathLike, Placement, Writing, sizes
 from lemonx.workflows.planning import plan_growth
@@ -58,6 +57,7 @@ def plan(
     dtype: Dtype | None = None,
     solve: bool = False,
     allow_pickle: bool = False,
+    adapter: PathLike | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Plan:
@@ -102,11 +102,14 @@ def plan(
         tables=tables(infer, spec),
     )
     try:
-        with opened(source, allow_pickle=allow_pickle) as checkpoint, table_for(checkpoint, growth.tables):
+        with (
+            opened(source, allow_pickle=allow_pickle, adapter=adapter) as checkpoint,
+            table_for(checkpoint, growth.tables),
+        ):
             return plan_growth(checkpoint, growth, solve=solve)
     except NotDownloaded:  # a model of the hub, and this plan depends on its weights
         folder = located(source, Wish(whole=False))
-    with Checkpoint.open(folder) as checkpoint, table_for(checkpoint, growth.tables):
+    with open_source(folder) as checkpoint, table_for(checkpoint, growth.tables):
         return plan_growth(checkpoint, growth, solve=solve)
 
 
@@ -166,6 +169,7 @@ def expand(
     force: bool = False,
     with_optimizer: bool = False,
     allow_pickle: bool = False,
+    adapter: PathLike | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Expanded: ...
@@ -231,6 +235,7 @@ def expand(
     force: bool = False,
     with_optimizer: bool = False,
     allow_pickle: bool = False,
+    adapter: PathLike | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Expanded | PreTrainedModel:
@@ -282,7 +287,8 @@ def expand(
     planned, progress are called with the plan, and with the number of bytes after each write
 
     For folders: max_shard_size (bytes per file), force (replace the output if it is a checkpoint and nothing else),
-    with_optimizer (grow Adam's moments too), allow_pickle (read pytorch_model.bin as plain tensors).
+    with_optimizer (grow Adam's moments too), allow_pickle (read pytorch_model.bin as plain tensors), adapter (a LoRA
+    adapter of PEFT's that is merged into the source; an adapter may also be the source, if its base is found).
     """
     # These import torch, which a plan does not need.
     from lemonx.models.in_memory import unwrapped
@@ -296,6 +302,8 @@ def expand(
             raise TypeError("a model in memory is expanded in memory: leave output out, then save_pretrained")
         if ramp:
             raise TypeError("a ramp travels in a file beside the checkpoint: expand a folder")
+        if adapter is not None:
+            raise TypeError("merge the adapter of a model in memory first: merge_and_unload()")
         if with_optimizer:
             raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
         source = unwrapped(source)
@@ -323,7 +331,9 @@ def expand(
         dtype=dtype,
         tables=tables(infer, spec),
     )
-    writing = Writing(verify, threads, max_shard_size, force, with_optimizer, allow_pickle, lessons, planned, progress)
+    writing = Writing(
+        verify, threads, max_shard_size, force, with_optimizer, allow_pickle, adapter, lessons, planned, progress
+    )
     if isinstance(source, str | os.PathLike):
         return expand_folder(located(source, Wish(allow_pickle=allow_pickle)), Path(output or ""), growth, writing)
     return expand_model(source, growth, writing)
@@ -335,6 +345,7 @@ def verify(
     *,
     layerwise: bool = False,
     allow_pickle: bool = False,
+    adapter: PathLike | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Verified:
@@ -352,8 +363,12 @@ def verify(
     """
     from lemonx.workflows.verifying import verify_folders
 
-    folders = [located(given, Wish(whole=False, allow_pickle=allow_pickle)) for given in (source, target)]
-    return verify_folders(*folders, layerwise=layerwise, allow_pickle=allow_pickle, tables=tables(infer, spec))
+    # Of the target, the certificate beside the weights is wanted too.
+    wishes = ((source, False), (target, True))
+    folders = [located(given, Wish(whole=whole, allow_pickle=allow_pickle)) for given, whole in wishes]
+    return verify_folders(
+        *folders, layerwise=layerwise, allow_pickle=allow_pickle, adapter=adapter, tables=tables(infer, spec)
+    )
 
 
 def shrink(

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import lemonx
 import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner
-from lemonx.checkpoints import Checkpoint, quantised
+from lemonx.checkpoints import Checkpoint, copying
 from lemonx.errors import BadCheckpoint
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
@@ -85,7 +86,7 @@ def plain(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["blocks", "rows", "whole"])
 @pytest.mark.parametrize("piece", [1 << 24, 1000])
 def test_numbers_are_what_they_stand_for(kind: str, piece: int, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantised, "_BLOCK", piece)
+    monkeypatch.setattr(copying, "BLOCK", piece)
     folder, stands = quantise(plain, kind)
     with Checkpoint.open(folder) as opened:
         assert opened.tensors.keys() == stands.keys() and "quantization_config" not in opened.config
@@ -132,6 +133,66 @@ def test_what_does_not_fit_is_refused(broken: dict[str, Tensor | None], says: st
         Checkpoint.open(folder)
 
 
+def pack(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Experts as gpt-oss stores them, of random bytes, and what transformers makes of these."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    stored, stands = dict(weights), dict(weights)
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = stored.pop(name).shape
+        shape = (experts, rows, columns // 32, 16)
+        blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        scales = torch.randint(118, 124, shape[:-1], generator=generator, dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        stands[name] = convert_moe_packed_tensors(blocks, scales)
+    return stored, stands
+
+
+def gpt_oss(folder: Path) -> dict[str, Tensor]:
+    model = pico.of_class(hf.GptOssForCausalLM, hidden_size=64, intermediate_size=32)
+    pico.save(model, folder, torch.bfloat16)
+    stored, stands = pack(load_file(folder / "model.safetensors"))
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    change(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return stands
+
+
+def test_four_bits_are_what_transformers_makes_of_them(run: Run, tmp_path: Path) -> None:
+    stands = gpt_oss(tmp_path / "source")
+    with Checkpoint.open(tmp_path / "source") as opened:
+        assert opened.tensors.keys() == stands.keys()
+        assert all(torch.equal(opened.read(name), tensor) for name, tensor in stands.items())
+        assert opened.converted == "4 tensors in MXFP4, dequantised to BF16"
+    done = run("expand", "source", "out", "--depth", 3, "--json")
+    assert done.code == 0, done
+    said = json.loads(done.out)
+    assert said["verified"]["proven"] and "MXFP4" in said["source"]["converted"]
+    assert run("verify", "source", "out").code == 0
+
+
+@pytest.mark.parametrize(
+    ("ending", "changed", "says"),
+    [
+        ("gate_up_proj_scales", None, "no scales for it"),
+        ("gate_up_proj_blocks", None, "without the blocks that it scales"),
+        ("gate_up_proj_scales", torch.zeros(3, 3, dtype=torch.uint8), "which is not MXFP4 as gpt-oss has it"),
+        ("down_proj_scales", 255, "that is not a number"),
+    ],
+)
+def test_four_bits_that_do_not_fit(ending: str, changed: Any, says: str, tmp_path: Path) -> None:
+    gpt_oss(tmp_path / "source")
+    file = tmp_path / "source" / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if name.endswith(ending))
+    before = weights.pop(name)
+    if changed is not None:
+        weights[name] = changed if isinstance(changed, Tensor) else torch.full_like(before, changed)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(BadCheckpoint, match=says):
+        Checkpoint.open(tmp_path / "source")
+
+
 def test_another_method_is_refused(plain: Path) -> None:
     change(plain, quantization_config={"quant_method": "bitsandbytes"})
     with pytest.raises(BadCheckpoint, match="quantization_config: dequantise"):
@@ -140,14 +201,10 @@ def test_another_method_is_refused(plain: Path) -> None:
 
 def test_files_say_how_they_are_converted(run: Run, plain: Path, tmp_path: Path) -> None:
     for name, says in (
-        ("model.gguf", "is not a folder: convert it: AutoModelForCausalLM.from_pretrained.*gguf_file"),
-        ("model.pt", "is not a folder: put it into a folder as pytorch_model.bin.*--allow-pickle"),
+        ("model.pt", "is not a folder: put the model's config.json beside it, and use --allow-pickle"),
         ("x.safetensors", "is not a folder: give the folder it is in"),
     ):
         (tmp_path / name).write_bytes(b"GGUF")
         assert_refused(run("plan", name, "--depth", 3), BAD_CHECKPOINT, says)
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    assert_refused(run("plan", "adapter", "--depth", 3), BAD_CHECKPOINT, "is a PEFT adapter, not a model: merge it")
     (plain / "model.safetensors").rename(plain / "model.gguf")
-    assert_refused(run("plan", plain, "--depth", 3), BAD_CHECKPOINT, "holds its weights as GGUF only: convert them")
+    assert_refused(run("plan", plain, "--depth", 3), BAD_CHECKPOINT, "GGUF only: give the file, model.gguf")

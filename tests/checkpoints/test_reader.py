@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ SHARDED: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated shard": (lambda f: os.truncate(f / "a.safetensors", 100), "a.safetensors' is truncated"),
     "empty shard": (lambda f: os.truncate(f / "a.safetensors", 0), "a.safetensors' is empty"),
     "stale shard": (lambda f: save_file(tensors(), f / "model.safetensors"), "is not listed in the index"),
-    "an adapter": (lambda f: save_file(tensors(), f / "adapter_model.safetensors"), "merge it"),
+    "an adapter": (lambda f: save_file(tensors(), f / "adapter_model.safetensors"), "give that with --adapter"),
     "path upwards": (
         lambda f: edit_index(f, lambda i: i["weight_map"].update(weight="../a.safetensors")),
         "which is not a .safetensors file beside it",
@@ -193,7 +194,30 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     assert_one_line(BadCheckpoint, "only pickled weights.*--allow-pickle", lambda: Checkpoint.open(tmp_path))
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "model.pt")
+    assert_one_line(BadCheckpoint, "only pickled weights .model.pt.*allow-pickle", lambda: Checkpoint.open(tmp_path))
+    (tmp_path / "other.pt").write_bytes(b"")
+    (tmp_path / "optimizer.pt").write_bytes(b"")
+    assert_one_line(BadCheckpoint, "several pickles .model.pt, other.pt.*as SOURCE", lambda: Checkpoint.open(tmp_path))
+    for name in ("model.pt", "other.pt"):
+        (tmp_path / name).unlink()
     assert_one_line(BadCheckpoint, "never loads.*save_pretrained", lambda: Checkpoint.open(tmp_path))
+
+
+@pytest.mark.parametrize("wrapped", ["", "state_dict", "model", "module."])
+def test_what_training_scripts_save(wrapped: str, tmp_path: Path) -> None:
+    """A single file of tensors, as a file or by its folder: bare, beside counts, or under the names of DDP."""
+    (tmp_path / "config.json").write_text("{}")
+    stored: Any = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}
+    if wrapped == "module.":
+        stored = {f"module.{name}": tensor for name, tensor in stored.items()}
+    elif wrapped:
+        stored = {wrapped: stored, "epoch": 3, "optimizer": {"state": {0: torch.ones(3)}}}
+    torch.save(stored, tmp_path / "last.ckpt")
+    for given in (tmp_path, tmp_path / "last.ckpt"):
+        with Checkpoint.open(given, allow_pickle=True) as opened:
+            assert opened.tensors.keys() == {"a", "b"} and opened.converted
+            assert opened.read("a").equal(torch.arange(6.0).reshape(2, 3)) and opened.origin == tmp_path
+    assert_one_line(BadCheckpoint, "is not a folder: put the model's config.json", lambda: Checkpoint.open(given))
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:

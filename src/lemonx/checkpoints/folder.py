@@ -19,9 +19,11 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
-MERGE = "merge it into its model first: PeftModel.from_pretrained(model, FOLDER).merge_and_unload().save_pretrained"
+MODULES = "modules.json"  # sentence-transformers: what comes after the model
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
+# How files of pickled weights end.
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_COMPANION = 200_000_000
 _TORCH = (".metadata", "*.pt", "*.pth", "*.ckpt", "*.th", "*.pkl", "*.distcp")
 _PICKLES = (*_TORCH, "*.bin")
@@ -32,7 +34,7 @@ _LOADED = (
     GENERATION,
     "*processor_config.json",
     "chat_template*",
-    "modules.json",
+    MODULES,
     "config_sentence_transformers.json",
     "sentence_*_config.json",
 )
@@ -104,7 +106,11 @@ def stray_weights(folder: Path, used: set[str]) -> Iterator[BadCheckpoint]:
         if name in used or name == RAMP or not name.endswith(".safetensors"):
             continue
         if name.startswith("adapter_"):
-            yield BadCheckpoint("is a PEFT adapter, not a model", MERGE, file=folder / name)
+            yield BadCheckpoint(
+                "is a PEFT adapter beside a model, which would be ignored",
+                "put it into a folder of its own with its adapter_config.json, and give that with --adapter",
+                file=folder / name,
+            )
         elif not name.startswith("consolidated"):  # Mistral's own format, the same weights once more
             yield BadCheckpoint(
                 "is not listed in the index and would be ignored",
@@ -119,28 +125,42 @@ def pickles(folder: Path) -> list[str]:
     return [name for name in named if _companion(folder, name) is None]
 
 
+def pickled_weights(folder: Path) -> str | None:
+    """The file, or index, of pickled weights: under transformers' names, or the only pickle that is none of a run's."""
+    for name in (PICKLE, PICKLE_INDEX):
+        if has(folder, name):
+            return name
+    found = _perhaps_weights(folder)
+    return found[0] if len(found) == 1 else None
+
+
+def _perhaps_weights(folder: Path) -> list[str]:
+    named = [name for name in pickles(folder) if name.endswith(PICKLED)]
+    return [name for name in named if not any(fnmatch(name, pattern) for pattern in _OF_A_RUN)]
+
+
 def no_weights(folder: Path) -> BadCheckpoint:
     """The error for a folder without safetensors weights, with the way out if there are pickles."""
-    found = pickles(folder)
-    if has(folder, PICKLE) or has(folder, PICKLE_INDEX):
-        name = PICKLE if has(folder, PICKLE) else PICKLE_INDEX
+    if name := pickled_weights(folder):
         return BadCheckpoint(
             f"holds only pickled weights ({name}), and loading a pickle can run code",
             "use --allow-pickle to read them as plain tensors, which refuses anything else",
             file=folder,
         )
-    if found:
+    if found := _perhaps_weights(folder):
+        return BadCheckpoint(
+            f"holds several pickles ({found[0]}, {found[1]}), and which are the weights is not known",
+            "give one of these files as SOURCE, with --allow-pickle, which reads plain tensors and nothing else",
+            file=folder,
+        )
+    if found := pickles(folder):
         return BadCheckpoint(
             f"holds only pickles ({found[0]}), which lemonx never loads, as they can run code",
             "if you trust them, convert them with transformers' from_pretrained and save_pretrained",
             file=folder,
         )
-    if any(name.endswith(".gguf") for name in os.listdir(folder)):
-        return BadCheckpoint(
-            "holds its weights as GGUF only",
-            "convert them: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) and save_pretrained",
-            file=folder,
-        )
+    if found := sorted(name for name in os.listdir(folder) if name.endswith(".gguf")):
+        return BadCheckpoint("holds its weights as GGUF only", f"give the file, {found[0]}, as SOURCE", file=folder)
     return BadCheckpoint(f"holds neither {WEIGHTS} nor {INDEX}", "give the folder of a saved model", file=folder)
 
 
@@ -179,8 +199,13 @@ def tokenizer_files(folder: Path) -> dict[str, Path]:
     """The files that a tokenizer is made of, by name, and where each really is."""
     folder = folder.resolve()
     names = (entry.name for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False))
-    wanted = [n for n in sorted(names) if _may_be_companion(n) and any(fnmatch(n, pattern) for pattern in _TOKENIZER)]
+    wanted = [name for name in sorted(names) if _may_be_companion(name) and is_tokenizer(name)]
     return {name: real_file(folder, name) for name in wanted}
+
+
+def is_tokenizer(name: str) -> bool:
+    """Whether a companion of this name is part of a tokenizer."""
+    return any(fnmatch(name, pattern) for pattern in (*_TOKENIZER, "chat_template*"))
 
 
 def is_loaded(name: str) -> bool:

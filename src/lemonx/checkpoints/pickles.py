@@ -12,45 +12,44 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from lemonx.checkpoints import copying
 from lemonx.checkpoints.config import parse_config
+from lemonx.checkpoints.copying import row_pieces, write_copy
 from lemonx.checkpoints.folder import (
     CONFIG,
-    PICKLE,
     PICKLE_INDEX,
-    has,
     open_companion,
     other_files,
     weight_map,
 )
 from lemonx.checkpoints.opening import name_of, open_inside, read_inside
 from lemonx.checkpoints.safetensors_file import dtype_name
-from lemonx.checkpoints.writer import CheckpointWriter
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
     import torch
 
-_SHARD = 5 * 10**9
-_BLOCK = 1 << 24
+# Where training scripts keep the weights, and what torch's wrappers put before their names.
+_INSIDE = ("state_dict", "model_state_dict", "model")
+_WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
 
 
-def has_pickles(folder: Path) -> bool:
-    """Whether the folder holds pickled weights under the names that transformers gave them."""
-    return has(folder, PICKLE) or has(folder, PICKLE_INDEX)
+def convert(folder: Path, parent: Path, name: str) -> Path:
+    """A folder in `parent`, named like `folder`, with the same config, companions and tensors.
 
-
-def convert(folder: Path, parent: Path) -> Path:
-    """A folder in `parent`, named like `folder`, with the same config, companions and tensors."""
+    `name`: the file of weights, or their index.
+    """
     config = read_inside(folder, CONFIG)
     parse_config(config, folder / CONFIG)
-    mapping = weight_map(folder, PICKLE_INDEX, "bin") if has(folder, PICKLE_INDEX) else None
-    shards = sorted(set(mapping.values())) if mapping else [PICKLE]
+    mapping = weight_map(folder, name, "bin") if name == PICKLE_INDEX else None
+    shards = sorted(set(mapping.values())) if mapping else [name]
     entries: dict[str, tuple[str, str, tuple[int, ...]]] = {}
     for shard in shards:
-        for name, tensor in _load(folder, shard).items():
+        for name, tensor in load_tensors(folder, shard).items():
             if name in entries or (mapping is not None and mapping.get(name) != shard):
                 raise BadCheckpoint(
                     f"holds the tensor {name!r}, which its index puts elsewhere", "save it again", file=folder / shard
@@ -60,30 +59,22 @@ def convert(folder: Path, parent: Path) -> Path:
         raise BadCheckpoint(
             f"names the tensor {missing[0]!r}, which no shard holds", "save it again", file=folder / PICKLE_INDEX
         )
-    output = parent / (folder.name or "model")
-    with CheckpointWriter(output, list(entries.values()), max_shard_size=_SHARD) as writer:
-        for shard in shards:
-            for name, tensor in _load(folder, shard).items():
-                for start, rows in _pieces(tensor):
-                    writer.write(name, start, rows)
-        writer.add_text(CONFIG, config.decode())
-        for name, companion in other_files(folder, {CONFIG})[0].items():
-            with open_companion(folder, name, companion) as file:
-                writer.add_file(file, name)
-    return output
+    carried = other_files(folder, {CONFIG})[0]
+    beside = {name: partial(open_companion, folder, name, companion) for name, companion in carried.items()}
+    pieces = (piece for shard in shards for piece in _pieces(load_tensors(folder, shard)))
+    return write_copy(parent / (folder.name or "model"), list(entries.values()), pieces, config, beside)
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    if not tensor.ndim:
-        yield 0, tensor
-        return
-    rows = len(tensor)
-    limit = max(1, _BLOCK * rows // max(1, tensor.nbytes))
-    for start in range(0, rows, limit):
-        yield start, tensor[start : start + limit]
+def _pieces(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, int, torch.Tensor]]:
+    for name, tensor in tensors.items():
+        if not tensor.ndim:
+            yield name, 0, tensor
+            continue
+        for start, stop in row_pieces(len(tensor), tensor.nbytes, copying.BLOCK):
+            yield name, start, tensor[start:stop]
 
 
-def _load(folder: Path, shard: str) -> dict[str, torch.Tensor]:
+def load_tensors(folder: Path, shard: str) -> dict[str, torch.Tensor]:
     """The tensors of one pickle; BadCheckpoint if it holds, or asks for, anything else."""
     path = folder / shard
     fd = open_inside(folder, shard)
@@ -91,12 +82,23 @@ def _load(folder: Path, shard: str) -> dict[str, torch.Tensor]:
         content = _unpickle(name_of(fd), path)
     finally:
         os.close(fd)  # what is mapped stays mapped
+    content = _unwrapped(content)
     if not isinstance(content, dict) or not content:
         raise BadCheckpoint(f"holds a {type(content).__name__}, not tensors by name", "save it again", file=path)
     for name, tensor in content.items():
         problem = _odd(name, tensor)
         if problem:
             raise BadCheckpoint(f"holds {problem}", "save it again with save_pretrained", file=path)
+    return content
+
+
+def _unwrapped(content: Any) -> Any:
+    """The weights in what a training script saved: beside its counts, and under the names that wrappers give."""
+    if isinstance(content, dict) and (inner := [content[key] for key in _INSIDE if isinstance(content.get(key), dict)]):
+        content = inner[0]
+    for prefix in _WRAPPERS:
+        if isinstance(content, dict) and content and all(str(name).startswith(prefix) for name in content):
+            content = {name.removeprefix(prefix): tensor for name, tensor in content.items()}
     return content
 
 

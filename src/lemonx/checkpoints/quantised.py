@@ -1,22 +1,23 @@
-"""Reads weights that are stored in 8 bits with scales, and writes them as the floats that they stand for.
+"""Reads weights that are stored in 8 bits or fewer with scales, and writes them as the floats that they stand for.
 
-A weight is its 8-bit number times a scale: one per block (`weight_scale_inv`, as fp8 checkpoints of DeepSeek's and
-Qwen's have it), one per row, or one in all (`weight_scale`, compressed-tensors). It is converted in pieces, so a model
-larger than memory can be.
+In 8 bits, a weight is its number times a scale: one per block (`weight_scale_inv`, as fp8 checkpoints of DeepSeek's
+and Qwen's have it), one per row, or one in all (`weight_scale`, compressed-tensors). For 4 bits see mxfp4.py. All is
+converted in pieces, so a model larger than memory can be.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints import mxfp4
+from lemonx.checkpoints.copying import write_copy
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
-from lemonx.checkpoints.writer import CheckpointWriter
+from lemonx.checkpoints.shards import Entry
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
@@ -24,14 +25,13 @@ if TYPE_CHECKING:
 
     from lemonx.checkpoints.reader import Checkpoint
 
-_METHODS = ("fp8", "compressed-tensors")
+_FOUR_BITS = "mxfp4"
+_METHODS = ("fp8", "compressed-tensors", _FOUR_BITS)
 _EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "I8")
 _SCALES = ("_scale_inv", "_scale")
 # Scales of activations, which a checkpoint of floats does not round.
 _ACTIVATIONS = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".activation_scale")
 _FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_SHARD = 5 * 10**9
-_BLOCK = 1 << 24
 
 
 def is_known(config: Mapping[str, JsonValue]) -> bool:
@@ -46,22 +46,21 @@ def _settings(config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
 
 def convert(source: Checkpoint, parent: Path) -> tuple[Path, str]:
     """A folder in `parent` with the same model in floats, and in words what it was converted from."""
-    dtype = _dtype(source.config)
+    packed = _settings(source.config).get("quant_method") == _FOUR_BITS
+    entries, pieces, what = (mxfp4.floats if packed else _floats)(source, _dtype(source.config))
+    config = {name: value for name, value in source.config.items() if name != "quantization_config"}
+    beside = {name: partial(source.open_companion, name) for name in source.companions}
+    return write_copy(parent / (source.path.name or "model"), entries, pieces, config, beside), what
+
+
+def _floats(source: Checkpoint, dtype: str) -> tuple[list[Entry], Iterator[tuple[str, int, torch.Tensor]], str]:
+    """The tensors to write, their pieces, and what they are converted from."""
     scales = {name: scale for name in source.tensors if (scale := _scale_of(name, source.tensors))}
     kept = [info for name, info in source.tensors.items() if _is_kept(info, scales, source)]
-    output = parent / (source.path.name or "model")
     entries = [(info.name, dtype if info.name in scales else info.dtype, info.shape) for info in kept]
-    config = {name: value for name, value in source.config.items() if name != "quantization_config"}
-    with CheckpointWriter(output, entries, max_shard_size=_SHARD) as writer:
-        for info in kept:
-            for start, rows in _pieces(source, info, scales.get(info.name), dtype):
-                writer.write(info.name, start, rows)
-        writer.add_text(CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
-        for name in source.companions:
-            with source.open_companion(name) as file:
-                writer.add_file(file, name)
+    pieces = (piece for info in kept for piece in _pieces(source, info, scales.get(info.name), dtype))
     kinds = ", ".join(sorted({source.tensors[name].dtype for name in scales}))
-    return output, f"{len(scales)} tensors in {kinds} with scales, dequantised to {dtype}"
+    return entries, pieces, f"{len(scales)} tensors in {kinds} with scales, dequantised to {dtype}"
 
 
 def _dtype(config: Mapping[str, JsonValue]) -> str:
@@ -91,16 +90,15 @@ def _is_kept(info: TensorInfo, scales: Mapping[str, str], source: Checkpoint) ->
     return True
 
 
-def _pieces(source: Checkpoint, info: TensorInfo, scale: str | None, dtype: str) -> Iterator[tuple[int, torch.Tensor]]:
-    rows = info.shape[0] if info.shape else 1
-    step = max(1, _BLOCK * rows // max(1, 4 * info.numel))
+def _pieces(
+    source: Checkpoint, info: TensorInfo, scale: str | None, dtype: str
+) -> Iterator[tuple[str, int, torch.Tensor]]:
     block = None if scale is None else _block(source, info, scale)
     whole = None if scale is None else source.read(scale).float()
-    for start in range(0, rows, step):
-        piece = source.read(info.name, start, min(rows, start + step)) if info.shape else source.read(info.name)
+    for start, piece in source.pieces(info.name, 4 * info.numel):
         if whole is not None and block is not None:
             piece = (piece.float() * _spread(whole, block, start, piece)).to(torch_dtype(dtype))
-        yield start, piece
+        yield info.name, start, piece
 
 
 def _block(source: Checkpoint, info: TensorInfo, scale: str) -> tuple[int, int]:

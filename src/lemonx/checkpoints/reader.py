@@ -16,25 +16,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Concatenate, ParamSpec, TypeVar, final
 
-from lemonx.checkpoints import pickles, quantised
+from lemonx.checkpoints import copying, pickles, quantised
+from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.config import parse_config
+from lemonx.checkpoints.copying import row_pieces
 from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.folder import (
-    ADAPTER,
     CONFIG,
     INDEX,
-    MERGE,
+    MODULES,
+    PICKLED,
     WEIGHTS,
     has,
     has_weights,
     no_weights,
     open_companion,
     other_files,
+    pickled_weights,
     stray_weights,
     weight_map,
 )
 from lemonx.checkpoints.opening import changed, identity, open_inside, read_inside
-from lemonx.checkpoints.pickles import has_pickles
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.temporary import Temporary
@@ -101,10 +103,20 @@ class Checkpoint:
         try:
             folder = given.resolve(strict=True)
             if folder.is_dir():
-                if has(folder, ADAPTER) and not has(folder, CONFIG):
-                    raise BadCheckpoint("is a PEFT adapter, not a model", MERGE, file=given)
-                pickled = allow_pickle and has_pickles(folder) and not has_weights(folder)
-                return cls._unpickled(folder) if pickled else cls._in_floats(folder)
+                if is_adapter(folder):
+                    raise BadCheckpoint(
+                        "is a PEFT adapter, not a model", "here, give a model: `lemonx expand` merges one", file=given
+                    )
+                if has(folder, MODULES) and not has(folder, CONFIG):
+                    raise BadCheckpoint(
+                        "is a sentence-transformers folder with the model in a folder of its own",
+                        "save it again: SentenceTransformer(FOLDER).save(NEW) puts the model beside modules.json",
+                        file=given,
+                    )
+                pickled = pickled_weights(folder) if allow_pickle and not has_weights(folder) else None
+                return cls._unpickled(folder, pickled) if pickled else cls._in_floats(folder)
+            if allow_pickle and folder.name.endswith(PICKLED) and has(folder.parent, CONFIG):
+                return cls._unpickled(folder.parent, folder.name)
         except (FileNotFoundError, RuntimeError):
             raise BadCheckpoint("does not exist", _instead(given), file=given) from None
         except OSError as error:
@@ -112,8 +124,9 @@ class Checkpoint:
         raise BadCheckpoint("is not a folder", _of_a_file(given), file=given)
 
     @classmethod
-    def _unpickled(cls, folder: Path) -> Checkpoint:
-        return cls._converted(folder, lambda into: (pickles.convert(folder, into), "pickles, read as plain tensors"))
+    def _unpickled(cls, folder: Path, name: str) -> Checkpoint:
+        what = "pickles, read as plain tensors"
+        return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name), what))
 
     @classmethod
     def _in_floats(cls, folder: Path) -> Checkpoint:
@@ -122,14 +135,15 @@ class Checkpoint:
         if not quantised.is_known(stored.config):
             return stored
         with stored:
-            return cls._converted(folder, lambda into: quantised.convert(stored, into))
+            return cls.converted_copy(folder, lambda into: quantised.convert(stored, into))
 
     @classmethod
-    def _converted(cls, folder: Path, convert: Callable[[Path], tuple[Path, str]]) -> Checkpoint:
+    def converted_copy(cls, origin: Path, convert: Callable[[Path], tuple[Path, str]]) -> Checkpoint:
+        """The checkpoint that `convert` writes into a temporary folder, and says from what; `close` removes it."""
         temporary = Temporary()
         try:
             copy, what = convert(temporary.path)
-            checkpoint = cls(copy, origin=folder)
+            checkpoint = cls(copy, origin=origin)
         except BaseException:
             temporary.close()
             raise
@@ -214,6 +228,15 @@ class Checkpoint:
         """A tensor's numbers in order, as flat pieces of a few megabytes; each is valid until the next is read."""
         info = self.tensors[name]
         return blocks(self._descriptor(info.file), info)
+
+    def pieces(self, name: str, nbytes: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """A tensor as groups of rows, each with its first; `nbytes`: what the whole takes once it is converted."""
+        info = self.tensors[name]
+        if not info.shape:
+            yield 0, self.read(name)
+            return
+        for start, stop in row_pieces(info.shape[0], nbytes, copying.BLOCK):
+            yield start, self.read(name, start, stop)
 
     def same(self, name: str, other: str, rows: range | None = None) -> bool:
         """Whether two tensors, or these rows of them, are equal bit for bit; they are compared piece by piece."""
@@ -331,12 +354,9 @@ def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Cal
 def _of_a_file(given: Path) -> str:
     """The advice for a file that is given in place of a folder."""
     ways = {
-        ".gguf": "convert it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) and save_pretrained",
+        ".gguf": "here, give a folder: `lemonx expand` reads such a file",
         ".safetensors": "give the folder it is in, with the model's config.json beside it",
-        **dict.fromkeys(
-            (".bin", ".pt", ".pth", ".ckpt"),
-            "put it into a folder as pytorch_model.bin, with the model's config.json, and use --allow-pickle",
-        ),
+        **dict.fromkeys(PICKLED, "put the model's config.json beside it, and use --allow-pickle"),
     }
     return ways.get(given.suffix.lower(), "give the folder that holds config.json")
 

@@ -10,6 +10,7 @@ import typer
 from lemonx.cli.app import Json, app
 from lemonx.cli.options import (
     CHOICES,
+    AdapterOption,
     AllowPickle,
     Choices,
     Depth,
@@ -72,6 +73,7 @@ def plan_command(
     ramp: RampOption = False,
     dtype: DtypeOption = None,
     allow_pickle: AllowPickle = False,
+    adapter: AdapterOption = None,
     infer: Infer = True,
     spec: SpecFile = None,
     solve: Annotated[
@@ -98,13 +100,14 @@ def plan_command(
     asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
     chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle)
     if params is not None and from_ is None:
-        found = _shapes(source, params, asked, chosen)
+        found = _shapes(source, params, asked, chosen, adapter)
         print_json([shape.as_dict() for shape in found]) if as_json else show.print_shapes(source, params, found)
         return
     plan = api.plan(
         hub.fetched(source, quiet=as_json, whole=False, allow_pickle=allow_pickle) if solve else source,
         **merged(asked, chosen, from_),
         solve=solve,
+        adapter=adapter,
         infer=infer,
         spec=spec,
     )
@@ -114,12 +117,12 @@ def plan_command(
         show.print_plan(plan, tensors=tensors)
 
 
-def _shapes(source: str, params: str, asked: Sizes, chosen: Choices) -> list[Shape]:
-    from lemonx.hub.headers import opened
+def _shapes(source: str, params: str, asked: Sizes, chosen: Choices, adapter: str | None) -> list[Shape]:
+    from lemonx.models.sources import opened
     from lemonx.workflows import budget, options
 
     growth = options.GrowthOptions(options.sizes(**asked), chosen["method"], free=chosen["free"])
-    with opened(source, allow_pickle=chosen["allow_pickle"]) as checkpoint:
+    with opened(source, allow_pickle=chosen["allow_pickle"], adapter=adapter) as checkpoint:
         return budget.shapes(checkpoint, growth, params)
 
 
@@ -192,6 +195,7 @@ def expand_command(
         bool, typer.Option("--dry-run", help="Show the plan and check that OUTPUT can be written; write nothing.")
     ] = False,
     allow_pickle: AllowPickle = False,
+    adapter: AdapterOption = None,
     infer: Infer = True,
     spec: SpecFile = None,
     as_json: Json = False,
@@ -214,7 +218,7 @@ def expand_command(
     if push:
         check_destination(push)
     if dry_run:
-        planned = api.plan(source, **growth, solve=True, infer=infer, spec=spec)
+        planned = api.plan(source, **growth, solve=True, adapter=adapter, infer=infer, spec=spec)
         _print_dry_run(planned, output, force=force, as_json=as_json)
         return
     folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
@@ -233,6 +237,7 @@ def expand_command(
             progress=tell.written,
             lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
             with_optimizer=with_optimizer,
+            adapter=adapter,
         )
     if not as_json:
         show.print_expanded(source, expanded)
@@ -306,6 +311,7 @@ def verify_command(
         ),
     ] = False,
     allow_pickle: AllowPickle = False,
+    adapter: AdapterOption = None,
     infer: Infer = True,
     spec: SpecFile = None,
     as_json: Json = False,
@@ -322,9 +328,11 @@ def verify_command(
     from lemonx.cli.render import hub
     from lemonx.cli.render.console import waiting
 
-    both = [hub.fetched(one, quiet=as_json, whole=False, allow_pickle=allow_pickle) for one in (source, output)]
+    both = [hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=allow_pickle) for one in (source, output)]
     with waiting("reading both checkpoints", quiet=as_json):
-        measured = api.verify(*both, layerwise=layerwise, allow_pickle=allow_pickle, infer=infer, spec=spec)
+        measured = api.verify(
+            *both, layerwise=layerwise, allow_pickle=allow_pickle, adapter=adapter, infer=infer, spec=spec
+        )
     if as_json:
         print_json(show.verified_json(measured))
     else:

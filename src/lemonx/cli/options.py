@@ -36,7 +36,8 @@ SIZES, CHOICES = "Target sizes", "Choices"
 SourceArgument = Annotated[
     str,
     typer.Argument(
-        help="Folder with config.json and safetensors, or a model of the hub: org/name, org/name@revision.",
+        help="Folder with config.json and safetensors, or a model of the hub: org/name, org/name@revision. Also a LoRA "
+        "adapter's folder, with its base here or in the hub's cache, or a .gguf file.",
         show_default=False,
     ),
 ]
@@ -152,7 +153,14 @@ AllowPickle = Annotated[
     ),
 ]
 
-
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="DIR",
+        help="A LoRA adapter of PEFT's, by its folder or its name on the hub, to merge into SOURCE first.",
+    ),
+]
 Push = Annotated[
     str | None,
     typer.Option(

@@ -19,18 +19,17 @@ from lemonx.checkpoints.destination import leftovers
 from lemonx.checkpoints.folder import (
     CONFIG,
     INDEX,
-    PICKLE,
     WEIGHTS,
     all_files,
     has,
     has_weights,
     no_weights,
+    pickled_weights,
     pickles,
     stray_weights,
     weight_map,
 )
 from lemonx.checkpoints.opening import file_inside, read_inside, real_file
-from lemonx.checkpoints.pickles import has_pickles
 from lemonx.checkpoints.plain import JsonValue, parse_flat
 from lemonx.checkpoints.reader import index_problems, repeated_tensors
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
@@ -119,7 +118,7 @@ def _fsck(folder: Path, quick: bool, allow_pickle: bool, tell: Callable[[int], N
         raise BadCheckpoint(f"{what}", "give the folder of a saved model", file=folder)
     with ExitStack() as stack:
         origin = folder = folder.resolve()
-        if allow_pickle and has_pickles(folder) and not has_weights(folder):
+        if allow_pickle and pickled_weights(folder) and not has_weights(folder):
             try:
                 folder = stack.enter_context(Checkpoint.open(folder, allow_pickle=True)).path
             except LemonxError as error:
@@ -157,7 +156,8 @@ class _Check:
 
     def _say(self, level: str, name: str, found: str, remedy: str) -> None:
         if self.folder != self.report.path and name.endswith(".safetensors"):
-            name = PICKLE  # what was read is a converted copy
+            # What was read is a converted copy.
+            name = (pickled_weights(self.report.path) or name).removesuffix(".index.json")
         self.report.add(Finding(level, str(self.report.path / name), found, remedy))
 
     def _look_at_names(self) -> None:
@@ -173,9 +173,7 @@ class _Check:
             if name.endswith(".json") and name not in (CONFIG, INDEX):
                 self._check_json(name)
             if name == "adapter_config.json":
-                self._say(
-                    WARNING, name, "is an adapter of PEFT, which is not expanded", "merge it into the model first"
-                )
+                self._say(WARNING, name, "is an adapter of PEFT, which is not merged", "give its folder with --adapter")
             if name.endswith(".py"):
                 self._say(WARNING, name, "is code, which lemonx never runs", "nothing to do")
         for name in pickles(self.folder) if has_weights(self.folder) else ():

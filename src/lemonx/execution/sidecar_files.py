@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any, BinaryIO, TypeAlias
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.folder import GENERATION, module_weights, parse_object
+from lemonx.checkpoints.folder import GENERATION, MODULES, module_weights, parse_object
 from lemonx.checkpoints.opening import file_inside, read_small
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.planning.plan import Plan
 
-MODULES = "modules.json"
 # sentence-transformers repeats the width of the embeddings in the settings of its pooling module.
 _WIDTHS = {"word_embedding_dimension", "embedding_dimension"}
 
@@ -108,6 +107,11 @@ def _modules(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:
     folder = checkpoint.origin
     names = module_weights(folder) if MODULES in checkpoint.companions else []
     width = _width(plan)
+    if MODULES in checkpoint.companions and any(frame.readers for frame in plan.types.framed):
+        raise Refused(
+            f"{MODULES} makes vectors of sentences of the outputs, and at this width their angles would change",
+            f"grow the width by a whole factor, or remove {MODULES} and train another pooling",
+        )
     for name in names:
         if width is None or width[0] != width[1]:
             raise Refused(

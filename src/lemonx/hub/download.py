@@ -1,4 +1,4 @@
-"""Downloads a model into the hub's ordinary cache: config, safetensors, tokenizer and card, and nothing else.
+"""Downloads a model into the hub's ordinary cache: config, safetensors, tokenizer, card and certificate, no more.
 
 huggingface_hub does it, with its own settings: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, the token of `hf auth login`.
 It is imported when a name of the hub is given, not before.
@@ -11,10 +11,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lemonx.checkpoints import adapters
+from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.folder import (
+    ADAPTER,
+    CERTIFICATE,
     CONFIG,
     INDEX,
     PICKLE,
@@ -22,9 +27,9 @@ from lemonx.checkpoints.folder import (
     WEIGHTS,
     is_module_weights,
     is_wanted,
+    pickled_weights,
     weight_map,
 )
-from lemonx.checkpoints.pickles import has_pickles
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.hub.names import COMMIT, HubName, cached, has_all_weights, meant
 
@@ -64,7 +69,7 @@ def located(given: str | os.PathLike[str], wish: Wish | None = None) -> Path:
         folder = _config(name).parent
         if not constants.is_offline_mode():
             return _download(name, folder, wish)
-        if not has_all_weights(folder) and not (wish.allow_pickle and has_pickles(folder)):
+        if not has_all_weights(folder) and not (wish.allow_pickle and pickled_weights(folder)):
             raise BadCheckpoint(f"is in the hub's cache only in part, and {_OFFLINE[0]}", _OFFLINE[1], file=str(name))
         return folder
 
@@ -92,10 +97,18 @@ def located_config(given: str | os.PathLike[str]) -> Path:
 
 
 def _config(name: HubName) -> Path:
-    """The model's config.json in the cache, as fresh as the hub allows."""
+    """The model's config.json in the cache, or an adapter's, as fresh as the hub allows."""
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
-    return Path(hf_hub_download(name.repo, CONFIG, revision=name.revision, **_told_apart()))
+    fetch = partial(hf_hub_download, name.repo, revision=name.revision, **_told_apart())
+    try:
+        return Path(fetch(CONFIG))
+    except EntryNotFoundError as error:
+        try:
+            return Path(fetch(ADAPTER))
+        except EntryNotFoundError:
+            raise error from None
 
 
 def _told_apart() -> dict[str, Any]:
@@ -136,11 +149,12 @@ def _shards(
 
 def _download(name: HubName, folder: Path, wish: Wish) -> Path:
     there = _listed(name, folder.name)
-    pickled = wish.allow_pickle and not {WEIGHTS, INDEX} & there.keys()
-    single, index, ending = (PICKLE, PICKLE_INDEX, "bin") if pickled else (WEIGHTS, INDEX, "safetensors")
+    files = (adapters.WEIGHTS, adapters.PICKLE) if is_adapter(folder) else (WEIGHTS, PICKLE)
+    pickled = wish.allow_pickle and not {files[0], INDEX} & there.keys()
+    single, index, ending = (files[1], PICKLE_INDEX, "bin") if pickled else (files[0], INDEX, "safetensors")
     if not {single, index} & there.keys():
         raise _no_safetensors(name, set(there))
-    beside = {other for other in there if is_wanted(other) or other == CARD}
+    beside = {other for other in there if is_wanted(other) or other in (CARD, CERTIFICATE)}
     modules = {other for other in there if is_module_weights(other)}
     shards = _shards(name, folder, there, single, index, ending)
     wanted = [there[file] for file in sorted(beside | modules | shards) if not (folder / file).exists()]
@@ -150,7 +164,7 @@ def _download(name: HubName, folder: Path, wish: Wish) -> Path:
 
 
 def _no_safetensors(name: HubName, files: set[str]) -> BadCheckpoint:
-    found = {PICKLE, PICKLE_INDEX} & files
+    found = {PICKLE, PICKLE_INDEX, adapters.PICKLE} & files
     if found:
         return BadCheckpoint(
             f"has no safetensors on the hub, only {min(found)}",
@@ -158,10 +172,11 @@ def _no_safetensors(name: HubName, files: set[str]) -> BadCheckpoint:
             file=str(name),
         )
     other = sorted(file for file in files if file.endswith((".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".h5")))
-    what = f" (but {other[0]})" if other else ""
+    what, packed = f" (but {other[0]})" if other else "", [file for file in other if file.endswith(".gguf")]
+    fetch = f"download one of its files (`hf download {name.repo} {packed[0]}`) and give that" if packed else ""
     return BadCheckpoint(
         f"has neither {WEIGHTS} nor {INDEX} on the hub{what}",
-        "choose a model that transformers can load",
+        fetch or "choose a model that transformers can load",
         file=str(name),
     )
 

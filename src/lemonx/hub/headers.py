@@ -16,7 +16,7 @@ from lemonx.checkpoints.reader import NotDownloaded
 from lemonx.checkpoints.safetensors_file import encode_header
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.hub import download
-from lemonx.hub.download import Wish, in_words, located
+from lemonx.hub.download import in_words
 from lemonx.hub.names import HubName, meant
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _AT_ONCE = 8
 
 
-def opened(given: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
-    """The checkpoint that is meant; reading a weight of it raises NotDownloaded if only headers were fetched."""
+def fetched(given: str | os.PathLike[str]) -> Checkpoint | None:
+    """A model of the hub of which only headers are here; None if it is no model of the hub, or in the cache."""
     name = meant(given)
-    if name is not None:
-        with in_words(name):
-            folder = download.kept_weights(name)
-            if folder is None and (files := download.safetensors(name)):
-                return _of_headers(name, *files)
-    return Checkpoint.open(located(given, Wish(whole=False, allow_pickle=allow_pickle)), allow_pickle=allow_pickle)
+    if name is None:
+        return None
+    with in_words(name):
+        if download.kept_weights(name) is None and (files := download.safetensors(name)):
+            return _of_headers(name, *files)
+    return None
 
 
 def _of_headers(name: HubName, folder: Path, shards: set[str]) -> Checkpoint:

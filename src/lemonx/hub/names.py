@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from lemonx.checkpoints.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS, has, weight_map
 from lemonx.checkpoints.opening import MAX_TEXT, read_file
 from lemonx.errors import BadCheckpoint
@@ -72,7 +74,9 @@ def cached(cache: Path, name: HubName) -> Path | None:
 
 
 def has_all_weights(folder: Path) -> bool:
-    """Whether a folder of the cache has config.json and all the safetensors files that belong to it."""
+    """Whether a folder of the cache has config.json, or an adapter's, and all safetensors files that belong to it."""
+    if is_adapter(folder):
+        return (folder / ADAPTER_WEIGHTS).exists()
     try:
         shards = set(weight_map(folder.resolve()).values()) if has(folder, INDEX) else {WEIGHTS}
     except BadCheckpoint:

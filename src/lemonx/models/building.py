@@ -122,6 +122,18 @@ def held_in(model: PreTrainedModel) -> dict[str, list[str]]:
     return found
 
 
+def stored_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that save_pretrained would write, by the name it would write."""
+    named = dict(model.named_parameters())
+    tensors = [torch.zeros((), dtype=torch.bool).expand(parameter.shape) for parameter in named.values()]
+    return {name: tuple(tensor.shape) for name, tensor in _reverted(model, list(named), tensors).items()}
+
+
+def stored_as(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What save_pretrained would write for one parameter: several tensors, for fused experts."""
+    return _reverted(model, [name], [tensor])
+
+
 def _reverted(model: PreTrainedModel, names: list[str], tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors by module name, renamed, split and joined as transformers does when it saves them."""
     from transformers.core_model_loading import revert_weight_conversion

@@ -11,13 +11,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict
 
 from lemonx import architectures, models
 from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.folder import CONFIG, GENERATION, has, parse_object, tokenizer_files
-from lemonx.checkpoints.opening import read_inside, read_small
+from lemonx.checkpoints.opening import name_of, read_inside, read_small
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, BadData
@@ -238,6 +238,24 @@ def _write_tokenizer_config(folder: Path, into: Path) -> None:
     write_whole(into / CONFIG, json.dumps(kept))
     if settings:
         write_whole(into / _TOKENIZER_CONFIG, json.dumps(settings))
+
+
+def gguf_config(file: BinaryIO, path: Path) -> dict[str, Any]:
+    """The config that transformers reads from an open GGUF file whose header was checked."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    with foreign(f"read the settings of {str(path)!r}", "take the model's safetensors"):
+        return load_gguf_checkpoint(name_of(file.fileno()))["config"]
+
+
+def save_gguf_tokenizer(file: BinaryIO, folder: Path) -> None:
+    """Write the tokenizer in an open GGUF file whose header was checked into an empty folder of ours."""
+    from transformers import AutoTokenizer
+
+    with Temporary() as shown, foreign("read the tokenizer", "take the model's safetensors"):
+        (shown / "model.gguf").symlink_to(name_of(file.fileno()))
+        tokenizer = AutoTokenizer.from_pretrained(shown, gguf_file="model.gguf", **_LOCAL)
+        tokenizer.save_pretrained(folder)
 
 
 def load_dataset(folder: Path) -> Any:

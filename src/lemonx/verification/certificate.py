@@ -226,6 +226,8 @@ def model_card(plan: Plan, content: Certificate) -> str:
             )
     else:
         claim = f"This checkpoint was grown from {as_code(base)} by a method that is not lossless."
+    if content.source.converted:
+        claim += f"\nThe source was read as: {shown(content.source.converted)}."
     return f"""---
 library_name: transformers
 {_base_model(plan.source)}tags: [lemonx, model-expansion]

@@ -19,6 +19,7 @@ from lemonx.execution.sidecar_files import companions
 from lemonx.methods import Lessons
 from lemonx.models import in_memory
 from lemonx.models.building import check_builds
+from lemonx.models.sources import open_source
 from lemonx.planning.plan import Plan
 from lemonx.verification.as_built import require_as_built
 from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
@@ -73,7 +74,7 @@ def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing
 def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Writing) -> Expanded:
     """Write the expansion of a checkpoint."""
     with (
-        Checkpoint.open(source, allow_pickle=writing.allow_pickle) as checkpoint,
+        open_source(source, allow_pickle=writing.allow_pickle, adapter=writing.adapter) as checkpoint,
         table_for(checkpoint, growth.tables),
     ):
         plan = plan_growth(checkpoint, growth)

@@ -58,6 +58,7 @@ class Writing:
     force: bool = False
     with_optimizer: bool = False
     allow_pickle: bool = False
+    adapter: PathLike | None = None
     lessons: Lessons | None = None
     planned: Callable[[Plan], None] | None = None
     progress: Callable[[int], None] | None = None

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lemonx.checkpoints import Checkpoint
+from lemonx.models.sources import open_source
 from lemonx.verification.certificate import read_certificate
 from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, compare_outputs, measure
+from lemonx.workflows.options import PathLike
 from lemonx.workflows.planning import plan_again
 from lemonx.workflows.tables import Tables, table_for
 
 
-def verify_folders(source: Path, target: Path, *, layerwise: bool, allow_pickle: bool, tables: Tables) -> Verified:
+def verify_folders(
+    source: Path, target: Path, *, layerwise: bool, allow_pickle: bool, adapter: PathLike | None, tables: Tables
+) -> Verified:
     """Check everything that the certificate makes checkable; without a certificate, only the outputs."""
     with (
-        Checkpoint.open(source, allow_pickle=allow_pickle) as small,
-        Checkpoint.open(target, allow_pickle=allow_pickle) as large,
+        open_source(source, allow_pickle=allow_pickle, adapter=adapter) as small,
+        open_source(target, allow_pickle=allow_pickle) as large,
     ):
         said = read_certificate(large)
         require_fitting(small)

@@ -1,0 +1,287 @@
+"""Merges an adapter of PEFT's (LoRA) into its base: W + s B A, computed in pieces and rounded once to W's dtype.
+
+What the adapter brings beside its A and B, weights of `modules_to_save` and biases, replaces the base's. Where base and
+adapter would not be one checkpoint, as with DoRA or with a tied embedding, it is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from lemonx.checkpoints.copying import write_copy
+from lemonx.checkpoints.folder import ADAPTER, CONFIG, has, is_tokenizer, open_companion, other_files, parse_object
+from lemonx.checkpoints.opening import open_inside, read_inside
+from lemonx.checkpoints.pickles import load_tensors
+from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.safetensors_file import read_header_from, torch_dtype
+from lemonx.checkpoints.values import read_into
+from lemonx.errors import BadCheckpoint
+
+if TYPE_CHECKING:
+    import torch
+
+    from lemonx.checkpoints.reader import Checkpoint
+    from lemonx.checkpoints.safetensors_file import TensorInfo
+
+WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+MERGE = "merge it with peft: PeftModel.from_pretrained(model, FOLDER).merge_and_unload().save_pretrained"
+GIVE = "give the base as SOURCE, and this folder with --adapter"
+_PREFIX = "base_model.model."
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+# Settings that say where the adapter came from or how it was trained, or that are used here.
+_KNOWN = {
+    *(
+        "peft_type",
+        "task_type",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "peft_version",
+    ),
+    *("r", "lora_alpha", "lora_dropout", "use_rslora", "fan_in_fan_out", "bias", "rank_pattern", "alpha_pattern"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
+    *("init_lora_weights", "eva_config", "runtime_config", "megatron_core", "qalora_group_size"),
+    *("inference_mode", "ensure_weight_tying"),
+}
+# Ways to begin that leave the base as it is; the others (PiSSA, OLoRA, LoftQ, ...) change it too.
+_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
+# A pattern without repetition, which no name can keep busy.
+_PLAIN = re.compile(r"\^?(?:[\w-]|\\?\.)+")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, and no model."""
+    return folder.is_dir() and has(folder, ADAPTER) and not has(folder, CONFIG)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What becomes of a tensor of the base: `instead` replaces it, then s B A is added."""
+
+    instead: str | None = None
+    a: str | None = None
+    b: str | None = None
+    scale: float = 0.0
+    transposed: bool = False
+    # It would fit the other way too, and is no embedding: a setting decided.
+    square: bool = False
+
+
+class Adapter:
+    """An adapter in a folder: its settings, and its tensors, which are read when they are needed."""
+
+    def __init__(self, folder: Path, *, called: str | None = None, allow_pickle: bool = False) -> None:
+        self.folder = folder.resolve()
+        self.name = called or self.folder.name
+        self.settings = parse_object(read_inside(self.folder, ADAPTER), self.folder / ADAPTER)
+        self._check_settings()
+        self.file = WEIGHTS if has(self.folder, WEIGHTS) or not has(self.folder, PICKLE) else PICKLE
+        if self.file == PICKLE and not allow_pickle:
+            raise BadCheckpoint(
+                f"holds only pickled weights ({PICKLE}), and loading a pickle can run code",
+                "use --allow-pickle to read them as plain tensors, which refuses anything else",
+                file=self.folder,
+            )
+
+    @property
+    def base(self) -> tuple[str, str | None]:
+        """The base's folder or name on the hub, and its revision."""
+        name, revision = self.settings.get("base_model_name_or_path"), self.settings.get("revision")
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise self._wrong("does not name its base (base_model_name_or_path)", GIVE)
+        return name, revision if isinstance(revision, str) else None
+
+    def _check_settings(self) -> None:
+        kind = self.settings.get("peft_type")
+        if kind != "LORA":
+            raise self._wrong(f"has peft_type {str(kind)[:40]!r}, and only LORA is merged here")
+        for name, value in self.settings.items():
+            if value and name not in _KNOWN:
+                raise self._wrong(f"sets {name[:80]}, which is more than W + s B A")
+        if (begun := self.settings.get("init_lora_weights")) not in _BEGINNINGS:
+            raise self._wrong(f"has init_lora_weights {str(begun)[:40]!r}, which changes the base's weights too")
+
+    def _wrong(self, found: str, remedy: str = MERGE) -> BadCheckpoint:
+        return BadCheckpoint(found, remedy, file=self.folder / ADAPTER)
+
+    def odd(self, found: str, remedy: str = MERGE) -> BadCheckpoint:
+        """The error for a file of weights that does not fit."""
+        return BadCheckpoint(found, remedy, file=self.folder / self.file)
+
+    @cached_property
+    def _pickled(self) -> dict[str, torch.Tensor]:
+        return load_tensors(self.folder, self.file)
+
+    @cached_property
+    def _stored(self) -> dict[str, TensorInfo]:
+        fd = open_inside(self.folder, self.file)
+        try:
+            return {tensor.name: tensor for tensor in read_header_from(fd, self.folder / self.file).tensors}
+        finally:
+            os.close(fd)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor by its name."""
+        if self.file == PICKLE:
+            return {name: tuple(tensor.shape) for name, tensor in self._pickled.items()}
+        return {name: info.shape for name, info in self._stored.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor in float64; the error if it holds no floats."""
+        import torch
+
+        if self.file == PICKLE:
+            found = self._pickled[name]
+        else:
+            info, fd = self._stored[name], open_inside(self.folder, self.file)
+            try:
+                found = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+                read_into(fd, info.file, info.begin, found.reshape(-1).view(torch.uint8).numpy().data)
+            finally:
+                os.close(fd)
+        if not found.is_floating_point():
+            raise self.odd(f"holds {name} in {found.dtype}")
+        return found.double()
+
+    def scale(self, module: str, rank: int) -> float:
+        """What B A is multiplied by; the error if its rank is not the one that the settings say."""
+        said = self._by_pattern("rank_pattern", "r", module)
+        if said != rank:
+            raise self.odd(f"holds {module[:200]} with rank {rank}, but {ADAPTER} says {said!r}", "save it again")
+        alpha: Any = self._by_pattern("alpha_pattern", "lora_alpha", module)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+            raise self._wrong(f"has lora_alpha {str(alpha)[:40]!r}, which is not a number", "save it again")
+        return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
+
+    def _by_pattern(self, patterns: str, otherwise: str, module: str) -> JsonValue:
+        """A setting of one module: the first pattern that its name ends with decides, as in peft."""
+        given = self.settings.get(patterns) or {}
+        if not isinstance(given, Mapping):
+            raise self._wrong(f"has a {patterns} that is not an object", "save it again")
+        for pattern, value in given.items():
+            if not _PLAIN.fullmatch(pattern):
+                raise self._wrong(f"has the pattern {pattern[:80]!r} in {patterns}, which is more than a name")
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+        return self.settings.get(otherwise)
+
+
+def merge(base: Checkpoint, adapter: Adapter, names: Callable[[str], str | None], parent: Path) -> tuple[Path, str]:
+    """A folder in `parent` with the merged model, and in words what was merged.
+
+    `names`: the name in the base's files of a tensor that the model in memory calls by another; None if it has none.
+    """
+    changes = _changes(base, adapter, lambda name: name if name in base.tensors else names(name))
+    _check_ties(base, adapter, changes)
+    entries = [(info.name, info.dtype, info.shape) for info in base.tensors.values()]
+    pieces = (piece for name in base.tensors for piece in _pieces(base, adapter, name, changes.get(name)))
+    output = write_copy(parent / (base.path.name or "model"), entries, pieces, base.config, _beside(base, adapter))
+    kinds = ", ".join(sorted({base.tensors[name].dtype for name in changes}))
+    merged = sum(change.a is not None for change in changes.values())
+    replaced = sum(change.instead is not None for change in changes.values())
+    what = f"the adapter {adapter.name!r} (LoRA, {merged} tensors"
+    return output, f"{what}{f', {replaced} replaced' if replaced else ''}), merged into it and rounded to {kinds}"
+
+
+def _changes(base: Checkpoint, adapter: Adapter, names: Callable[[str], str | None]) -> dict[str, _Change]:
+    """What becomes of which tensor of the base; the error for whatever has no place there."""
+    if not adapter.shapes:
+        raise adapter.odd("holds no tensors", "save the adapter again")
+    found: dict[str, dict[str, str]] = {}
+    for key in adapter.shapes:
+        if not key.startswith(_PREFIX):
+            raise adapter.odd(f"holds {key[:200]}, which is not named as peft names a tensor of a LoRA adapter")
+        match = re.fullmatch(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?", key.removeprefix(_PREFIX))
+        part = f"{match[2] or ''}{match[3]}" if match else "instead"
+        inside = f"{match[1]}.weight" if match else key.removeprefix(_PREFIX).replace(".base_layer.", ".")
+        name = names(inside)
+        if name is None:
+            raise adapter.odd(f"changes {inside[:200]}, and the base has no tensor of this name")
+        found.setdefault(name, {})[part] = key
+    changes = {name: _change(base.tensors[name], adapter, parts) for name, parts in found.items()}
+    certain = [change for change in changes.values() if change.a and not change.square]
+    sides = {change.transposed for change in certain if "embedding" not in str(change.a)}
+    if odd := [name for name, change in changes.items() if change.square and sides - {change.transposed}]:
+        raise adapter.odd(f"changes {odd[0]}, of which fan_in_fan_out does not say how it is stored")
+    return changes
+
+
+def _change(info: TensorInfo, adapter: Adapter, parts: dict[str, str]) -> _Change:
+    instead, pair = parts.pop("instead", None), tuple(sorted(parts))
+    if info.dtype not in _FLOATS:
+        raise adapter.odd(f"changes {info.name}, which the base stores in {info.dtype}")
+    if instead and adapter.shapes[instead] != info.shape:
+        found = f"replaces {info.name} by {list(adapter.shapes[instead])}, and the base has {list(info.shape)}"
+        raise adapter.odd(found)
+    if not pair:
+        return _Change(instead)
+    if pair not in (("A", "B"), ("embedding_A", "embedding_B")):
+        raise adapter.odd(f"holds one of A and B for {info.name}, not both", "save the adapter again")
+    a, b = (parts[part] for part in pair)
+    (rank, *inputs), (outputs, *rest) = adapter.shapes[a] or (0,), adapter.shapes[b] or (0,)
+    straight, turned = (outputs, *inputs) == info.shape, len(inputs) == 1 and (*inputs, outputs) == info.shape
+    if math.prod(rest) != rank or not (straight or turned) or rank < 1:
+        shapes = f"A {list(adapter.shapes[a])}, B {list(adapter.shapes[b])}"
+        raise adapter.odd(f"holds {shapes} for {info.name}, which the base has as {list(info.shape)}")
+    # A square weight fits either way: an embedding and a Conv1D of GPT-2's are stored as [inputs, outputs].
+    embedding, square = pair[0] == "embedding_A", straight and turned
+    transposed = not straight or (square and (embedding or bool(adapter.settings.get("fan_in_fan_out"))))
+    scale = adapter.scale(a.removeprefix(_PREFIX).partition(".lora_")[0], rank)
+    return _Change(instead, a, b, scale, transposed, square and not embedding)
+
+
+def _check_ties(base: Checkpoint, adapter: Adapter, changes: Mapping[str, _Change]) -> None:
+    """BadCheckpoint if the adapter may change one of two weights that are one tensor in the file."""
+    text = base.config.get("text_config")
+    configs = [base.config, *([text] if isinstance(text, Mapping) else [])]
+    if any(config.get("tie_word_embeddings") is False for config in configs):
+        return
+    words = {config.get("vocab_size") for config in configs}
+    for name in changes:
+        shape = base.tensors[name].shape
+        if len(shape) == 2 and (shape[0] in words or (words == {None} and "embed" in name)):
+            raise adapter.odd(
+                f"changes {name}, which may be the embedding and the decoder at once, and changes one of them",
+                "if they are two, say so in the base's config.json: tie_word_embeddings: false",
+            )
+
+
+def _pieces(
+    base: Checkpoint, adapter: Adapter, name: str, change: _Change | None
+) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """A tensor of the merged model, row by row, computed in float64."""
+    info = base.tensors[name]
+    if change is None:
+        for start, rows in base.pieces(name, info.nbytes):
+            yield name, start, rows
+        return
+    instead = adapter.read(change.instead) if change.instead else None
+    left = right = None
+    if change.a and change.b:
+        a, b = adapter.read(change.a), adapter.read(change.b)
+        a, b = a.reshape(a.shape[0], -1), b.reshape(b.shape[0], -1)
+        left, right = (a.T, b.T) if change.transposed else (b, a)
+    for start, rows in base.pieces(name, 8 * info.numel):
+        values = rows.double() if instead is None else instead[start : start + len(rows)] if info.shape else instead
+        if left is not None and right is not None:
+            values = values + change.scale * (left[start : start + len(rows)] @ right).reshape(rows.shape)
+        yield name, start, values.to(rows.dtype)
+
+
+def _beside(base: Checkpoint, adapter: Adapter) -> dict[str, Callable[[], BinaryIO]]:
+    """The base's companions; a tokenizer that was saved with the adapter takes the place of the base's."""
+    own = {name: found for name, found in other_files(adapter.folder, {ADAPTER})[0].items() if is_tokenizer(name)}
+    kept = [name for name in base.companions if not (own and is_tokenizer(name))]
+    return {
+        **{name: partial(base.open_companion, name) for name in kept},
+        **{name: partial(open_companion, adapter.folder, name, found) for name, found in own.items()},
+    }

@@ -1,0 +1,89 @@
+"""Opens whatever may be given as a source: a folder, a model of the hub, an adapter with its base, a GGUF file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.adapters import GIVE, Adapter, is_adapter, merge
+from lemonx.checkpoints.folder import ADAPTER, has
+from lemonx.errors import BadCheckpoint, LemonxError
+from lemonx.hub import headers, names
+from lemonx.hub.download import Wish, located
+
+
+def opened(
+    given: str | os.PathLike[str], *, allow_pickle: bool = False, adapter: str | os.PathLike[str] | None = None
+) -> Checkpoint:
+    """The checkpoint that is meant; reading a weight of it raises NotDownloaded if only headers were fetched."""
+    if adapter is None and (found := headers.fetched(given)):
+        return found
+    return open_source(
+        located(given, Wish(whole=False, allow_pickle=allow_pickle)), allow_pickle=allow_pickle, adapter=adapter
+    )
+
+
+def open_source(
+    given: Path, *, allow_pickle: bool = False, adapter: str | os.PathLike[str] | None = None
+) -> Checkpoint:
+    """The checkpoint in a folder, or what it is converted to; with an adapter, both as one model."""
+    if adapter is None and is_adapter(given):
+        found = _adapter(given, allow_pickle)
+        given = _base(found)
+    elif adapter is not None:
+        found = _adapter(located(adapter, Wish(allow_pickle=allow_pickle)), allow_pickle)
+    else:
+        return _model(given, allow_pickle)
+    with _model(given, allow_pickle) as base:
+        made = Checkpoint.converted_copy(base.origin, lambda into: merge(base, found, _in_files(base), into))
+        made.converted = "; ".join(part for part in (base.converted, made.converted) if part)
+        return made
+
+
+def _model(given: Path, allow_pickle: bool) -> Checkpoint:
+    if given.suffix.lower() == ".gguf" and given.is_file():
+        from lemonx.models.gguf import open_gguf
+
+        return open_gguf(given)
+    return Checkpoint.open(given, allow_pickle=allow_pickle)
+
+
+def _adapter(folder: Path, allow_pickle: bool) -> Adapter:
+    if not has(folder, ADAPTER):
+        what = f"holds no {ADAPTER}" if folder.is_dir() else "is not a folder"
+        raise BadCheckpoint(f"{what}, so it is no adapter", "give the folder that PEFT saved", file=folder)
+    return Adapter(folder, called=names.name_of(folder), allow_pickle=allow_pickle)
+
+
+def _base(adapter: Adapter) -> Path:
+    """The folder of the model that an adapter names; what its files say never leads to a download."""
+    name, revision = adapter.base
+    if os.path.isdir(name):
+        return Path(name)
+    hub = names.parse(f"{name}@{revision}" if revision else name)
+    if hub is not None:
+        from huggingface_hub import constants
+
+        if kept := names.cached(Path(constants.HF_HUB_CACHE), hub):
+            return kept
+    raise BadCheckpoint(
+        f"is an adapter of {name[:200]!r}, which is neither a folder nor in the hub's cache", GIVE, file=adapter.folder
+    )
+
+
+def _in_files(base: Checkpoint) -> Callable[[str], str | None]:
+    """A function from the name of a tensor in the model to its name in the base's files, where they differ."""
+
+    @cache
+    def known() -> dict[str, str]:
+        from lemonx.models.building import disk_names, skeleton
+
+        try:
+            return disk_names(skeleton(base.config), buffers=True)
+        except LemonxError:  # experts in other shapes, or a class that cannot be built: only equal names count
+            return {}
+
+    return lambda name: found if (found := known().get(name)) in base.tensors else None
