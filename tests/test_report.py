@@ -441,7 +441,8 @@ frame.addEventListener("load", () => {{
   const found = {{ closed: root.scrollWidth }};
   inner.querySelectorAll("details").forEach((one) => (one.open = true));
   found.open = root.scrollWidth;
-  found.scrolling = [...inner.querySelectorAll(".scroll")].filter((s) => s.scrollWidth > s.clientWidth).map((s) => s.getAttribute("aria-labelledby"));
+  const wide = [...inner.querySelectorAll(".scroll")].filter((s) => s.scrollWidth > s.clientWidth);
+  found.scrolling = wide.map((s) => s.getAttribute("aria-labelledby"));
   const chart = inner.querySelector("#r0 .charts svg.chart"), box = chart.getBoundingClientRect();
   const line = chart.querySelector('[data-arm="LEMON"]'), point = JSON.parse(line.dataset.points).at(-1);
   const scale = box.width / chart.viewBox.baseVal.width;
