@@ -41,11 +41,8 @@ $(BROWSER): $(STAMP)
 	else echo "no chromium here: the report is tested without a browser"; fi
 	@touch $@
 
-demo: setup ## expand a small trained model, watch it stay the same function, then compare LEMON with scratch
-	@$(BIN)/python examples/digits.py
-	@echo
-	@echo "Last, LEMON against training from scratch, each with a schedule of its own length (about a minute)"
-	@$(BIN)/lemonx compare demo --output lemonx-demo/compare --cache lemonx-demo/cache
+demo: setup ## train a small language model, grow it, train on beside the alternatives, and draw the curves (a minute or two)
+	@$(BIN)/python examples/demo.py
 
 test: setup $(BROWSER) ## run the tests and the examples in docstrings
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
