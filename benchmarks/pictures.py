@@ -128,8 +128,8 @@ def units() -> str:
     assert sorted(of) == [0, 0, 1, 1, 2, 3], of
     drawing.caption(
         226,
-        "One colour per unit, the stronger the larger the weight. Two units have a copy. The copies compute the same, and",
-        "the two columns that read them add up to the column that read the unit; here the first keeps nearly all of it.",
+        "One colour per unit, the stronger the larger the weight. Two units have a copy. The copies compute the same,",
+        "and the columns that read them add up to the column that read the unit; the first keeps nearly all of it.",
     )
     return drawing.svg("Duplicated hidden units: equal rows in, columns that add up out")
 

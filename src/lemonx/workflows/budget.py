@@ -84,8 +84,9 @@ def _shown(family: Architecture, config: Config, option: str, size: object) -> s
 def parse_budget(text: int | str, before: int) -> int:
     """A number of parameters: 1500000, "350M", "1.5B", or "2x" in terms of the source's.
 
-    >>> parse_budget("1.5B", 0), parse_budget("2x", 1000)
-    (1500000000, 2000)
+    Examples:
+        >>> parse_budget("1.5B", 0), parse_budget("2x", 1000)
+        (1500000000, 2000)
     """
     times = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?[xX]", str(text).strip())
     wanted = int(Fraction(times[1]) * before) if times else parse_count(str(text))
