@@ -71,10 +71,6 @@ class Drawing:
         end = x + 7 * len(content) * {"start": 1, "middle": 0.5, "end": 0}[anchor]
         self.width, self.height = max(self.width, end), max(self.height, y + 6)
 
-    def caption(self, y: float, *lines: str) -> None:
-        for place, line in enumerate(lines):
-            self.text(16, y + 18 * place, line)
-
     def box(self, x: float, y: float, width: float, height: float, fill: str, opacity: float = 1.0) -> None:
         self.parts.append(
             f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="3" fill="{fill}" '
@@ -126,11 +122,6 @@ def units() -> str:
     x = drawing.matrix(x, 22, "up: 6 units", large.up.weight.detach(), after, plain)
     drawing.matrix(x, 22, "down", large.down.weight.detach(), plain, after)
     assert sorted(of) == [0, 0, 1, 1, 2, 3], of
-    drawing.caption(
-        226,
-        "One colour per unit, the stronger the larger the weight. Two units have a copy. The copies compute the same,",
-        "and the columns that read them add up to the column that read the unit; the first keeps nearly all of it.",
-    )
     return drawing.svg("Duplicated hidden units: equal rows in, columns that add up out")
 
 
@@ -148,11 +139,6 @@ def stream() -> str:
     x = drawing.matrix(16, 22, "embedding: width 4", old, [NEUTRAL] * 5, colours(range(4)))
     drawing.text(x - GAP / 2, 22 + 3 * CELL, "->", anchor="middle")
     drawing.matrix(x, 22, "embedding: width 6", new, [NEUTRAL] * 5, colours(of))
-    drawing.caption(
-        196,
-        "6 is not a multiple of 4. The two columns that are left over (grey) hold the mean of the others, so that a",
-        "LayerNorm subtracts the same mean as before, and finds zeros there.",
-    )
     return drawing.svg("A residual stream at a width that is not a multiple: the new entries hold the mean")
 
 
@@ -173,11 +159,6 @@ def depth() -> str:
             left = 16 + 150 * place
             drawing.box(left, top, 130, 36, COLOURS[0] if added else NEUTRAL, 0.35 if added else 0.1)
             drawing.text(left + 65, top + 23, f"adds {added:.0%}" if added else "adds 0", anchor="middle")
-    drawing.caption(
-        196,
-        "How much each block adds to the stream, relative to its length. New blocks (grey) add nothing before the",
-        "first step: their output weights are zero, and get a gradient at once.",
-    )
     return drawing.svg("New blocks add nothing to the residual stream at first")
 
 
