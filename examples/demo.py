@@ -117,16 +117,20 @@ def draw(curves: dict[str, Curve], path: Path, *, cost: float, sizes: tuple[int,
     past = [(row["step"] - curves["small"][-1]["step"], row["validation_loss"]) for row in curves["small"]]
     axes.plot(*zip(*past, strict=True), color=COLOURS["small"], alpha=0.45, linewidth=2)
     names = {
-        "scratch": f"large from scratch\n({sizes[1]:,} parameters)",
-        "small": f"small, trained on\n({sizes[0]:,})",
-        "grown": f"grown by lemonx\n({sizes[1]:,})",
+        "from scratch": ("scratch", f"large, from scratch\n{sizes[1]:,} parameters"),
+        "small, trained on": ("small", f"small, trained on\n{sizes[0]:,} parameters"),
+        "grown": ("grown", f"grown by lemonx\n{sizes[1]:,} parameters"),
     }
-    for name, key in (("scratch", "from scratch"), ("small", "small, trained on"), ("grown", "grown")):
+    end = curves["from scratch"][-1]["step"]
+    for place, (key, (colour, name)) in enumerate(names.items()):
         points = [(row["step"], row["validation_loss"]) for row in curves[key]]
-        axes.plot(*zip(*points, strict=True), color=COLOURS[name], linewidth=3 if name == "grown" else 2)
-        axes.annotate(
-            f"{points[-1][1]:.3f}  {names[name]}", points[-1], (10, 0), textcoords="offset points",
-            color=COLOURS[name], va="center", fontsize=10, fontweight="bold" if name == "grown" else "normal",
+        strong = key == "grown"
+        axes.plot(*zip(*points, strict=True), color=COLOURS[colour], linewidth=3 if strong else 2)
+        axes.plot(*points[-1], "o", color=COLOURS[colour], markersize=5)
+        # The names stand below each other behind the last curve.
+        axes.text(
+            1.05 * end, 0.38 - 0.15 * place, f"{points[-1][1]:.3f}  {name}", transform=axes.get_xaxis_transform(),
+            color=COLOURS[colour], va="center", fontsize=10, fontweight="bold" if strong else "normal",
         )  # fmt: skip
     start = curves["small"][-1]["validation_loss"]
     axes.axvline(0, color="#b9bab5", linewidth=1)
@@ -135,12 +139,12 @@ def draw(curves: dict[str, Curve], path: Path, *, cost: float, sizes: tuple[int,
         f"expanded here: same function,\nsame loss {start:.3f}", (0, start), (-14, -34), textcoords="offset points",
         ha="right", fontsize=10, color=COLOURS["grown"],
     )  # fmt: skip
-    lowest, width = curves["grown"][-1]["validation_loss"], past[0][0]
-    axes.set_ylim(lowest - 0.05, lowest + 1.0)
-    axes.set_xlim(width * 0.75, curves["from scratch"][-1]["step"] * 1.42)
-    more = curves["from scratch"][-1]["step"] - curves["grown"][-1]["step"]
+    lowest = min(curve[-1]["validation_loss"] for curve in curves.values())
+    axes.set_ylim(lowest - 0.06, lowest + 0.7)
+    axes.set_xlim(-0.8 * end, 1.6 * end)
+    more = end - curves["grown"][-1]["step"]
     axes.set_xlabel(
-        "training steps from the end of the small model's training, the same batches for all\n"
+        "training steps after the small model's training (16 windows of 64 bytes each)\n"
         f"(a step of the large model costs {cost:.1f} times the FLOPs; from scratch it gets {more:.0f} steps more, "
         "the cost of the small model)"
     )

@@ -64,7 +64,7 @@ def test_commands_in_blocks_parse(page: Path) -> None:
     for line in shell_lines(page):
         # torchrun ... --no-python lemonx train ...
         if start := re.match(r"(?:torchrun .* )?lemonx (?=\w)", line):
-            name, *arguments = shlex.split(line[start.end() :], comments=True)
+            name, *arguments = shlex.split(line[start.end() :].partition(" > ")[0], comments=True)
             assert name in COMMANDS, line
             COMMANDS[name].make_context(name, arguments)
 
