@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench table fuzz configs tampering guarantees survey audit modules clean
+.PHONY: help setup demo test check bench table fuzz configs tampering guarantees survey audit modules docs clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -41,11 +41,8 @@ $(BROWSER): $(STAMP)
 	else echo "no chromium here: the report is tested without a browser"; fi
 	@touch $@
 
-demo: setup ## expand a small trained model, watch it stay the same function, then compare LEMON with scratch
-	@$(BIN)/python examples/digits.py
-	@echo
-	@echo "Last, LEMON against training from scratch, each with a schedule of its own length (about a minute)"
-	@$(BIN)/lemonx compare demo --output lemonx-demo/compare --cache lemonx-demo/cache
+demo: setup ## train a small language model, grow it, train on beside the alternatives, and draw the curves (a minute or two)
+	@$(BIN)/python examples/demo.py
 
 test: setup $(BROWSER) ## run the tests and the examples in docstrings
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -85,6 +82,11 @@ audit: setup ## compare every table with a run of its models, and write docs/add
 modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and judge each by inputs of their own; CASE=... repeats one
 	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(CASE),--case $(CASE),--write)
 
+docs: setup ## build this documentation as a site, in site/
+	$(BIN)/python benchmarks/pictures.py --write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 clean: ## remove .venv, caches and build products
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -89,7 +89,16 @@ _FIELDS = st.sampled_from(
     ["num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads", "n_embd", "n_layer",
      "tie_word_embeddings", "depths", "image_size", "model_type", "num_local_experts", "", "a.b", "é"]
 )  # fmt: skip
-_ADVICE = ("--steps", "--epochs", "--warmup", "--learning-rate", "--min-learning-rate", "--batch-size", "--format")
+_ADVICE = (
+    "--steps",
+    "--epochs",
+    "--tokens",
+    "--warmup",
+    "--learning-rate",
+    "--min-learning-rate",
+    "--batch-size",
+    "--format",
+)
 
 
 @st.composite

@@ -6,7 +6,6 @@ import importlib.util
 import math
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,28 +100,29 @@ def test_every_erratum_is_documented(tmp_path: Path) -> None:
         assert name.removesuffix("-1e-12").removesuffix("-1e-05") in source, name
 
 
-def run(real: Any, command: str, *arguments: str | Path) -> None:
-    """Only `plan` as a process of its own: the others would wait for torch again."""
-    if command == "plan":
-        return real(command, *arguments)
-    print(f"$ lemonx {command}")
-    assert cli.app([command, *map(str, arguments)], standalone_mode=False) in (None, 0)
-
-
-def test_digits(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two epochs in place of twenty: the claims about the expansion hold for any source."""
-    monkeypatch.setenv("COLUMNS", "130")  # what the example would set for the whole process
+def test_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps in place of many: growth changes nothing, every figure said is measured, and the picture is drawn."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    digits = load("digits")
-    monkeypatch.setattr(digits, "run", partial(run, digits.run))
-    found = digits.main(tmp_path, epochs=2, more=1)
-    assert found["after"] == found["before"]
-    assert found["loss_after"] == pytest.approx(found["loss_before"], abs=1e-5)
-    assert found["float32"] < 1e-4 and found["float64"] < 1e-5 and found["in_memory"] < 1e-12
-    assert found["parameters_after"] > 4 * found["parameters_before"]
-    assert found["copied"] == 0 and found["separated"] > 0.01
-    assert found["loss_trained"] < found["loss_before"]
+    demo = load("demo")
+
+    def trained(folder: Path, runs: dict[str, Any]) -> dict[str, Any]:
+        return {name: demo.train(asked, str(folder / name)) for name, asked in runs.items()}
+
+    def command(*arguments: str | Path) -> None:
+        assert cli.app([*map(str, arguments)], standalone_mode=False) in (None, 0)
+
+    # Processes of their own would wait for torch again.
+    monkeypatch.setattr(demo, "train_all", trained)
+    monkeypatch.setattr(demo, "command", command)
+    found = demo.main(tmp_path, before=24, after=8)
+    curves, said = found["curves"], found["said"]
+    small = curves["small"][-1]["validation_loss"]
+    for name in ("grown", "small, trained on"):
+        assert curves[name][0]["validation_loss"] == pytest.approx(small, abs=1e-5)
+        assert curves[name][-1]["step"] == 8 and f"{curves[name][-1]['validation_loss']:.3f}" in said
+    spent = {name: curve[-1]["flops"] for name, curve in curves.items()}
+    assert spent["from scratch"] == pytest.approx(spent["small"] + spent["grown"], rel=0.1)
     shown = capfd.readouterr().out
-    for line in ("$ lemonx plan", "$ lemonx expand", "$ lemonx verify", "0 still identical", "the same function"):
-        assert line in shown, line
-    assert {path.name for path in tmp_path.iterdir()} == {"small", "large", "trained"}
+    assert "0 still identical" in shown and "validation loss" in shown
+    for name, start in (("demo.png", b"\x89PNG"), ("demo.svg", b"<?xml")):
+        assert (tmp_path / name).read_bytes().startswith(start)

@@ -18,7 +18,7 @@ from lemonx.models.resnet import TorchvisionResNetConfig, TorchvisionResNetForIm
 from lemonx.models.timm import TimmResNetConfig, TimmResNetForImageClassification, TimmViTForImageClassification
 from lemonx.planning.notices import notes
 from lemonx.specs.spaces import CALM
-from lemonx.training.advice import advise
+from lemonx.training.advice import growth
 from lemonx.verification.float64 import Float64
 
 
@@ -313,7 +313,7 @@ def test_classes_that_are_no_list_of_names(classes: Any, tmp_path: Path) -> None
     target = lemonx.expand(source, tmp_path / "target", ffn=200, verify=False).path
     config = source / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": classes}))
-    for command in (lambda: lemonx.plan(source, ffn=200), lambda: advise(source, target)):
+    for command in (lambda: lemonx.plan(source, ffn=200), lambda: growth(source, target)):
         with pytest.raises(BadCheckpoint, match=r"has an architectures that is not a list of names: give the class"):
             command()
 

@@ -441,7 +441,8 @@ frame.addEventListener("load", () => {{
   const found = {{ closed: root.scrollWidth }};
   inner.querySelectorAll("details").forEach((one) => (one.open = true));
   found.open = root.scrollWidth;
-  found.scrolling = [...inner.querySelectorAll(".scroll")].filter((s) => s.scrollWidth > s.clientWidth).length;
+  const wide = [...inner.querySelectorAll(".scroll")].filter((s) => s.scrollWidth > s.clientWidth);
+  found.scrolling = wide.map((s) => s.getAttribute("aria-labelledby"));
   const chart = inner.querySelector("#r0 .charts svg.chart"), box = chart.getBoundingClientRect();
   const line = chart.querySelector('[data-arm="LEMON"]'), point = JSON.parse(line.dataset.points).at(-1);
   const scale = box.width / chart.viewBox.baseVal.width;
@@ -471,9 +472,44 @@ def test_on_a_phone_the_page_keeps_its_width_and_answers_a_finger(
     assert len(console) == 1 and "harness done" in console[0], console
     found = json.loads(html.unescape(re.search(r"<output>(.*?)</output>", shown, re.S)[1]))  # pyright: ignore
     assert found["closed"] <= PHONE and found["open"] <= PHONE
-    # There is something wider than a phone, and it scrolls by itself.
-    assert found["scrolling"] >= 3 and found["tallest"] > 150
+    # Nothing is wider than a phone: tables are cards there.
+    assert found["scrolling"] == [] and found["tallest"] > 150
     curve = next(c for c in results[0]["curves"] if c["arm"] == "LEMON" and c["steps"] == 800)
     loss = wording.metric(curve["validation_loss"][-1])
     assert found["tip"] == f"LEMONvalidation loss {loss} at 800 steps" and found["hidden"] is False
     assert found["dimmed"] == 4 * (len(results[0]["arms"]) - 1) and found["after"] == [True, 0]
+
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+@in_browser
+def test_the_report_fits_a_desk_and_a_few_sheets_of_paper(tmp_path: Path) -> None:
+    """At 1400 px no column is cut; printed as it opens, the page has fewer than 15 sheets."""
+    harness = tmp_path / "harness.html"
+    harness.write_text(HARNESS.format(width=1400, page=html.escape((DOCS / "report.html").read_text())))
+    shown, _ = _browse(harness, tmp_path / "profile")
+    found = json.loads(html.unescape(re.search(r"<output>(.*?)</output>", shown, re.S)[1]))  # pyright: ignore
+    assert max(found["closed"], found["open"]) <= 1400 and found["scrolling"] == []
+    printed = tmp_path / "report.pdf"
+    options = [option for option in QUIET if option != "--dump-dom"]
+    command = [str(BROWSER), *options, f"--user-data-dir={tmp_path / 'other'}", f"--print-to-pdf={printed}"]
+    subprocess.run([*command, (DOCS / "report.html").as_uri()], capture_output=True, timeout=180, check=True)
+    assert 3 < len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes())) < 15
+
+
+def test_the_readme_says_what_the_report_says() -> None:
+    """The savings to the percent, and every outcome other than "reproduces" in its word."""
+    readme = (DOCS.parent / "README.md").read_text()
+    [paragraph] = [part for part in readme.split("\n\n") if part.startswith("`lemonx compare` asks")]
+    words = {verdict.BEHIND: "does not reproduce", verdict.OPEN: "undecided", verdict.NOISE: "level"}
+    for name in ("vit", "bert", "lm"):
+        content = report.read(DOCS / "results" / name)
+        arm = next(arm for arm in content["arms"] if arm["label"] == "LEMON")
+        assert arm["saved"] is not None
+        saved = arm["saved"]["steps"]
+        assert saved["spread"] is not None
+        said = f"{wording.saved_bound(arm)}{100 * saved['mean']:.0f} ± {100 * saved['spread']:.0f} %"
+        assert said in " ".join(paragraph.split())
+        for outcome in {c.outcome for c in verdict.claims(content)} - {verdict.AHEAD}:
+            assert words[outcome] in paragraph, (name, outcome)

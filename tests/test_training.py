@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +18,7 @@ from torch import Tensor
 
 import pico
 from lemonx import data
-from lemonx.cli.render.training import advice_text
+from lemonx.cli.render.training import advice_text, growth_text
 from lemonx.data.examples import Examples
 from lemonx.errors import BadRecipe, LemonxError
 from lemonx.training import advice, model, recipe_file
@@ -225,8 +226,18 @@ def test_the_cooldown_of_a_recipe() -> None:
     staged = asked(decay="wsd", steps=None, stages=stages, cooldown=0.1).schedule(1000)
     assert [staged.learning_rate(step) for step in (0, 59, 60, 90, 95)] == [1e-3, 1e-3, 1e-3, 1e-3, 5e-4]
     assert asked(steps=100).schedule(1000) == Schedule(1e-3, 0.0, 0, 100)
-    with pytest.raises(BadRecipe, match="warm-up takes 60 and the cooldown 50 of 100"):
-        asked(decay="wsd", cooldown=0.5, steps=100, warmup=60).schedule(1000)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "more", "wanted"),
+    [(100, 99, {}, 99), (100, 100, {}, 10), (12, 50, {}, 1), (5, 50, {}, 0),
+     (100, 60, {"decay": "wsd", "cooldown": 0.5}, 10), (100, 60, {"decay": "wsd", "cooldown": 0.95}, 5)],
+)  # fmt: skip
+def test_a_short_run_shortens_its_warmup(steps: int, warmup: int, more: dict[str, Any], wanted: int) -> None:
+    changes = {"learning_rate": 1e-3, "steps": steps, "warmup": warmup, **more}
+    found = parse_recipe(recipe_file.with_changes(GOOD, changes)).schedule(1000)
+    assert (found.warmup, found.total) == (wanted, steps)
+    assert max(map(found.learning_rate, range(steps))) == 1e-3
 
 
 # Knowledge inheritance.
@@ -354,26 +365,48 @@ def test_the_papers_growths_get_the_papers_lengths(known: advice.Evidence) -> No
     assert advice.nearest(known.kind, known.share, known.deepens) == known
 
 
-def test_advice(grown: tuple[Path, Path]) -> None:
-    found = advice.advise(*grown)
-    assert found.share == pytest.approx(1 / 8)
-    assert (found.length, found.warmup, found.unit) == (130, 5, "epochs")
-    assert (found.maximum, found.minimum, found.batch_size) == (1e-3, 1e-5, 1024)
-    given = advice.advise(*grown, steps=3000, learning_rate=0.1)
-    assert (given.length, given.warmup, given.unit, given.maximum) == (1300, 50, "steps", 0.1)
-    assert given.minimum == pytest.approx(0.001)
+OWN = {"learning_rate": 0.1, "batch_size": 64}
+
+
+def test_advice_is_relative_to_the_users_own_training(grown: tuple[Path, Path]) -> None:
+    """130 of the paper's 300 epochs are a fraction of whatever the user would train from scratch."""
+    found = advice.growth(*grown)
+    assert found.share == pytest.approx(1 / 8) and found.fraction == pytest.approx(130 / 300)
+    given = advice.advise(found, advice.OwnTraining(steps=3000, **OWN))
+    assert (given.length, given.warmup, given.unit) == (1300, 50, "steps")
+    assert (given.maximum, given.batch_size) == (0.1, 64) and given.minimum == pytest.approx(0.001)
+    tokens = advice.OwnTraining(tokens=3000 * 64 * 16, length=16, **OWN)
+    assert advice.advise(found, tokens) == given
+    with pytest.raises(BadRecipe, match="given twice"):
+        advice.OwnTraining(steps=3, tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("own", "lacks"),
+    [({}, "--steps (or --epochs, or --tokens), --learning-rate, --batch-size"),
+     ({"steps": 5}, "--learning-rate, --batch-size"),
+     ({"tokens": 5, **OWN}, "--length (tokens of an example)")],
+)  # fmt: skip
+def test_advice_asks_for_what_it_lacks(own: dict[str, Any], lacks: str, grown: tuple[Path, Path]) -> None:
+    """No number of the paper's models is given as advice: only the fraction, and what to add."""
+    found, given = advice.growth(*grown), advice.OwnTraining(**own)
+    text = " ".join(growth_text(found, given.lacking).replace("# ", "").split())
+    assert "0.43 times as long" in text and text.endswith(f"add {lacks}.")
+    assert not re.search(r"\b(130|300|1024|0\.001|1e-0?3)\b", text)
+    with pytest.raises(BadRecipe, match=re.escape(lacks)):
+        advice.advise(found, given)
 
 
 def test_advice_is_a_recipe(grown: tuple[Path, Path]) -> None:
-    text = advice_text(advice.advise(*grown), "yaml")
+    text = advice_text(advice.advise(advice.growth(*grown), advice.OwnTraining(epochs=30, **OWN)), "yaml")
     asked = parse_recipe(yaml.safe_load(text))
-    assert (asked.task, asked.epochs, asked.source) == ("image-classification", 130, str(grown[1]))
-    assert "130 of 300 epochs" in text
+    assert (asked.task, asked.epochs, asked.source) == ("image-classification", 13, str(grown[1]))
+    assert "0.43 of your 30 from scratch" in text and "43% as long" in text
 
 
 @pytest.mark.parametrize("unit", ["steps", "epochs"])
 def test_advice_as_arguments_is_the_same_schedule(unit: str, grown: tuple[Path, Path], tmp_path: Path) -> None:
-    found = advice.advise(*grown, **{unit: 300})
+    found = advice.advise(advice.growth(*grown), advice.OwnTraining(**{unit: 300}, **OWN))
     text = advice_text(found, "arguments").replace("OUTPUT", str(tmp_path))
     made = eval(text[text.index("TrainingArguments") :], {"TrainingArguments": transformers.TrainingArguments})
     each = 1 if unit == "steps" else 7  # steps of an epoch

@@ -262,7 +262,6 @@ def test_an_unfinished_run_of_another_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        (dict(warmup=12), BadRecipe, "warm-up takes 12 of 12 steps"),
         (dict(config=None, source="nowhere"), BadCheckpoint, "nowhere"),
         (dict(inheritance__teacher="nowhere"), BadCheckpoint, "nowhere"),
     ],
@@ -489,8 +488,13 @@ def test_recipe(
     trained: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     target = api.expand(trained.output, tmp_path / "large", width=64, depth=2, verify=False).path
+    own = ("--tokens", "1.6M", "--length", 100, "--batch-size", 16, "--learning-rate", "1e-3")
     for form, says in (("yaml", "steps: 750"), ("arguments", "max_steps=750")):
         code, out, _ = command(
-            "recipe", trained.output, target, "--steps", 1000, "--format", form, monkeypatch=monkeypatch, capfd=capfd
+            "recipe", trained.output, target, *own, "--format", form, monkeypatch=monkeypatch, capfd=capfd
         )
         assert code == 0 and says in out
+    code, out, _ = command("recipe", trained.output, target, monkeypatch=monkeypatch, capfd=capfd)
+    assert code == 0 and "0.75 times as long" in out and "add --steps" in out and "000" not in out
+    code, _, err = command("recipe", trained.output, target, "--tokens", "x", monkeypatch=monkeypatch, capfd=capfd)
+    assert code == BadRecipe.exit_code and "write it as 300M or 20B" in err

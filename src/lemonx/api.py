@@ -63,10 +63,11 @@ def plan(
 ) -> Plan:
     """What `expand` with the same arguments would write. Nothing is written.
 
-    >>> import lemonx
-    >>> planned = lemonx.plan("small", width=96, depth=4)
-    >>> planned.target_config["num_attention_heads"], planned.target_config["intermediate_size"]
-    (8, 200)
+    Examples:
+        >>> import lemonx
+        >>> planned = lemonx.plan("small", width=96, depth=4)
+        >>> planned.target_config["num_attention_heads"], planned.target_config["intermediate_size"]
+        (8, 200)
 
     Only config.json and the headers of the weights are read, and of a model of the hub that is not in the cache, only
     these are downloaded. A model type without a table gets an inferred one, from a run of transformers' own class
@@ -123,9 +124,10 @@ def shapes(
 ) -> list[Shape]:
     """The growths that come near a number of parameters, "1B" or "2x": lossless, and the cheapest to run first.
 
-    >>> import lemonx
-    >>> [shape.options for shape in lemonx.shapes("small", "4x")]
-    ['--width 96', '--width 72 --depth 4']
+    Examples:
+        >>> import lemonx
+        >>> [shape.options for shape in lemonx.shapes("small", "4x")]
+        ['--width 96', '--width 72 --depth 4']
 
     All are near the source's own proportions: for its depth, none is more than twice or less than half as wide. A width
     or a depth that is given stays.
@@ -243,20 +245,22 @@ def expand(
 
     A folder, or a model of the hub by its name ("org/name", "org/name@revision"), becomes a folder:
 
-    >>> import lemonx
-    >>> from transformers import AutoModelForCausalLM
-    >>> large = lemonx.expand("small", "large", width=96, depth=4)
-    >>> large.verified.proven
-    True
-    >>> model = AutoModelForCausalLM.from_pretrained(large)
-    >>> model.config.hidden_size, model.config.num_hidden_layers
-    (96, 4)
+    Examples:
+        >>> import lemonx
+        >>> from transformers import AutoModelForCausalLM
+        >>> large = lemonx.expand("small", "large", width=96, depth=4)
+        >>> large.verified.proven
+        True
+        >>> model = AutoModelForCausalLM.from_pretrained(large)
+        >>> model.config.hidden_size, model.config.num_hidden_layers
+        (96, 4)
 
     A model becomes a model of the same class: on its device, in its dtypes, frozen where it is. From torch.compile,
     DataParallel or DistributedDataParallel comes the bare model, to be compiled or wrapped again.
 
-    >>> lemonx.expand(model, width_factor=1.5).config.hidden_size
-    144
+    Examples:
+        >>> lemonx.expand(model, width_factor=1.5).config.hidden_size
+        144
 
     Sizes, of which at least one must be given; those you leave out scale in proportion to the width:
 
@@ -351,10 +355,11 @@ def verify(
 ) -> Verified:
     """Check again that a checkpoint computes the same function as another; `passed` says whether it does.
 
-    >>> import lemonx
-    >>> large = lemonx.expand("small", "large", depth=3)
-    >>> lemonx.verify("small", "large").passed
-    True
+    Examples:
+        >>> import lemonx
+        >>> large = lemonx.expand("small", "large", depth=3)
+        >>> lemonx.verify("small", "large").passed
+        True
 
     Where the target has a certificate (lemonx.json), every tensor is checked against its rule, every block against the
     one it comes from, and the outputs on a sample. Where it has none, the outputs are compared, and nothing else can
@@ -394,9 +399,10 @@ def shrink(
 def infer(source: PathLike, *, allow_pickle: bool = False) -> str:
     """The table of a checkpoint's class as a Python file, inferred from runs of it without weights.
 
-    >>> import lemonx
-    >>> 'zero(c["hidden_size"])' in lemonx.infer("small")
-    True
+    Examples:
+        >>> import lemonx
+        >>> 'zero(c["hidden_size"])' in lemonx.infer("small")
+        True
 
     Saved and edited, it is what `spec` takes in `plan`, `expand` and `verify`. Whether lemonx has a table for the model
     type makes no difference.
@@ -417,10 +423,11 @@ def fsck(
 ) -> Report:
     """List everything that is wrong with a checkpoint folder of any family; `clean` says whether nothing is.
 
-    >>> import lemonx
-    >>> report = lemonx.fsck("small")
-    >>> report.clean, report.tensors, report.findings
-    (True, 20, [])
+    Examples:
+        >>> import lemonx
+        >>> report = lemonx.fsck("small")
+        >>> report.clean, report.tensors, report.findings
+        (True, 20, [])
 
     `quick`: do not read the numbers, so NaN and Inf are not found.
     """
@@ -442,15 +449,16 @@ def grow(
 ) -> Grown:
     """Fill a larger instance of any nn.Module with the function of a smaller one: wider, deeper, or both.
 
-    >>> import lemonx, torch
-    >>> from torch import nn
-    >>> def model(width):
-    ...     return nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, 3))
-    >>> small, large = model(16).double(), model(32).double()
-    >>> x = torch.randn(5, 8, dtype=torch.float64)
-    >>> grown = lemonx.grow(small, large, x)
-    >>> torch.allclose(small(x), large(x), rtol=0, atol=1e-12), grown.exercised
-    (True, 1.0)
+    Examples:
+        >>> import lemonx, torch
+        >>> from torch import nn
+        >>> def model(width):
+        ...     return nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, 3))
+        >>> small, large = model(16).double(), model(32).double()
+        >>> x = torch.randn(5, 8, dtype=torch.float64)
+        >>> grown = lemonx.grow(small, large, x)
+        >>> torch.allclose(small(x), large(x), rtol=0, atol=1e-12), grown.exercised
+        (True, 1.0)
 
     Both are run on the example inputs: a tensor, a tuple of arguments, a dict of named ones, or a list of several such.
     Which axes of which parameters belong together is inferred from these two runs; there is no config, and no name

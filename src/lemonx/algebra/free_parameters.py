@@ -105,8 +105,9 @@ def preset(name: str) -> Free:
 def parse_free(given: str | Mapping[str, object]) -> Free:
     """A preset by name, or a section with the parameters that differ from those of the preset that it is `like`.
 
-    >>> parse_free({"like": "language", "rest": "own", "phi": 0.02}).rest
-    'own'
+    Examples:
+        >>> parse_free({"like": "language", "rest": "own", "phi": 0.02}).rest
+        'own'
     """
     if isinstance(given, str):
         return preset(given)

@@ -12,7 +12,7 @@ import typer
 from lemonx.cli.app import Json, app
 from lemonx.cli.options import SourceArgument
 from lemonx.errors import BadRecipe, Stopped
-from lemonx.guards.limits import MOST_AT_ONCE, MOST_STEPS
+from lemonx.guards.limits import LONGEST_TEXT, MOST_AT_ONCE, MOST_STEPS
 from lemonx.guards.terminal import print_json, print_lines
 
 SCRATCH = "Training the target from scratch"
@@ -57,13 +57,15 @@ def train_command(
         )
     from lemonx.training.recipe import read_recipe
     from lemonx.training.run import run
+    from lemonx.training.run_folder import saved_folders
 
     asked = read_recipe(recipe, recipe_file.parse_changes(set_ or []))
     try:
         with show.progress(quiet=as_json) as tell:
             done = run(asked, output, force=force, progress=tell)
     except KeyboardInterrupt:
-        where = "from its last checkpoint" if output.exists() else "from the start: nothing was saved yet"
+        saved = saved_folders(output)
+        where = f"from the last of {len(saved)} checkpoints" if saved else "from the start: nothing was saved yet"
         raise Stopped("stopped", f"the same command goes on {where}") from None
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks
@@ -82,6 +84,12 @@ def recipe_command(
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, max=MOST_STEPS, help="Training epochs.", rich_help_panel=SCRATCH)
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Training tokens, such as 20B; needs --length.", rich_help_panel=SCRATCH)
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, max=LONGEST_TEXT, help="Tokens of an example.", rich_help_panel=SCRATCH)
     ] = None,
     warmup: Annotated[
         int | None, typer.Option(min=0, max=MOST_STEPS, help="Warm-up, in steps or epochs.", rich_help_panel=SCRATCH)
@@ -106,22 +114,36 @@ def recipe_command(
         Format, typer.Option("--format", help="For `lemonx train`, or for transformers' Trainer.")
     ] = Format.yaml,
 ) -> None:
-    """Print a training recipe for an expanded model (the paper's), with the reasons for it.
+    """Print how to train an expanded model, in terms of how you would train it from scratch, and why.
 
-    `lemonx recipe ./small ./large --steps 100000 --learning-rate 3e-4`
+    `lemonx recipe ./small ./large --steps 100000 --learning-rate 3e-4 --batch-size 512`
     """
     from lemonx.cli.render import training as show
-    from lemonx.training.advice import advise
+    from lemonx.training.advice import OwnTraining, advise, growth
 
-    advice = advise(
-        source, target, steps=steps, epochs=epochs, warmup=warmup, learning_rate=learning_rate,
-        min_learning_rate=min_learning_rate, batch_size=batch_size,
+    own = OwnTraining(
+        steps=steps, epochs=epochs, tokens=_tokens(tokens), length=length, batch_size=batch_size, warmup=warmup,
+        learning_rate=learning_rate, min_learning_rate=min_learning_rate,
     )  # fmt: skip
-    print_lines(show.advice_text(advice, format_.value))
+    grown = growth(source, target)
+    if own.lacking:
+        print_lines(show.growth_text(grown, own.lacking))
+    else:
+        print_lines(show.advice_text(advise(grown, own), format_.value))
     if curve is not None:
         from lemonx.training.prediction import predict, useful_steps
 
-        if steps is None:
-            raise BadRecipe("--curve predicts steps, and --steps is not given", "give the steps from scratch")
-        kind = "vision" if advice.task == "image-classification" else "language"
-        print_lines(show.prediction_text(predict(kind, advice.share, useful_steps(curve), steps)))
+        scratch, unit = own.total
+        if unit != "steps" or not scratch:
+            raise BadRecipe("--curve predicts steps, and how many training from scratch takes is not known",
+                            "give --steps, or --tokens with --length and --batch-size")  # fmt: skip
+        print_lines(show.prediction_text(predict(grown.kind, grown.share, useful_steps(curve), scratch)))
+
+
+def _tokens(text: str | None) -> int | None:
+    from lemonx.planning.sizes import parse_count
+
+    count = None if text is None else parse_count(text)
+    if text is not None and not count:
+        raise BadRecipe(f"--tokens {text[:40]} is not a number of tokens", "write it as 300M or 20B")
+    return count

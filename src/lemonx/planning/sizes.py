@@ -32,11 +32,22 @@ class Relative:
 
 
 AskedSize = int | Relative
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 def parse_ratio(text: str) -> Fraction | None:
     """A ratio such as 2, 1.5 or 3/2; None if it is none."""
     return Fraction(text).limit_denominator(4096) if re.fullmatch(_RATIO, text) else None
+
+
+def parse_count(text: str) -> int | None:
+    """A large number as people write it; None if it is none.
+
+    >>> parse_count("1.5B"), parse_count("350 m"), parse_count("many")
+    (1500000000, 350000000, None)
+    """
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMBGT]?)", text.strip().upper())
+    return int(Fraction(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def parse_size(option: str, value: int | str | None) -> AskedSize | None:

@@ -1,7 +1,7 @@
-"""Advice on how to train an expanded model: the paper's recipe for the nearest growth.
+"""Advice on how to train an expanded model, in terms of how its user would train it from scratch.
 
 The paper's finding (section 5): keep the maximum learning rate of training from scratch, and decay faster. It measured
-how much faster for a few growths, and the advice is that of the nearest one.
+how much faster for a few growths. The nearest one gives a fraction; every other number is the user's own.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from lemonx.training.schedule import Schedule
 
 # Why, in the words of `lemonx recipe`.
 REASONS = {
-    "learning_rate": "the maximum of training from scratch: a lower one ends with a lower training loss and a worse "
-    "validation accuracy (section 5.1: 1e-3 against 2e-4 and 1e-4 on ViT)",
-    "min_learning_rate": "the same minimum as from scratch",
-    "warmup": "as from scratch: other lengths made no great difference (footnote of section 5.1)",
+    "learning_rate": "your maximum of training from scratch. A fifth or a tenth of it ended with a lower training loss "
+    "and a worse validation accuracy in the paper (section 5.1)",
+    "warmup": "other lengths made no great difference in the paper (footnote of section 5.1)",
 }
 
 
@@ -69,8 +68,8 @@ class Evidence:
         return self.source[0] < self.target[0]
 
     def __str__(self) -> str:
-        name, scratch = {"vision": "ViT", "language": "BERT"}[self.kind], SCRATCH[self.kind]
-        return f"{name}{self.source} to {self.target}: {self.length} of {scratch.length} {scratch.unit} ({self.place})"
+        name = {"vision": "ViT", "language": "BERT"}[self.kind]
+        return f"{name}{self.source} to {self.target}, {self.fraction:.0%} as long ({self.place})"
 
 
 EVIDENCE = (
@@ -94,13 +93,64 @@ def nearest(kind: str, share: float, deepens: bool) -> Evidence:
 
 
 @dataclass(frozen=True)
-class Advice:
-    """How long and with what learning rate to train a target, and the evidence for it."""
+class Growth:
+    """A growth from source to target: the source's share of the target's weights, and what the paper knows of it."""
 
     task: str
+    kind: str
     target: Path
     share: float
     evidence: Evidence
+
+    @property
+    def fraction(self) -> float:
+        """How long to train the target, in terms of training it from scratch."""
+        return self.evidence.fraction
+
+
+@dataclass(frozen=True)
+class OwnTraining:
+    """How the user would train the target from scratch; `length` is the tokens of an example."""
+
+    steps: int | None = None
+    epochs: int | None = None
+    tokens: int | None = None
+    length: int | None = None
+    batch_size: int | None = None
+    warmup: int | None = None
+    learning_rate: float | None = None
+    min_learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if [self.steps, self.epochs, self.tokens].count(None) < 2:
+            raise BadRecipe(
+                "the length of training from scratch is given twice", "give one of --steps, --epochs, --tokens"
+            )
+        for rate in (self.learning_rate, self.min_learning_rate):
+            if rate is not None and not math.isfinite(rate):
+                raise BadRecipe(f"the learning rate {rate} is not a positive number", "use a number such as 3e-4")
+
+    @property
+    def lacking(self) -> list[str]:
+        """The options without which there is no complete recipe."""
+        found = [] if self.steps or self.epochs or self.tokens else ["--steps (or --epochs, or --tokens)"]
+        found += ["--learning-rate"] if self.learning_rate is None else []
+        found += ["--batch-size"] if self.batch_size is None else []
+        return found + (["--length (tokens of an example)"] if self.tokens and self.length is None else [])
+
+    @property
+    def total(self) -> tuple[int, str]:
+        """How long it takes, and in what unit."""
+        if self.tokens and self.length and self.batch_size:
+            return max(1, round(self.tokens / (self.length * self.batch_size))), "steps"
+        return (self.steps, "steps") if self.steps else (self.epochs or 0, "epochs")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """How long and with what learning rate to train a target, given how it would be trained from scratch."""
+
+    growth: Growth
     unit: str
     scratch: int
     length: int
@@ -109,51 +159,32 @@ class Advice:
     maximum: float
     minimum: float
 
-    @property
-    def fraction(self) -> float:
-        return self.evidence.fraction
-
     def schedule(self, steps_per_unit: int = 1) -> Schedule:
         return Schedule(self.maximum, self.minimum, self.warmup * steps_per_unit, self.length * steps_per_unit)
 
 
-def advise(
-    source: str | Path,
-    target: str | Path,
-    *,
-    steps: int | None = None,
-    epochs: int | None = None,
-    warmup: int | None = None,
-    learning_rate: float | None = None,
-    min_learning_rate: float | None = None,
-    batch_size: int | None = None,
-) -> Advice:
-    """How to train the target of this growth, given how the target would be trained from scratch.
-
-    Settings that are not given are the paper's for this kind of model.
-    """
-    if steps is not None and epochs is not None:
-        raise BadRecipe("the length of training from scratch is not given", "give it in --steps or in --epochs")
-    for rate in (learning_rate, min_learning_rate):
-        if rate is not None and not math.isfinite(rate):
-            raise BadRecipe(f"the learning rate {rate} is not a positive number", "use a number such as 3e-4")
+def growth(source: str | Path, target: str | Path) -> Growth:
+    """What the paper's nearest growth says about this one, in terms of training the target from scratch."""
     plan = api.plan(source, like=target)
-    kind = plan.family.kind
-    paper = SCRATCH[kind]
-    unit = "steps" if steps is not None else "epochs" if epochs is not None else paper.unit
-    scratch = steps or epochs or paper.length
     share = _share(plan)
     deepens = any(stack.size < plan.target_spec.stacks[name].size for name, stack in plan.source_spec.stacks.items())
-    evidence = nearest(kind, share, deepens)
-    length = max(1, round(evidence.fraction * scratch))
+    kind = plan.family.kind
+    return Growth(_task(plan), kind, Path(target), share, nearest(kind, share, deepens))
+
+
+def advise(grown: Growth, own: OwnTraining) -> Advice:
+    """The user's own training from scratch, shortened; what the paper has in proportion is taken in proportion."""
+    if own.lacking or own.learning_rate is None or own.batch_size is None:
+        raise BadRecipe("training from scratch is not described", f"add {', '.join(own.lacking)}")
+    paper, (scratch, unit) = SCRATCH[grown.kind], own.total
+    length, warmup = max(1, round(grown.fraction * scratch)), own.warmup
     if warmup is None:
-        # The same part of training from scratch as in the paper.
         warmup = round(paper.warmup * scratch / paper.length)
-    maximum = learning_rate or paper.maximum
-    minimum = maximum * paper.minimum / paper.maximum if min_learning_rate is None else min_learning_rate
+    minimum = own.min_learning_rate
+    if minimum is None:
+        minimum = own.learning_rate * paper.minimum / paper.maximum
     return Advice(
-        _task(plan), Path(target), share, evidence, unit, scratch, length, min(warmup, length - 1),
-        batch_size or paper.batch_size, maximum, minimum,
+        grown, unit, scratch, length, min(warmup, length - 1), own.batch_size, own.learning_rate, minimum
     )  # fmt: skip
 
 
@@ -185,10 +216,10 @@ _DATA = {"image-classification": "images", "sequence-classification": "table"}
 
 def as_recipe(advice: Advice) -> dict[str, JsonValue]:
     """The keys and values of a recipe for `lemonx train`; the user adds the path of the data."""
-    words = _DATA.get(advice.task, "text")
+    words = _DATA.get(advice.growth.task, "text")
     return {
-        "task": advice.task,
-        "source": str(advice.target),
+        "task": advice.growth.task,
+        "source": str(advice.growth.target),
         "data": {"kind": words, "path": "PATH"},
         advice.unit: advice.length,
         "warmup" if advice.unit == "steps" else "warmup_epochs": advice.warmup,

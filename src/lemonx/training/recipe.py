@@ -223,19 +223,14 @@ class Recipe(Strict):
         return self.warmup or 0
 
     def schedule(self, examples: int) -> Schedule:
-        """The learning rate of the whole run, given the number of training examples."""
+        """The learning rate of the whole run, given the number of training examples.
+
+        A warm-up for which the run is too short is shortened to a tenth of the run.
+        """
         total, warmup = self.total_steps(examples), self.warmup_steps(examples)
         cooldown = math.ceil((self.cooldown or COOLDOWN) * total) if self.decay == "wsd" else 0
-        if warmup >= total:
-            raise BadRecipe(
-                f"the warm-up takes {warmup} of {total} steps, which leaves none to train",
-                "shorten the warm-up, or train longer",
-            )
-        if warmup + cooldown > total:
-            raise BadRecipe(
-                f"the warm-up takes {warmup} and the cooldown {cooldown} of {total} steps",
-                "shorten one of them, or train longer",
-            )
+        if warmup >= total or warmup + cooldown > total:
+            warmup = min(total // 10, total - cooldown)
         return Schedule(self.learning_rate, self.min_learning_rate, warmup, total, self.decay, cooldown)
 
     def _in_steps(self, epochs: float, examples: int) -> int:

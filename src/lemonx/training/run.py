@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ _EVALUATIONS, _SAVES = 20, 10
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run: `final` is the last row of `curve` that has a validation loss."""
+    """A finished run: `final` is the last row of `curve` that has a validation loss; `notes` are for its user."""
 
     output: Path
     curve: list[curves.CurveRow]
@@ -50,6 +50,7 @@ class FinishedRun:
     seconds: float
     flops: float
     stages: tuple[curves.Phase, ...]
+    notes: tuple[str, ...] = ()
 
 
 def run(
@@ -249,9 +250,22 @@ class TrainingJob:
         curve = curves.rows(history)
         final = [row for row in curve if "validation_loss" in row][-1]
         stages = curves.phases(curve, [leg.end for leg in self.legs])
-        done = FinishedRun(self.output, curve, final, final["seconds"], final["flops"], stages)
+        done = FinishedRun(
+            self.output, curve, final, final["seconds"], final["flops"], stages, tuple(self._notes())
+        )  # fmt: skip
         self._publish(trained, partial, done)
         return done
+
+    def _notes(self) -> Iterator[str]:
+        asked, given = self.recipe.warmup_steps(len(self.data.train)), self.schedule
+        if given.warmup < asked:
+            yield f"the warm-up of {asked} steps does not fit into a run of {given.total}: it had {given.warmup}"
+        kept = [path for path in run_folder.saved_folders(self.output) if path.name.startswith("checkpoint")]
+        if kept:
+            yield (
+                f"{len(kept)} checkpoints with the optimizer's state are kept as {self.output / 'checkpoint-N'}: "
+                "remove those you do not need (save_every: 0 saves none)"
+            )
 
     def _save(self, trained: PreTrainedModel, partial: Path) -> None:
         trained.save_pretrained(new_folder(partial))

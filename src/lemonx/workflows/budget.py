@@ -19,7 +19,7 @@ from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget, LemonxError
 from lemonx.planning.plan import Plan
 from lemonx.planning.request import Target
-from lemonx.planning.sizes import Relative
+from lemonx.planning.sizes import Relative, parse_count
 from lemonx.planning.summary import flops, human, parameters
 from lemonx.specs.config import Config
 from lemonx.specs.family import Architecture
@@ -30,7 +30,6 @@ from lemonx.workflows.planning import plan_growth
 _NEAR, _MOST, _WIDTHS = 0.1, 6, 14
 # How far from the source's proportions: twice as wide for its depth, or half as wide.
 _FAR = math.log(2) + 1e-6
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,14 @@ def _shown(family: Architecture, config: Config, option: str, size: object) -> s
 def parse_budget(text: int | str, before: int) -> int:
     """A number of parameters: 1500000, "350M", "1.5B", or "2x" in terms of the source's.
 
-    >>> parse_budget("1.5B", 0), parse_budget("2x", 1000)
-    (1500000000, 2000)
+    Examples:
+        >>> parse_budget("1.5B", 0), parse_budget("2x", 1000)
+        (1500000000, 2000)
     """
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMBGTX]?)", str(text).strip().upper())
-    if match is None or isinstance(text, bool):
+    times = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?[xX]", str(text).strip())
+    wanted = int(Fraction(times[1]) * before) if times else parse_count(str(text))
+    if wanted is None:
         raise BadTarget(f"--params {str(text)[:40]} is not a number of parameters", "write it as 350M, 1.5B or 2x")
-    wanted = int(Fraction(match[1]) * (before if match[2] == "X" else _UNITS[match[2]]))
     if wanted <= before:
         raise BadTarget(
             f"--params {text} is not more than the source's {human(before)}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -12,7 +12,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.cli.render.console import Out, bar, table
 from lemonx.planning.summary import human
-from lemonx.training.advice import REASONS, Advice, as_arguments, as_recipe
+from lemonx.training.advice import REASONS, Advice, Growth, as_arguments, as_recipe
 from lemonx.training.curve import COLUMNS, columns
 from lemonx.training.prediction import Prediction
 from lemonx.training.run import FinishedRun
@@ -62,6 +62,8 @@ def print_run(done: FinishedRun) -> None:
         figures.add_row(*(_cell(name, row.get(name)) for name in names))
     out.table(figures)
     out.line(f"wrote {done.output}: {human(done.flops)} FLOPs, {done.seconds:.0f} s; curve.csv, curve.png, run.json")
+    for note in done.notes:
+        out.line(note)
 
 
 def _cell(name: str, value: float | None) -> str:
@@ -76,20 +78,40 @@ def _cell(name: str, value: float | None) -> str:
 
 def advice_text(advice: Advice, form: str) -> str:
     """The advice as YAML or as Python, with its reasons as comments."""
-    return "".join(f"# {line}\n" for line in _reasons(advice)) + (_yaml(advice) if form == "yaml" else _python(advice))
+    return _comments(_reasons(advice)) + (_yaml(advice) if form == "yaml" else _python(advice))
+
+
+def growth_text(grown: Growth, lacking: Sequence[str]) -> str:
+    """What is known without the user's own numbers, and which of them a recipe needs."""
+    return _comments(
+        (
+            f"Train it {grown.fraction:.2g} times as long as you would from scratch: {_why(grown)}.",
+            "Keep the maximum learning rate, the batch size and the warm-up of training from scratch.",
+            f"For a complete recipe, say how you would train it from scratch: add {', '.join(lacking)}.",
+        )
+    )
+
+
+def _why(grown: Growth) -> str:
+    return (
+        f"the source has {grown.share:.3g} of the target's weights, and the nearest growth in the paper is "
+        f"{grown.evidence}"
+    )
+
+
+def _comments(sentences: Iterable[str]) -> str:
+    lines = (
+        textwrap.wrap(text, 116, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for text in sentences
+    )
+    return "".join(f"# {line}\n" for text in lines for line in text)
 
 
 def _reasons(advice: Advice) -> Iterator[str]:
-    unit = advice.unit
-    sentences = (
-        f"{advice.length} {unit}, {advice.fraction:.3g} of the {advice.scratch} of training from scratch: the source "
-        f"has {advice.share:.3g} of the target's weights, and the nearest growth in the paper is {advice.evidence}.",
-        f"learning rate {advice.maximum:g}: {REASONS['learning_rate']}.",
-        f"down to {advice.minimum:g}: {REASONS['min_learning_rate']}.",
-        f"warm-up of {advice.warmup} {unit}: {REASONS['warmup']}.",
-    )
-    for sentence in sentences:
-        yield from textwrap.wrap(sentence, 116, subsequent_indent="  ", break_long_words=False)
+    unit, grown = advice.unit, advice.growth
+    yield f"{advice.length} {unit}, {grown.fraction:.2g} of your {advice.scratch} from scratch: {_why(grown)}."
+    yield f"learning rate {advice.maximum:g}, down to {advice.minimum:g}: {REASONS['learning_rate']}."
+    yield f"warm-up of {advice.warmup} {unit}: {REASONS['warmup']}."
 
 
 def prediction_text(found: Prediction) -> str:
