@@ -366,3 +366,11 @@ def test_one_channel_of_zeros_becomes_one_on_either_side(tmp_path: Path) -> None
         model = TorchvisionResNetForImageClassification(config)
     pico.randomise(model, seed=0)
     assert verified(pico.save(model, tmp_path / "source"), width_factor=2)["difference"] <= 1e-10
+
+
+def test_a_decoder_alone_has_no_vocabulary_of_an_encoder(tmp_path: Path) -> None:
+    own = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    source = saved(hf.MarianForCausalLM, tmp_path, vocab_size=52, decoder_vocab_size=52, **own)
+    with pytest.raises(BadTarget, match="'vocab_size' is not a size of this model"):
+        lemonx.plan(source, fields={"vocab_size": 104})
+    assert verified(source, fields={"decoder_vocab_size": 104})["difference"] <= 1e-10

@@ -30,7 +30,8 @@ def marian(c: Config) -> Spec:
             "residual": avg(width),
             **({"final": avg(width)} if generates else {}),
             **{name: space for part in parts for name, space in units(c, part).items()},
-            "vocab": fresh(c["vocab_size"]),
+            # A decoder alone, with words of its own, has no use for the encoder's.
+            **({"vocab": fresh(c["vocab_size"])} if shared or parts == PARTS else {}),
             **({} if shared else {"target_vocab": fresh(c["decoder_vocab_size"] or c["vocab_size"])}),
         },
         fixed={"width": width},
