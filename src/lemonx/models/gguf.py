@@ -103,8 +103,8 @@ def _kinds(header: GgufHeader, path: Path) -> dict[str, str]:
 
 def _config(file: BinaryIO, header: GgufHeader, path: Path) -> dict[str, JsonValue]:
     """config.json as transformers reads it from the file, with the class of the model."""
-    import transformers
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind = header.settings.get("general.architecture")
     if not isinstance(kind, str) or not kind.isprintable() or len(kind) > 40:
@@ -121,7 +121,7 @@ def _config(file: BinaryIO, header: GgufHeader, path: Path) -> dict[str, JsonVal
     for setting, field in _IN_SHAPES.items():
         if field and field not in parsed and hasattr(config, field) and f"{kind}.{setting}" in header.settings:
             parsed = parse_config(json.dumps({**parsed, field: header.settings[f"{kind}.{setting}"]}).encode(), path)
-    known: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in known:
         raise BadCheckpoint(f"holds a {kind}, and only decoders are read from GGUF", _INSTEAD, file=path)
     return {**parsed, "architectures": [known[type(config)].__name__]}
@@ -198,7 +198,7 @@ def _values(file: BinaryIO, tensor: GgufTensor, path: Path) -> np.ndarray:
     kind = GGMLQuantizationType(tensor.kind)
     block, size = GGML_QUANT_SIZES[kind]
     raw = np.empty((*tensor.shape[:-1], tensor.shape[-1] // block * size), dtype=np.uint8)
-    read_into(file.fileno(), path, tensor.begin, memoryview(raw.reshape(-1)))
+    read_into(file.fileno(), path, tensor.begin, raw.reshape(-1).data)
     return dequantize(raw, kind)
 
 
