@@ -51,9 +51,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self, module: torch.nn.Module, scaled: frozenset[tuple[str, int]] = frozenset()) -> None:
         super().__init__()
         self.scaled = scaled
-        self.paths: dict[int, list[str]] = defaultdict(list)
-        for name, child in module.named_modules(remove_duplicate=False):
-            self.paths[id(child)].append(name)
+        self.paths = _paths(module)
         self.stack: list[str] = []
         self.fresh: list[torch.Tensor] = []
         self.infos: Any = WeakTensorKeyDictionary()
@@ -361,8 +359,7 @@ class Tracer(TorchDispatchMode):
 
     def entered(self, module: torch.nn.Module, given: Any) -> None:
         self._sync()
-        # A module that several have, such as an activation, is called by the one that is running.
-        names = self.paths.get(id(module)) or [self.path]
+        names = self.paths.get(id(module), [self.path])
         self.stack.append(next((name for name in names if name.startswith(f"{self.path}.")), names[0]))
         if self.stack[-1].rpartition(".")[2].isdecimal():
             infos = self._tracked(given)
@@ -397,6 +394,14 @@ class Tracer(TorchDispatchMode):
                     info.value.leak(self.why("it leaves the model"))
                 self.shown += [axis for axis in info.axes if axis is not None]
                 self.last_use[info.token] = self.count + 1
+
+
+def _paths(module: torch.nn.Module) -> dict[int, list[str]]:
+    """All names of every module: one that several have, an activation say, is called by the one that is running."""
+    found: dict[int, list[str]] = {}
+    for name, child in module.named_modules(remove_duplicate=False):
+        found.setdefault(id(child), []).append(name)
+    return found
 
 
 def _empty(out: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-ROOMS = ("pointwise", "views", "products", "norms", "lookups", "reductions")
+ROOMS = ("pointwise", "views", "products", "norms", "lookups", "reductions", "pieces")
 
 
 def register() -> None:

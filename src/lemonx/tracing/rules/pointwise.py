@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lemonx.tracing.axes import Axis, data, is_data, part
+from lemonx.tracing.axes import Axis, data, is_data
 from lemonx.tracing.operations import Op, Scalar, rule
 from lemonx.tracing.rules import normalising
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
@@ -105,8 +105,8 @@ def chosen(tracer: Tracer, op: Op) -> None:
     pin(tracer, axes, found)
     for place, axis in enumerate(axes):
         known = [info for info in (tracer.info(first), tracer.info(second)) if info is not None]
-        short = any(_short(info, len(axes), place) for info in known)
-        if tracer.info(condition) is not None or short or found[place] - {ZERO, VARIES}:
+        is_short = any(short(info, len(axes), place) for info in known)
+        if tracer.info(condition) is not None or is_short or found[place] - {ZERO, VARIES}:
             tracer.act([axis])
     tracer.put(op.out, axes)
 
@@ -145,72 +145,6 @@ def negated(tracer: Tracer, op: Op) -> None:
     tracer.put(op.out, info.axes, silent=info.silent, **known)
 
 
-@rule("copy")
-def copied(tracer: Tracer, op: Op) -> None:
-    """Numbers written over others: of those that were there, nothing is left."""
-    source = tracer.info(op.args[1])
-    if source is not None and tracer.info(op.args[0]) is None and op.out._is_view() and _piece(tracer, op, source):
-        return
-    axes = broadcast(tracer, op.out.shape, [op.args[1]])
-    before = tracer.info(op.args[0])
-    if source is not None and before is not None:
-        for place in range(len(axes)):
-            if _short(source, len(axes), place):
-                axes[place] = before.axes[place]
-                tracer.act([axes[place]], "one number is written to all entries")
-    if source is None:  # a constant over something tracked
-        axes = broadcast(tracer, op.out.shape, [op.args[0]])
-        found = constants(tracer, axes, [op.args[1]])
-        pin(tracer, axes, found)
-        tracer.act([axis for axis, how in zip(axes, found, strict=True) if how - {ZERO}])
-    tracer.put(op.out, axes)
-
-
-def _piece(tracer: Tracer, op: Op, source: Info) -> bool:
-    """Numbers written to a part of a tensor that others are written to as well: axes of it are sums.
-
-    An axis of which single entries are chosen to write to, one after the other, is one of the inputs.
-    """
-    view, base = op.out, op.out._base
-    if base is None or (base not in tracer.infos and base not in tracer.blank):
-        return False
-    places = _places(view, base)
-    if places is None:
-        return False
-    if base not in tracer.infos:
-        chosen = set(range(base.dim())) - set(places)
-        axes = [None if size == 1 else data(size) if at in chosen else Axis(size) for at, size in enumerate(base.shape)]
-        tracer.infos[base] = Info(axes)
-    known, rest = tracer.infos[base], view.storage_offset() - base.storage_offset()
-    starts = [0] * base.dim()
-    for place in sorted(range(base.dim()), key=lambda p: -base.stride()[p]):
-        starts[place], rest = divmod(rest, base.stride()[place]) if base.shape[place] > 1 else (0, rest)
-    axes = [None] * (view.dim() - len(source.axes)) + list(source.axes)
-    for at, size, axis in zip(places, view.shape, axes, strict=True):
-        whole = known.axes[at]
-        here = part(whole, starts[at], starts[at] + size) if whole is not None else None
-        if here is not None and axis is not None:
-            tracer.unified(here, axis)
-    known.silent, known.version = None, None
-    tracer.fresh.append(base)
-    return True
-
-
-def _places(view: torch.Tensor, base: torch.Tensor) -> list[int] | None:
-    """Which axis of a tensor each axis of a part of it is; None where it is no such part."""
-    if view.dim() == base.dim():
-        return list(range(base.dim())) if view.stride() == base.stride() and view.numel() < base.numel() else None
-    found, strides = list[int](), base.stride()
-    for size, stride in zip(view.shape, view.stride(), strict=True):
-        after = found[-1] + 1 if found else 0
-        fits = [at for at in range(after, base.dim()) if strides[at] == stride and 1 < size <= base.shape[at]]
-        if not fits:
-            return None
-        found.append(fits[0])
-    apart = [stride for size, stride in zip(base.shape, strides, strict=True) if size > 1]
-    return found if len(set(apart)) == len(apart) else None
-
-
 @rule("add", "sub", "rsub")
 def added(tracer: Tracer, op: Op) -> None:
     first, second = op.args[:2]
@@ -226,13 +160,13 @@ def added(tracer: Tracer, op: Op) -> None:
     found = constants(tracer, axes, [first, second])
     pin(tracer, axes, found)
     for place, (axis, how) in enumerate(zip(axes, found, strict=True)):
-        short = any(info is not None and _short(info, len(axes), place) for info in (one, two))
-        if how - {ZERO, VARIES} or (short and (one is not None and two is not None)):
+        is_short = any(info is not None and short(info, len(axes), place) for info in (one, two))
+        if how - {ZERO, VARIES} or (is_short and (one is not None and two is not None)):
             tracer.act([axis], "one number is added to all entries")
     _sum_of(tracer, op, axes, one, two, zero=all(how <= {ZERO} for how in found), alpha=alpha)
 
 
-def _short(info: Info, dims: int, place: int) -> bool:
+def short(info: Info, dims: int, place: int) -> bool:
     """Whether an operand is repeated along an axis of the result."""
     at = place - (dims - len(info.axes))
     return at < 0 or info.axes[at] is None
@@ -356,7 +290,7 @@ def _product(tracer: Tracer, op: Op, one: Info, two: Info) -> None:
     axes = broadcast(tracer, op.out.shape, op.args[:2])
     weight = one.weight and two.weight
     for place, axis in enumerate(axes):
-        if not any(_short(info, len(axes), place) for info in (one, two)) or op.name == "div":
+        if not any(short(info, len(axes), place) for info in (one, two)) or op.name == "div":
             tracer.act([axis], "two activations are multiplied")
     silent = one.silent if one.silent is not None else two.silent if op.name == "mul" else None
     tracer.put(op.out, axes, weight=weight, linear=False, silent=silent,
