@@ -35,6 +35,7 @@ from lemonx.tracing.operations import (
     Rule,
     Scalar,
     numbers,
+    paths,
 )
 from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value
 
@@ -51,7 +52,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self, module: torch.nn.Module, scaled: frozenset[tuple[str, int]] = frozenset()) -> None:
         super().__init__()
         self.scaled = scaled
-        self.paths = _paths(module)
+        self.paths = paths(module)
         self.stack: list[str] = []
         self.fresh: list[torch.Tensor] = []
         self.infos: Any = WeakTensorKeyDictionary()
@@ -394,14 +395,6 @@ class Tracer(TorchDispatchMode):
                     info.value.leak(self.why("it leaves the model"))
                 self.shown += [axis for axis in info.axes if axis is not None]
                 self.last_use[info.token] = self.count + 1
-
-
-def _paths(module: torch.nn.Module) -> dict[int, list[str]]:
-    """All names of every module: one that several have, an activation say, is called by the one that is running."""
-    found: dict[int, list[str]] = {}
-    for name, child in module.named_modules(remove_duplicate=False):
-        found.setdefault(id(child), []).append(name)
-    return found
 
 
 def _empty(out: Any) -> bool:
