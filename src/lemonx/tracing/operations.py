@@ -131,3 +131,11 @@ DECISIONS = {"topk": 2, "sort": 1, "argsort": 1, "argmax": 1, "argmin": 1, "max"
 BLANK = frozenset(("empty", "new_empty", "empty_like", "empty_strided", "zeros", "new_zeros", "zeros_like"))
 # Operations that torch, or a model, puts in between as sizes ask for it, and that change no number.
 MOVES = frozenset(("clone", "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "alias", "detach"))
+
+
+def paths(module: torch.nn.Module) -> dict[int, list[str]]:
+    """All names of every module: one that several have, an activation say, is called by the one that is running."""
+    found: dict[int, list[str]] = {}
+    for name, child in module.named_modules(remove_duplicate=False):
+        found.setdefault(id(child), []).append(name)
+    return found

@@ -35,6 +35,7 @@ from lemonx.tracing.operations import (
     Rule,
     Scalar,
     numbers,
+    paths,
 )
 from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value, WeightNorm
 
@@ -51,9 +52,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self, module: torch.nn.Module, scaled: frozenset[tuple[str, int]] = frozenset()) -> None:
         super().__init__()
         self.scaled = scaled
-        self.paths: dict[int, list[str]] = defaultdict(list)
-        for name, child in module.named_modules(remove_duplicate=False):
-            self.paths[id(child)].append(name)
+        self.paths = paths(module)
         self.stack: list[str] = []
         self.fresh: list[torch.Tensor] = []
         self.infos: Any = WeakTensorKeyDictionary()
@@ -366,8 +365,7 @@ class Tracer(TorchDispatchMode):
 
     def entered(self, module: torch.nn.Module, given: Any) -> None:
         self._sync()
-        # A module that several have, such as an activation, is called by the one that is running.
-        names = self.paths.get(id(module)) or [self.path]
+        names = self.paths.get(id(module), [self.path])
         self.stack.append(next((name for name in names if name.startswith(f"{self.path}.")), names[0]))
         if self.stack[-1].rpartition(".")[2].isdecimal():
             infos = self._tracked(given)

@@ -98,7 +98,7 @@ def _shrunk(
         if isinstance(value, Mapping):
             part = sizes.inside(name, value)
             found[name] = _part(name, value, chosen, part, ids, stages, mixed=mixed)
-        elif chosen and is_layers_of_a_kind(name, value):
+        elif chosen and is_layers_of_a_kind(value, name):
             found[name] = _like(value, (i for i, layer in enumerate(chosen) if layer in value))
         elif chosen and isinstance(value, list | tuple) and len(value) == layers:
             found[name] = _like(value, (of_layer(name, value[i], own, stages) for i in chosen))
@@ -211,7 +211,7 @@ def _chosen_layers(values: Mapping[str, JsonValue], layers: int | None, sizes: S
     if not layers or layers <= sizes.layers or "depths" in values:
         return []
     sequences = {n: v for n, v in values.items() if isinstance(v, list | tuple) and n not in KEPT}
-    chosen = {n: v for n, v in sequences.items() if is_layers_of_a_kind(n, v)}
+    chosen = {n: v for n, v in sequences.items() if is_layers_of_a_kind(v, n)}
     lists: list[Sequence[JsonValue]] = [v for n, v in sequences.items() if len(v) == layers and n not in chosen]
     lists += [[layer in v for layer in range(layers)] for v in chosen.values()]
     named = [len(v) for n, v in sequences.items() if is_numbers(v) and is_layer_indices(n, v)

@@ -269,7 +269,7 @@ def is_layer_indices(name: str, values: Sequence[int]) -> bool:
     return min(values) >= 0 and _LAYER_INDICES.fullmatch(name.lower()) is not None
 
 
-def is_layers_of_a_kind(name: str, value: JsonValue) -> TypeGuard[list[int] | tuple[int, ...]]:
+def is_layers_of_a_kind(value: JsonValue, name: str) -> TypeGuard[list[int] | tuple[int, ...]]:
     """Whether a field lists the numbers of all layers of some kind."""
     return is_numbers(value) and _LAYERS_OF_A_KIND.fullmatch(name) is not None
 
