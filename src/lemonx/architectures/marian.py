@@ -30,8 +30,7 @@ def marian(c: Config) -> Spec:
             "residual": avg(width),
             **({"final": avg(width)} if generates else {}),
             **{name: space for part in parts for name, space in units(c, part).items()},
-            # A decoder alone, with words of its own, has no use for the encoder's.
-            **({"vocab": fresh(c["vocab_size"])} if shared or parts == PARTS else {}),
+            "vocab": fresh(c["vocab_size"]),
             **({} if shared else {"target_vocab": fresh(c["decoder_vocab_size"] or c["vocab_size"])}),
         },
         fixed={"width": width},
@@ -43,6 +42,11 @@ def marian(c: Config) -> Spec:
             # Some files have the positions all the same.
             **{f"model.{part}.embed_positions": embedding("_ -> residual", optional=True) for part in parts},
             **stacked(parts),
-            **(decoded("final", table if c["tie_word_embeddings"] else None, vocab) if generates else {}),
+            # A decoder alone has logits for vocab_size words, whatever it reads.
+            **(
+                decoded("final", table if c["tie_word_embeddings"] else None, vocab if parts == PARTS else "vocab")
+                if generates
+                else {}
+            ),
         },
     )
