@@ -10,9 +10,9 @@ import torch
 from lemonx.diagnostics.survey import classes
 from lemonx.diagnostics.survey.measuring import judged
 from lemonx.diagnostics.survey.randomise import randomise
-from lemonx.diagnostics.survey.running import find_inputs
 from lemonx.diagnostics.survey.sizes import BASES
 from lemonx.models.foreign import foreign
+from lemonx.verification.finding import find_inputs
 from lemonx.verification.float64 import Float64
 
 TWICE, HALF_MORE = ("--width", "2x"), ("--width", "1.5x")

@@ -139,6 +139,8 @@ def advise(
             raise BadRecipe(f"the learning rate {rate} is not a positive number", "use a number such as 3e-4")
     plan = api.plan(source, like=target)
     kind = plan.family.kind
+    if kind not in SCRATCH:
+        raise BadRecipe("the paper grew no model that reads neither texts nor images", "choose how long to train it")
     paper = SCRATCH[kind]
     unit = "steps" if steps is not None else "epochs" if epochs is not None else paper.unit
     scratch = steps or epochs or paper.length
