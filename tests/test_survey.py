@@ -19,7 +19,6 @@ from lemonx.cli.surveying import by_run, by_table
 from lemonx.diagnostics.survey import classes, counting, measuring, pool, record
 from lemonx.diagnostics.survey.configs import tiny_config
 from lemonx.diagnostics.survey.fields import tiny
-from lemonx.diagnostics.survey.inputs import LENGTH, Batch
 from lemonx.diagnostics.survey.measuring import Claim, difference, judged, measure
 from lemonx.diagnostics.survey.randomise import randomise
 from lemonx.diagnostics.survey.rows import (
@@ -35,11 +34,13 @@ from lemonx.diagnostics.survey.rows import (
     Cell,
     Row,
 )
-from lemonx.diagnostics.survey.running import find_inputs, giving, learned, outputs, read_by
+from lemonx.diagnostics.survey.running import giving, learned, read_by
 from lemonx.diagnostics.survey.sizes import BASES, Sizes
 from lemonx.errors import BadData, Refused
 from lemonx.models.foreign import foreign
+from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
+from lemonx.verification.media import LENGTH, Batch
 
 WIDER, DEEPER = COLUMNS["width x2"](Sizes()), COLUMNS["depth"](Sizes())
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from lemonx.diagnostics.survey import classes
-from lemonx.diagnostics.survey.measuring import judged
+from lemonx.diagnostics.survey.measuring import judged, same_size
 from lemonx.diagnostics.survey.randomise import randomise
-from lemonx.diagnostics.survey.running import find_inputs
 from lemonx.diagnostics.survey.sizes import BASES
 from lemonx.models.foreign import foreign
+from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
 
 TWICE, HALF_MORE = ("--width", "2x"), ("--width", "1.5x")
@@ -57,6 +57,7 @@ def difference(model_type: str, small: Path, large: Path) -> float:
             kind.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
             for folder in (small, large)
         )
-        found = judged(one, other, find_inputs(one, seed=5)[0])
+        batch = find_inputs(one, seed=5)[0]
+        found = judged(one, other, batch, same_size(outputs(one, batch), outputs(other, batch)))
     assert found.difference is not None
     return found.difference

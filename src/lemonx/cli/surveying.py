@@ -8,13 +8,13 @@ from typing import Any
 
 from lemonx import api, architectures
 from lemonx.diagnostics.survey import pool, record
-from lemonx.diagnostics.survey.inputs import Batch
 from lemonx.diagnostics.survey.measuring import Claim
 from lemonx.diagnostics.survey.pool import Ways
 from lemonx.diagnostics.survey.record import Record
 from lemonx.diagnostics.survey.running import giving
 from lemonx.errors import BadData
 from lemonx.planning.plan import Plan
+from lemonx.verification.media import Batch
 
 
 def ways(model_type: str) -> Ways:

@@ -13,9 +13,7 @@ import torch
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.diagnostics.survey.configs import plain
-from lemonx.diagnostics.survey.inputs import Batch
-from lemonx.diagnostics.survey.running import find_inputs, outputs
-from lemonx.errors import BadCheckpoint, Refused
+from lemonx.errors import BadCheckpoint, CannotVerify, Refused
 from lemonx.guards.limits import LARGEST, MOST_BLOCKS, MOST_BUFFERS
 from lemonx.inference.bodiless import Mixed, bodiless
 from lemonx.models import door
@@ -26,7 +24,11 @@ from lemonx.tracing.compare import Matched
 from lemonx.tracing.infer import Calls, traced
 from lemonx.tracing.running import run_traced
 from lemonx.tracing.tracer import Tracer
+from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
+from lemonx.verification.loading import floating_outputs
+from lemonx.verification.media import PICTURES, Batch
+from lemonx.verification.sample import shorten, views
 
 Values = Mapping[str, JsonValue]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -61,7 +63,10 @@ class Runner:
 
     @property
     def kind(self) -> str:
-        return "language" if "input_ids" in self.batch else "vision"
+        """What the model reads: texts (perhaps beside something else), pictures, or neither."""
+        if "input_ids" in self.batch:
+            return "language"
+        return "vision" if any(name in self.batch for name in PICTURES) else "other"
 
     def shapes(self, values: Values) -> dict[str, tuple[int, ...]]:
         """The shapes of all parameters; nothing is run."""
@@ -76,10 +81,19 @@ class Runner:
         with Float64():
             return self._built(values).double().eval()
 
-    def _built(self, values: Values) -> Any:
+    def _built(self, values: Values, adapt: Callable[[Any], object] = lambda _: None) -> Any:
         with foreign("build the model of config.json", "save it again"), bodiless(self.most):
             config = plain(door.config_object(values))
+            adapt(config)
             return door.build(door.model_class(config), config)
+
+    def check_sample(self, values: Values) -> None:
+        """CannotVerify unless the model of a config runs on inputs by which its outputs can be compared."""
+        with Float64():
+            model = self._built(values, shorten).double().eval()
+        doing = f"run a {values['model_type']} on the inputs that outputs are compared on"
+        with foreign(doing, "expand with --no-verify, and compare outputs yourself", CannotVerify), Mixed():
+            floating_outputs(model, views(model)[0])
 
     def trace(self, model: Any) -> Tracer:
         """The record of a run."""

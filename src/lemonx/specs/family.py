@@ -35,7 +35,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family: its spec, the config fields behind each option, and its kind, `vision` or `language`.
+    """A family: its spec, the config fields behind each option, and its kind: `vision`, `language` or `other`.
 
     `dense`: model types that can become this one, experts of which are copies of their MLP. `aliases`: second names of
     config fields.

@@ -166,9 +166,11 @@ class Advice:
 def growth(source: str | Path, target: str | Path) -> Growth:
     """What the paper's nearest growth says about this one, in terms of training the target from scratch."""
     plan = api.plan(source, like=target)
+    kind = plan.family.kind
+    if kind not in SCRATCH:
+        raise BadRecipe("the paper grew no model that reads neither texts nor images", "choose how long to train it")
     share = _share(plan)
     deepens = any(stack.size < plan.target_spec.stacks[name].size for name, stack in plan.source_spec.stacks.items())
-    kind = plan.family.kind
     return Growth(_task(plan), kind, Path(target), share, nearest(kind, share, deepens))
 
 

@@ -213,7 +213,8 @@ def model_card(plan: Plan, content: Certificate) -> str:
     checked = shown(" ".join(_checked(content.verified)))
     base = content.source.name
     if plan.policy.lossless:
-        claim = f"This checkpoint computes the same function as {as_code(base)} and has more capacity to train on."
+        computes = "computes" if content.verified.passed else "was made to compute"
+        claim = f"This checkpoint {computes} the same function as {as_code(base)} and has more capacity to train on."
         if (lost := content.expected_loss) is not None:
             claim += (
                 f"\nIt does so up to the eps of its norms, {lost['eps']:g}: added blocks norm the stream again at "

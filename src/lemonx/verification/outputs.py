@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -87,8 +88,9 @@ def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[V
 
 def check_inputs(loaded: Loaded, given: list[View] | None) -> None:
     """NotVerified if a model does not read what the other was given: texts are not images."""
-    if given and loaded.model.main_input_name not in given[0].inputs:
-        reads, other = loaded.model.main_input_name, next(iter(given[0].inputs))
+    reads = loaded.model.main_input_name
+    if given and reads not in given[0].inputs and reads in inspect.signature(loaded.model.forward).parameters:
+        other = next(iter(given[0].inputs))
         raise NotVerified(f"reads {reads}, the source {other}", "they are different models", file=loaded.origin)
 
 

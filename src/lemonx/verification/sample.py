@@ -1,8 +1,9 @@
 """Inputs that reach every branch of a model. They show that two models are wired the same, not that weights are right.
 
 Texts are longer than every window, padded on the left and on the right, with every token type, special tokens among
-the others, and once at the last positions. Images also come in a second size, if the model takes one. A window that is
-too long to exceed is shortened in both models; structure.py checks that the two have the same window.
+the others, and once at the last positions. Images also come in a second size, if the model takes one, and sounds in a
+second length, with padding. A window that is too long to exceed is shortened in both models; structure.py checks that
+the two have the same window.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import CannotVerify
 from lemonx.guards.limits import MOST_PIXELS
+from lemonx.models.foreign import in_one_line
+from lemonx.verification.finding import find_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,13 +44,14 @@ class View:
     options: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
     def __str__(self) -> str:
-        shapes = {name: list(value.shape) for name, value in self.inputs.items() if name in SHOWN}
+        named = [name for name in self.inputs if name in SHOWN] or list(self.inputs)
+        shapes = {name: list(self.inputs[name].shape) for name in named}
         text = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
         return f"{text} {self.name}".strip()
 
 
 # The inputs that are named where a sample is described; the others go with them.
-SHOWN = ("input_ids", "decoder_input_ids", "pixel_values", "input_features")
+SHOWN = ("input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values")
 
 
 def shorten(config: Any) -> list[str]:
@@ -89,17 +93,42 @@ def views(model: PreTrainedModel, seed: int = 0) -> list[View]:
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
-    if model.main_input_name == "pixel_values":
+    if model.main_input_name == "pixel_values" and not hasattr(vision, "num_frames"):
         return _pictures(model, vision, generator)
-    if model.main_input_name == "input_features":
-        shape = (SAMPLE, config.num_mel_bins, 2 * config.max_source_positions)
-        sound = {"input_features": torch.randn(shape, generator=generator, dtype=torch.float64)}
-        return [View("", sound | _begun(model, generator))]
+    if model.main_input_name != "input_ids" or "input_ids" not in inspect.signature(model.forward).parameters:
+        return _found(model, seed, generator)
     texts = _texts(model, text, generator)
     if vision is config:
         return [View("", texts), *_last_positions(model, text, generator)]
     pixels = _pixels(vision, _sides(vision), generator)
     return [View("", {**_with_places(model, texts, pixels), **pixels})]
+
+
+def _found(model: PreTrainedModel, seed: int, generator: torch.Generator) -> list[View]:
+    """Sounds, videos, series, as the model is found to take them: with padding if it has a mask for it, and shorter."""
+    doing = f"run the model on any {model.main_input_name} that lemonx can draw"
+    with in_one_line(doing, "expand with --no-verify, and compare outputs yourself", CannotVerify):
+        batch, _ = find_inputs(model, seed)
+    if "decoder_input_ids" in batch:
+        batch |= _begun(model, generator, len(batch["decoder_input_ids"]))
+    read = batch.get(model.main_input_name, next(iter(batch.values())))
+    masks = {name: mask for name, mask in batch.items() if name.endswith("mask") and not mask.is_floating_point()}
+    marked = (mask.shape[1] for mask in masks.values() if mask.ndim == 2)
+    length = next((n for n in marked if n in read.shape[1:]), max(read.shape[1:], default=1))
+    shorter = {name: _cut(value, length, length * 5 // 8) for name, value in batch.items()}
+    for inputs, end in ((batch, length), (shorter, length * 5 // 8)):
+        for name in masks:
+            if inputs[name].shape[1:] == (end,):
+                inputs[name] = inputs[name].clone()
+                inputs[name][1, end - end // 4 :] = 0
+                inputs[name][2, end - end // 2 :] = 0
+    return [View("", batch), View("of another length", shorter)]
+
+
+def _cut(value: torch.Tensor, length: int, to: int) -> torch.Tensor:
+    """The beginning of an input along the axis that is this long, if it has one."""
+    axis = next((axis for axis in range(1, value.ndim) if value.shape[axis] == length), None)
+    return value if axis is None else value.narrow(axis, 0, to)
 
 
 def _with_places(
@@ -235,7 +264,7 @@ def _last_positions(model: PreTrainedModel, config: Any, generator: torch.Genera
     return [View("at the last positions", {"input_ids": ids, "position_ids": where})]
 
 
-def _begun(model: PreTrainedModel, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _begun(model: PreTrainedModel, generator: torch.Generator, rows: int = SAMPLE) -> dict[str, torch.Tensor]:
     """The text that an encoder-decoder has begun to write; none for models that do not take one."""
     config: Any = model.config
     if not config.is_encoder_decoder or "decoder_input_ids" not in inspect.signature(model.forward).parameters:
@@ -244,4 +273,4 @@ def _begun(model: PreTrainedModel, generator: torch.Generator) -> dict[str, torc
     longest = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
     length = min(LENGTH, longest or LENGTH) // 2
     vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
-    return {"decoder_input_ids": torch.randint(0, vocabulary, (SAMPLE, length), generator=generator)}
+    return {"decoder_input_ids": torch.randint(0, vocabulary, (rows, length), generator=generator)}

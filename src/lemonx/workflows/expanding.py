@@ -27,7 +27,7 @@ from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.options import GrowthOptions, Writing
 from lemonx.workflows.planning import plan_growth
-from lemonx.workflows.tables import table_for
+from lemonx.workflows.tables import require_sample, table_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,6 +82,7 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
         check_builds(plan, checkpoint, verified=writing.verify)
         if writing.verify:
             require_fitting(checkpoint)
+            require_sample(checkpoint, plan)
         if writing.planned:
             writing.planned(plan)
         entries = [(step.name, step.dtype, step.shape) for step in plan.steps]

@@ -74,6 +74,12 @@ def inferred(checkpoint: Checkpoint) -> Inferred:
         raise Refused(found, error.remedy) from error
 
 
+def require_sample(checkpoint: Checkpoint, plan: Plan) -> None:
+    """CannotVerify where a model whose table was inferred takes no inputs that outputs could be compared on."""
+    if plan.family.confirm is not None:
+        inferred(checkpoint).runner.check_sample(plan.source_config)
+
+
 def own_table(path: Path, model_type: str | None) -> Architecture:
     """The family that a user's file registers for a model type. The file is run: that is what it is given for."""
     try:

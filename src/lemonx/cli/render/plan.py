@@ -73,7 +73,7 @@ def print_plan(plan: Plan, *, tensors: bool = False) -> None:
     sizes = table("config.json", "source", "target")
     for name, before, after in summary.config_table(plan):
         sizes.add_row(name, _short(before), styled("bold" if before != after else "", _short(after)))
-    per = "image" if plan.family.kind == "vision" else "token"
+    per = {"vision": "image", "language": "token"}.get(plan.family.kind, "step")
     for label, (before, after) in (
         ("parameters", summary.parameters(plan)),
         (f"FLOPs per {per}", summary.flops(plan)),

@@ -14,9 +14,7 @@ from typing import Any
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.diagnostics.survey.fields import (
     HEAD_SIZE,
-    IMAGE,
     KEPT,
-    VOCABULARY,
     Stages,
     is_layer_indices,
     is_layers_of_a_kind,
@@ -27,6 +25,7 @@ from lemonx.diagnostics.survey.fields import (
 )
 from lemonx.diagnostics.survey.overrides import DERIVED, OVERRIDES
 from lemonx.diagnostics.survey.sizes import Sizes
+from lemonx.verification.media import IMAGE, VOCABULARY
 
 Fields = dict[str, JsonValue]
 # Where rotary positions have their settings.

@@ -13,9 +13,9 @@ from typing import TypeGuard
 
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.diagnostics.survey.sizes import Sizes
+from lemonx.verification.media import IMAGE, PATCH, VOCABULARY
 
-VOCABULARY = 97
-IMAGE, PATCH, WINDOW, POSITIONS = 64, 16, 4, 160
+WINDOW, POSITIONS = 4, 160
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from lemonx.diagnostics.survey import classes
-from lemonx.diagnostics.survey.inputs import Batch
 from lemonx.diagnostics.survey.randomise import randomise
 from lemonx.diagnostics.survey.rows import (
     COLUMNS,
@@ -28,10 +27,12 @@ from lemonx.diagnostics.survey.rows import (
     Cell,
     Row,
 )
-from lemonx.diagnostics.survey.running import Outputs, Read, find_inputs, learned, outputs, read_by
+from lemonx.diagnostics.survey.running import Read, learned, read_by
 from lemonx.diagnostics.survey.sizes import BASES, Sizes
 from lemonx.errors import LemonxError
 from lemonx.models.foreign import reason
+from lemonx.verification.finding import Outputs, find_inputs, outputs
+from lemonx.verification.media import Batch
 
 # The largest difference of an output, relative to the largest output, that rounding in float64 accounts for.
 LARGEST = 1e-10

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
-from lemonx.diagnostics.survey.fields import IMAGE, PATCH, VOCABULARY
-
 Batch = dict[str, torch.Tensor]
+# Sizes of pictures and the number of tokens where a config names none.
+IMAGE, PATCH, VOCABULARY = 64, 16, 97
 # Odd numbers, so that no axis of a batch is taken for one of the model's; texts run past every window.
 ROWS, LENGTH, DECODED = 3, 23, 7
+# Longer sounds are tried last: attention over them would fill the memory.
+_LONG = 4096
 # What stands for a picture, a video, a sound in the types of tokens.
 KINDS = {"image": 1, "video": 2, "audio": 3}
 
@@ -55,7 +57,7 @@ def _special(config: Any) -> set[int]:
     return {token for token in named if isinstance(token, int)}
 
 
-_PICTURES = ("pixel_values", "image_pixel_values", "flattened_patches", "images", "image")
+PICTURES = ("pixel_values", "image_pixel_values", "flattened_patches", "images", "image")
 # How many pictures of a video make one patch.
 _TIMES = ("temporal_patch_size", "patch_temporal", "patch_size_t")
 
@@ -177,7 +179,7 @@ class Media:
 
     def pictures(self) -> list[Batch]:
         """Ways to hand over pictures."""
-        names = [n for n in _PICTURES if n in self.taken]
+        names = [n for n in PICTURES if n in self.taken]
         names += ["hidden_states"] if "grid_thw" in self.taken and not names else []
         if not names:
             return []
@@ -284,7 +286,9 @@ class Media:
         found: list[Batch] = []
         for name in ("input_features", "audio_input_features", "input_audio_embeds", "spectrogram", "audio_values"):
             if name in self.taken:
-                for time in dict.fromkeys((long, 64, 100, 204)):
+                # Some models take one length only; none of these takes one that is very long.
+                times = sorted(dict.fromkeys((long, 64, 100, 204)), key=lambda time: (time > _LONG, time != long))
+                for time in times:
                     found.append({name: self.normal(ROWS, bins, time)} | self._sound_masks(time))
                     found.append({name: self.normal(ROWS, time, bins)} | self._sound_masks(time))
                 found.append({name: self.normal(ROWS, 1, 64, bins)} | self._sound_masks(64))
