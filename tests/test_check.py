@@ -141,13 +141,17 @@ def test_rms_norm_cannot_read_means() -> None:
     typed(rows, pre_ln("zero", 6))
 
 
-@pytest.mark.parametrize("target", [5, 6, 7, 9, 10])
-def test_norm_cannot_feed_its_own_stream_at_indivisible_width(target: int) -> None:
-    """Post-LN: a LayerNorm reads means and writes zeros, which agree for whole multiples only."""
+@pytest.mark.parametrize(("target", "framed"), [(5, None), (6, None), (7, True), (8, False), (9, True), (10, True)])
+def test_norm_feeds_its_own_stream_by_copies_or_by_frames(target: int, framed: bool | None) -> None:
+    """Post-LN: a LayerNorm reads means and writes zeros, which agree for whole multiples only; a frame needs room."""
     rows: Rows = {"embed": embedding("5 -> residual"), "ln": layer_norm("residual -> residual")}
     sizes: Sizes = {"residual": ("avg", 4, target)}
-    message = assert_refused(rows, sizes, "ln: ", f"{target} is not a multiple of 4", "residual", "LayerNorm")
-    assert_advice_works(message, rows, sizes, ("residual",))
+    if framed is None:
+        message = assert_refused(rows, sizes, f"no change of basis takes 4 features to {target}", "too little freedom")
+        assert_advice_works(message, rows, sizes, ("residual",))
+    else:
+        types = typed(rows, sizes)
+        assert bool(types.framed) == framed == types.spaces["residual"].is_dense
 
 
 def test_rms_norm_may_feed_its_own_stream() -> None:

@@ -20,6 +20,8 @@ from lemonx.verification.alignment import Back, aligned
 from lemonx.verification.loading import Name, all_outputs, load, running
 from lemonx.verification.sample import View
 
+REMEDY = "choose a multiple of the width"
+
 # One rounding in float32: a source that is more exact than that is so by chance.
 LEAST = 2.0**-24
 
@@ -65,18 +67,20 @@ class Stability:
         ratios = {} if self.skipped else {"noise_ratio": self.noise, "gradient_ratio": self.gradient, "limit": LIMIT}
         return {**asdict(self), **ratios}
 
-    def reason(self) -> str:
-        """Why it did not pass, in one line."""
+    @property
+    def found(self) -> str:
+        """Why it did not pass."""
         assert self.source and self.target
         what, now, before = (
             ("float32 noise", self.target.noise, self.source.noise)
             if not self.noise <= LIMIT
             else ("gradient norm", self.target.gradient, self.source.gradient)
         )
-        return (
-            f"the target's {what} is {now:.1e} where the source's is {before:.1e}, more than {LIMIT:g} times as much: "
-            "choose a multiple of the width"
-        )
+        return f"the target's {what} is {now:.1e} where the source's is {before:.1e}, more than {LIMIT:g} times as much"
+
+    def reason(self) -> str:
+        """The same with what to do, in one line."""
+        return f"{self.found}: {REMEDY}"
 
 
 def measure_stability(

@@ -43,7 +43,7 @@ from lemonx.verification.modules import (
     rounding,
     still,
 )
-from lemonx.verification.stability import Stability
+from lemonx.verification.stability import REMEDY, Stability
 from lemonx.verification.symmetry import Symmetry, find_twins
 
 # Outputs in float64 may differ by so much of the largest.
@@ -120,7 +120,7 @@ def grow_module(
         off, tolerance = _compare(small, made, inputs, plan)
         stability = module_stability(small, made, inputs) if plan.types.framed else None
         if stability is not None and not stability.passed:
-            raise Refused(stability.reason())
+            raise Refused(stability.found, REMEDY)
     with torch.no_grad():
         made_tensors = floating(made)
         for name, tensor in floating(large).items():
