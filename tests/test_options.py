@@ -25,6 +25,7 @@ CODES = {0, 2, 3, 4, 5, 6}
 COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
     "plan": lambda folder: (folder / "source", "--depth", 3),
     "expand": lambda folder: (folder / "source", folder / "out", "--depth", 3, "--no-verify"),
+    "shrink": lambda folder: (folder / "source", folder / "out"),
     "verify": lambda folder: (folder / "source", folder / "nothing"),
     "architectures": lambda folder: (),
     "methods": lambda folder: (),
