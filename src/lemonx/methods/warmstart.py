@@ -10,7 +10,6 @@ from lemonx.algebra.expansions import identity
 from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.algebra.recipes import Matrix, Vector
 from lemonx.checkpoints import Checkpoint
-from lemonx.execution.shrinking import as_matrix, as_stored
 from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
 from lemonx.methods.scratch import fresh
@@ -39,6 +38,8 @@ def warm(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, t
 
 def _warmed(step: Step, new: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     import torch
+
+    from lemonx.execution.shrinking import as_matrix, as_stored  # needs torch, which a list of methods does not
 
     how, made = step.recipe, new.clone()
     if isinstance(how, Vector):
