@@ -1,7 +1,8 @@
 """How fast, and in how much memory, is an expansion? Beside it: a file copy, and safetensors' own load and save.
 
 Builds a synthetic Llama whose expansion takes about --gb gigabytes, then, round after round in one run, does
-each of these in a process of its own; its best round counts, and the ratios of every round are shown:
+each of these in a process of its own; the median over the rounds counts, beside the best, and a ratio to load+save is
+taken within each round:
 
     copy        shutil.copyfile of the output's bytes
     load+save   safetensors load_file and save_file of the output
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pages
@@ -66,7 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gb", type=float, default=4.0, help="size of the output")
     parser.add_argument("--dtype", nargs="+", choices=ITEM, default=list(ITEM))
     parser.add_argument("--kind", nargs="+", choices=["width", "depth", "both"], default=["width", "depth", "both"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", nargs="+", type=float, metavar="GB", help="only memory, against these sizes")
     parser.add_argument("--dir", help="where to put the files: several times --gb, removed at the end")
     parser.add_argument("--record", action="store_true", help=f"append to {HISTORY.name}; memory: into docs/scale.md")
@@ -92,7 +94,7 @@ def report(folder: Path, dtype: str, kind: str, options: argparse.Namespace) -> 
             shutil.rmtree(path)
     show(rounds, dtype, kind, gigabytes)
     if options.record:
-        record(least(rounds), dtype, kind, gigabytes)
+        record(rounds, dtype, kind, gigabytes)
 
 
 def memory(folder: Path, sizes: list[float]) -> list[str]:
@@ -129,12 +131,14 @@ def measure(folder: Path, kind: str) -> Figures:
     return found
 
 
-def least(rounds: list[Figures]) -> Figures:
-    """The least of every figure over the rounds, but the largest memory: what disturbs a run only makes it slower."""
-    return {
-        name: {key: (max if key == "anon" else min)(found[name][key] for found in rounds) for key in row}
-        for name, row in rounds[0].items()
-    }
+def over_rounds(rounds: list[Figures], key: str, name: str) -> list[float]:
+    """One figure of every round, in order of size."""
+    return sorted(found[name][key] for found in rounds)
+
+
+def ratios(rounds: list[Figures], name: str) -> list[float]:
+    """The speed beside load+save in each round, in order of size."""
+    return sorted(found["load+save"]["wall"] / found[name]["wall"] for found in rounds)
 
 
 def run(child: str, folder: Path, kind: str, threads: int) -> dict[str, float]:
@@ -160,33 +164,49 @@ def anonymous(pid: int | str = "self") -> float:
 
 
 def show(rounds: list[Figures], dtype: str, kind: str, gigabytes: float) -> None:
-    best = least(rounds)
-    base = best["load+save"]
-    print(f"\n{dtype}, {kind}: {gigabytes:.2f} GB written, the best of {len(rounds)} rounds")
-    print("                     wall s    CPU s   GB/s   GB/CPU-s   of load+save: wall   each round    CPU   anon GB")
-    for name, row in best.items():
-        ratios = [found["load+save"]["wall"] / found[name]["wall"] for found in rounds]
+    print(f"\n{dtype}, {kind}: {gigabytes:.2f} GB written, {len(rounds)} rounds")
+    print("                      median: GB/s  GB/CPU-s  of load+save   its range     best: GB/s   anon GB")
+    for name in rounds[0]:
+        wall, cpu = over_rounds(rounds, "wall", name), over_rounds(rounds, "cpu", name)
+        found = ratios(rounds, name)
         print(
-            f"{name:<18} {row['wall']:>8.2f} {row['cpu']:>8.2f} {gigabytes / row['wall']:>6.2f} "
-            f"{gigabytes / row['cpu']:>10.2f} {base['wall'] / row['wall']:>18.0%} "
-            f"{min(ratios):>5.0%} to{max(ratios):>5.0%} {base['cpu'] / row['cpu']:>6.0%} {row['anon']:>8.2f}",
+            f"{name:<18} {gigabytes / median(wall):>16.2f} {gigabytes / median(cpu):>9.2f} {median(found):>13.0%} "
+            f"{found[0]:>6.0%} to{found[-1]:>5.0%} {gigabytes / wall[0]:>14.2f} "
+            f"{over_rounds(rounds, 'anon', name)[-1]:>9.2f}",
             flush=True,
         )
 
 
-def record(best: Figures, dtype: str, kind: str, gigabytes: float) -> None:
+def record(rounds: list[Figures], dtype: str, kind: str, gigabytes: float) -> None:
+    """Append the medians, with the range of the ratio and the best round; records of before have best rounds alone."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HISTORY.parent)
-    common = {
-        "when": datetime.now(timezone.utc).isoformat(timespec="minutes"),
-        "commit": commit.stdout.strip(),
-        "machine": f"{platform.machine()} {os.cpu_count()} cores",
-        "dtype": dtype,
-        "kind": kind,
-        "gigabytes": round(gigabytes, 3),
-    }
+    rows = []
+    for name in rounds[0]:
+        wall, found = over_rounds(rounds, "wall", name), ratios(rounds, name)
+        figures = {
+            "wall": median(wall),
+            "cpu": median(over_rounds(rounds, "cpu", name)),
+            "anon": over_rounds(rounds, "anon", name)[-1],
+            "best": wall[0],
+            "ratio": median(found),
+            "least": found[0],
+            "most": found[-1],
+        }
+        rows.append(
+            {
+                "when": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+                "commit": commit.stdout.strip(),
+                "machine": f"{platform.machine()} {os.cpu_count()} cores",
+                "dtype": dtype,
+                "kind": kind,
+                "gigabytes": round(gigabytes, 3),
+                "what": name,
+                **{key: round(value, 3) for key, value in figures.items()},
+                "rounds": len(rounds),
+            }
+        )
     new = not HISTORY.exists()
     with HISTORY.open("a", newline="") as file:
-        rows = [{**common, "what": name, **{k: round(v, 3) for k, v in row.items()}} for name, row in best.items()]
         writer = csv.DictWriter(file, rows[0])
         if new:
             writer.writeheader()
@@ -257,7 +277,7 @@ def warm(folder: str) -> None:
 
     In a virtual machine free memory may have gone back to the host, and page cache in it then costs up to 4 s of
     CPU time a gigabyte, where memory that was used a moment ago costs 0.3: without this, the order decides. It goes
-    back within seconds, so the longer a run takes the more it pays: the best of several rounds counts.
+    back within seconds, so the longer a run takes the more it pays.
     """
     path, block = Path(folder, "warm"), os.urandom(1 << 21)
     with path.open("wb") as file:

@@ -123,16 +123,25 @@ def sizes() -> str:
 
 
 def speed() -> str:
-    """Of each dtype and growth: seconds of load+save, and what part of its speed the others have."""
+    """Of each dtype and growth: load+save, and the speed of the others beside it, as a median and its range."""
     found, others = records(), ("copy", "lemonx, 1 thread", "lemonx, 2 threads", "mergekit")
     lines = [f"| | output | load+save | {' | '.join(others)} |", "|---|---|---|" + "---|" * len(others)]
     for dtype, kind in dict.fromkeys(key[:2] for key in found):
         base = found[dtype, kind, "load+save"]
         rows = [found.get((dtype, kind, what)) for what in others]
-        ratios = [f"{float(base['wall']) / float(row['wall']):.0%}" if row else "-" for row in rows]
-        name = f"{dtype}, {GROWTHS[kind]}"
-        lines.append(f"| {name} | {base['gigabytes']} GB | {float(base['wall']):.1f} s | {' | '.join(ratios)} |")
+        ratios = [_range(row) if row else "-" for row in rows]
+        rate = float(base["gigabytes"]) / float(base["wall"])
+        lines.append(f"| {dtype}, {GROWTHS[kind]} | {base['gigabytes']} GB | {rate:.1f} GB/s | {' | '.join(ratios)} |")
     return "\n".join(lines)
+
+
+def _range(row: dict[str, str]) -> str:
+    """
+    >>> _range({"ratio": "0.62", "least": "0.47", "most": "0.7"})
+    '62% (47 to 70)'
+    """
+    ratio, least, most = (100 * float(row[key]) for key in ("ratio", "least", "most"))
+    return f"{ratio:.0f}% ({least:.0f} to {most:.0f})"
 
 
 def measured() -> dict[str, tuple[float, float]]:
@@ -145,9 +154,9 @@ def measured() -> dict[str, tuple[float, float]]:
 
 
 def records() -> dict[tuple[str, str, str], dict[str, str]]:
-    """The last record of each dtype, kind of growth, and what was run."""
+    """The last record of each dtype, kind of growth, and what was run, of those with the ratios of their rounds."""
     with expand.HISTORY.open(newline="") as file:
-        return {(row["dtype"], row["kind"], row["what"]): row for row in csv.DictReader(file)}
+        return {(row["dtype"], row["kind"], row["what"]): row for row in csv.DictReader(file) if row["rounds"]}
 
 
 def _duration(seconds: float) -> str:
