@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lemonx.algebra.expansions import Expansion, Fill, expansion, identity, product
+from lemonx.algebra.expansions import Expansion, expansion, identity, product
 from lemonx.algebra.free_parameters import PRESETS, Free, preset
 from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Matrix
+from lemonx.algebra.runs import Fill
 from lemonx.execution import noise
 from lemonx.execution.matrix import Reader, blocks, expand_block, expand_matrix
 from lemonx.specs.space_expansions import grouped_expansion

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 import lemonx
 import pico
-from lemonx.algebra.expansions import Fill, expansion, identity
+from lemonx.algebra.expansions import expansion, identity
 from lemonx.algebra.free_parameters import PRESETS
 from lemonx.algebra.recipes import KEEP, SILENT, Matrix, Vector
+from lemonx.algebra.runs import Fill
 from lemonx.errors import Refused
 from lemonx.execution.matrix import expand_matrix
 from lemonx.planning.typecheck import check

@@ -19,9 +19,10 @@ from torch import Tensor
 
 import lemonx
 import pico
-from lemonx.algebra.expansions import Expansion, Fill, Run, identity
+from lemonx.algebra.expansions import Expansion, identity
 from lemonx.algebra.free_parameters import PRESETS
 from lemonx.algebra.recipes import CANCEL, KEEP, SILENT, Copied, Matrix, Vector
+from lemonx.algebra.runs import Fill, Run
 from lemonx.checkpoints import Checkpoint
 from lemonx.execution.matrix import Reader, expand_matrix
 from lemonx.frames import construction

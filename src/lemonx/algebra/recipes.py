@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lemonx.algebra.expansions import Expansion, Run
+from lemonx.algebra.expansions import Expansion
+from lemonx.algebra.runs import Run
 
 # What becomes of a weight that writes the stream: kept; zero (type 1); copies that cancel (type 2); half of its columns
 # zero (type 3). And of a factor of what that weight reads: the rows of the other half are zero (type 3).

@@ -23,9 +23,10 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import Expansion, Run, Split
+from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.free_parameters import Free
 from lemonx.algebra.recipes import KEEP, MUTED, SILENT, Matrix, Spare
+from lemonx.algebra.runs import Run, Split
 
 # Elements that are scaled at a time, in float64: 0.5 MB.
 SCALED = 1 << 16

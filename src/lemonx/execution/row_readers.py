@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import Run
 from lemonx.algebra.recipes import Matrix
+from lemonx.algebra.runs import Run
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.checkpoints.values import all_finite

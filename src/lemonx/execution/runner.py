@@ -20,8 +20,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import Expansion, Run
+from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.recipes import Matrix, Vector
+from lemonx.algebra.runs import Run
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadCheckpoint

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lemonx.algebra.expansions import Expansion, Fill
+from lemonx.algebra.expansions import Expansion
+from lemonx.algebra.runs import Fill
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lemonx.algebra.expansions import Fill
 from lemonx.algebra.recipes import HALF, KEEP, MUTED, Matrix
+from lemonx.algebra.runs import Fill
 from lemonx.specs.rows import Row
 from lemonx.specs.signature import Side
 from lemonx.specs.spec import Spec

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from lemonx.algebra.expansions import Expansion, Fill, expansion, multiples_near, remainder
+from lemonx.algebra.expansions import Expansion, expansion, multiples_near
+from lemonx.algebra.runs import Fill, remainder
 from lemonx.errors import Refused
 
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import Run, identity
+from lemonx.algebra.expansions import identity
 from lemonx.algebra.recipes import Matrix, Vector
+from lemonx.algebra.runs import Run
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.values import all_below, all_finite

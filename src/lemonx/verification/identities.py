@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lemonx.algebra.expansions import Expansion, Run
+from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.recipes import CANCEL, KEEP, MUTED, SILENT, Matrix
+from lemonx.algebra.runs import Run
 from lemonx.verification.entries import Fault, first_fault, least, near_fault, unit, zero_fault
 from lemonx.verification.sums import Wanted, adds_up, sums, sums_fault
 
