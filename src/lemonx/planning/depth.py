@@ -174,13 +174,15 @@ def eps_of(spec: Spec, norm: str, config: Mapping[str, Any]) -> float:
 
 
 def chains(
-    source: Spec, target: Spec, config: Mapping[str, Any], small: bool = False
+    source: Spec, target: Spec, config: Mapping[str, Any], share: float | None = None
 ) -> dict[tuple[str, int], tuple[Chain, ...]]:
     """The norms in a row behind the last norm of Post-LN blocks with copies, by stack and set of weights.
 
-    A set that several blocks of the source share has a chain for each of them, in order. `small`: with small gains.
+    A set that several blocks of the source share has a chain for each of them, in order. `share`: that of small gains,
+    if there are to be any.
     """
     found: dict[tuple[str, int], tuple[Chain, ...]] = {}
+    small = {} if share is None else {"small": True, "share": share}
     for name, stack in source.stacks.items():
         norms = stream_norms(source, name)
         run = [norm for norm in norms if not getattr(source.rows[norm], "idle", False)]
@@ -194,7 +196,7 @@ def chains(
                 uses[-1] += len(run)
             else:
                 uses.append(0)
-        found |= {(name, i): tuple(Chain(eps, n, small) for n in uses) for i, uses in counts.items() if any(uses)}
+        found |= {(name, i): tuple(Chain(eps, n, **small) for n in uses) for i, uses in counts.items() if any(uses)}
     return found
 
 

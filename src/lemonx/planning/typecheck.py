@@ -70,17 +70,18 @@ def with_tied(spec: Spec, rows: Collection[str]) -> list[str]:
 
 
 def check(
-    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], *, small_gains: bool = False
+    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], *, share: float | None = None
 ) -> Types:
     """The types under which every row in `rows` is lossless; raises BadTarget or Refused if there are none.
 
-    Copies, means and zeros first; frames where these cannot follow. What is lost to eps must be little.
+    Copies, means and zeros first; frames where these cannot follow. What is lost to eps must be little. `share`: of
+    small gains (algebra/norm_chains.py), if they are asked for.
     """
     _check_sizes(source, target)
     depth.check_added(source, target)
     types = _found(source, target, rows, config)
-    chains = depth.chains(source, target, config, small_gains)
-    if small_gains:
+    chains = depth.chains(source, target, config, share)
+    if share is not None:
         _check_gains(source, chains)
         if types.framed:
             widths = multiples_near(types.framed[0].size, types.framed[0].target)
