@@ -514,3 +514,103 @@ def test_added_post_norm_blocks_are_exact_with_small_gains() -> None:
     with torch.no_grad():
         ours, theirs = small(words(1)), large(words(1))
     assert float((ours - theirs).abs().max()) < 1e-11 * float(ours.abs().max())
+
+
+# ----------------------------------------------------------------- windows, factors, numbers of the depth
+
+
+class Windows(nn.Module):
+    """Windows of a picture's pixels side by side, read by a map and put back; then one pool over all that is left."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.mix = nn.Conv2d(3, width, 1), nn.Linear(4 * width, 4 * width)
+        self.pool, self.head = nn.AvgPool2d(width, ceil_mode=True), nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cut = F.unfold(torch.relu(self.conv(x)), 2, stride=2)
+        back = F.fold(self.mix(cut.transpose(1, 2)).transpose(1, 2), x.shape[2:], 2, stride=2)
+        return self.head(self.pool(back).flatten(1))
+
+
+class Overlapping(nn.Module):
+    """Tokens in windows that overlap, cut by strides, of what heads computed."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, width), nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = torch.tanh(self.up(x)).view(3, TOKENS, -1, 4).transpose(1, 2).reshape(-1, TOKENS, 4)
+        size, (rows, step, one) = heads.shape, heads.stride()
+        cut = heads.as_strided((size[0], 3, 3, 4), (rows, 2 * step, step, one))
+        mean = cut.mean(2).view(3, -1, 3, 4).transpose(1, 2).reshape(3, 3, -1)
+        return self.down(mean)
+
+
+def pictures(seed: int) -> Tensor:
+    return torch.randn(3, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_windows_of_pixels_and_of_tokens() -> None:
+    """The pool's window is as large as the width says, and larger than the picture."""
+    assert grown(Windows, (8, 12), pictures).rehearsed < 1e-12
+    assert grown(Overlapping, (8, 16), rows).rehearsed < 1e-12
+
+
+def test_windows_that_mix_units_are_refused() -> None:
+    class Mixed(Overlapping):
+        def forward(self, x: Tensor) -> Tensor:
+            made = torch.tanh(self.up(x)).contiguous()
+            return self.down(made.as_strided((3, TOKENS - 1, made.shape[2]), made.stride(), 1))  # across two tokens
+
+    with pytest.raises(lemonx.Refused, match="as_strided"):
+        lemonx.grow(Mixed(7).double(), Mixed(14).double(), rows(0))
+
+
+class Rescaled(nn.Module):
+    """Branches times a number of the depth, a factor for the stream of every block, and a tied head times a width's."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(WORDS, width), nn.RMSNorm(width, eps=1e-6)
+        self.layers = nn.ModuleList(Factored(width, depth) for _ in range(depth))
+        self.width = width
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return (self.norm(x) * self.width**-0.5) @ self.embed.weight.T
+
+
+class Factored(nn.Module):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.norm, self.map, self.depth = nn.RMSNorm(width, eps=1e-6), nn.Linear(width, width), depth
+        self.factor = nn.Parameter(torch.tensor([1.3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.map(self.norm(x)) / self.depth**0.5) * self.factor
+
+
+@pytest.mark.parametrize("sizes", [(8, 2), (16, 2), (12, 4)])
+def test_numbers_of_the_depth_and_factors_of_the_stream(sizes: tuple[int, int]) -> None:
+    result = grown(lambda large: Rescaled(*(sizes if large else (8, 2))), (0, 1), words)
+    assert result.rehearsed < 1e-12
+
+
+def test_a_stream_times_what_is_not_one_number_is_no_identity() -> None:
+    """A factor for every token, or one that is computed, cannot be one in an added block."""
+
+    class Gated(Factored):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * torch.sigmoid(self.factor)
+
+    def make(depth: int) -> nn.Module:
+        model = Rescaled(8, depth)
+        model.layers = nn.ModuleList(Gated(8, 1) for _ in range(depth))
+        return model.double()
+
+    with pytest.raises(lemonx.Refused, match="is not what it was given"):
+        lemonx.grow(make(2), make(3), words(0))

@@ -159,6 +159,12 @@ def in_stream(row: Row, stream: str) -> bool:
     return row.is_norm and stream in row.reads.axes and stream in row.writes.axes
 
 
+def written_stream(spec: Spec, row: Row, stream: str) -> str:
+    """The space by which a row of a block writes its stream: what a number makes the stream of, or the stream."""
+    like = (axis for axis in row.writes.axes if axis in spec.spaces and spec.spaces[axis].like == stream)
+    return stream if stream in row.writes.axes else next(like, stream)
+
+
 def stream_norms(spec: Spec, stack: str) -> list[str]:
     """The norms in the stream of a stack's blocks, in order; Pre-LN blocks have none."""
     stream = spec.stacks[stack].stream
@@ -205,6 +211,8 @@ def mode(row: Row, last_norm: bool, stream: str, block: Block, depth_type: int, 
 
     `half`: for type 3, the spec and the axes whose units are silenced on either side.
     """
+    if row.is_factor:
+        return IDENTITY if block.added else KEEP
     if in_stream(row, stream):
         takes_affine = block.closes if last_norm else not block.added
         return KEEP if takes_affine else IDENTITY

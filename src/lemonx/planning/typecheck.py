@@ -20,7 +20,7 @@ from lemonx.planning.norm_eps import keep_eps
 from lemonx.specs.config import TIED
 from lemonx.specs.norms import Norm
 from lemonx.specs.rows import Row
-from lemonx.specs.signature import Side
+from lemonx.specs.signature import Side, side
 from lemonx.specs.spaces import Grouped, Growth
 from lemonx.specs.spec import LAST, Spec, Stack
 from lemonx.specs.weights import Linear
@@ -65,6 +65,8 @@ def with_tied(spec: Spec, rows: Collection[str]) -> list[str]:
     """These rows, and those without a tensor: tied decoders of what they write, norms without parameters."""
     bare = {name for name, row in spec.rows.items() if not row.tensors()}
     written = {spec.rows[name].writes for name in {*rows, *bare}}
+    made = (spec.spaces.get(axis) for one in written for axis in one.axes)  # by a number, of what is written
+    written |= {side(space.like) for space in made if space is not None and space.like}
     tied = {n for n, row in spec.rows.items() if isinstance(row, Linear) and row.tied and row.reads in written}
     return sorted({*rows, *bare, *tied})
 
@@ -194,9 +196,14 @@ def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str,
 
     logits = embedding . final: the final space is paired with the one the embedding writes.
     """
-    for name, space in source.spaces.items():
-        if space.like:
-            spaces[name] = spaces[space.like].with_gain(spaces[space.like].gain * _rescale(name, source, target))
+    like = {name: space.like for name, space in source.spaces.items() if space.like}
+
+    def imitate(*names: str) -> None:
+        for name in names:
+            one = spaces[like[name]]
+            spaces[name] = one.with_gain(one.gain * _rescale(name, source, target))
+
+    imitate(*like)
     for name in rows:
         row = source.rows[name]
         if isinstance(row, Linear) and row.tied and is_tied(target, name):
@@ -205,6 +212,7 @@ def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str,
             if spaces[embedded].is_dense or final == embedded:
                 continue
             spaces[final] = spaces[embedded].dual().with_gain(_rescale(final, source, target))
+            imitate(*(other for other, one in like.items() if one == final))
 
 
 def _check_tied(source: Spec, target: Spec, rows: Collection[str], spaces: Mapping[str, Expansion]) -> None:

@@ -6,14 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lemonx.errors import Refused
-from lemonx.specs.spaces import Space, avg, circ, fresh, key, projection, query, scaled, zero
+from lemonx.specs.spaces import Scaled, Space, avg, circ, fresh, key, projection, query, scaled, zero
 from lemonx.tracing.axes import DATA, Axis, find, say
 from lemonx.tracing.compare import Matched, both_scalars
 from lemonx.tracing.completion import share_fixed
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Norm, shape_of
+from lemonx.tracing.values import shape_of
 
 # What no run has used may grow by anything if it is at most this share of all parameters; nothing is claimed of it.
 FEW = 0.02
@@ -106,7 +107,7 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
             result.shown.append(name)
         if "mixed" in atom.facts:
             result.mixed.append(name)
-        build = _kind(found.small.norms, atom)
+        build = _kind(found.small, atom)
         result.spaces[name] = build(sizes[0]), build(sizes[1])
         if build is circ and _passes(found.small, atom):
             result.spaces[name] = replace(circ(sizes[0]), passes=True), replace(circ(sizes[1]), passes=True)
@@ -120,8 +121,9 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
     return result
 
 
-def _kind(norms: list[Norm], atom: Axis) -> Callable[[int], Space]:
+def _kind(tracer: Tracer, atom: Axis) -> Callable[[int], Space]:
     """What new entries of a space may hold, by what reads it."""
+    norms = tracer.norms
     if "length" in atom.facts:
         return projection
     reading = {norm.kind for norm in norms if any(find(a) is atom for a in all_atoms(norm.reads))}
@@ -131,8 +133,11 @@ def _kind(norms: list[Norm], atom: Axis) -> Callable[[int], Space]:
         return zero
     if "act" in atom.facts or "group" in reading:
         return circ
-    if any(find(a) is atom for norm in norms for a in all_atoms(norm.out)):
+    normed = {id(find(a)) for norm in norms for a in all_atoms(norm.out)}
+    if id(atom) in normed:
         return zero
+    if any(find(scalar.writes) is atom and id(find(scalar.reads)) in normed for scalar in tracer.scalars):
+        return partial(Scaled, kind="zero")  # what a norm wrote, times a number that the sizes decide
     return fresh
 
 

@@ -22,16 +22,22 @@ class Carry:
     """A tensor equals another one, the token's, once these parameters are zero and these norms have no affine part.
 
     `norms` are those passed on the way, in order; `ends`: the last one's output is this tensor, nothing was added.
+    `ones`: parameters of one number that it was multiplied by, and that must be one.
     """
 
     token: Token
     silent: frozenset[str] = frozenset()
+    ones: frozenset[str] = frozenset()
     norms: tuple[Norm, ...] = ()
     ends: bool = True
 
     def plus(self, silent: frozenset[str]) -> Carry:
         """Behind an addition of what is zero without these parameters."""
         return replace(self, silent=self.silent | silent, ends=False)
+
+    def times(self, one: str) -> Carry:
+        """Behind a multiplication by a parameter of one number."""
+        return replace(self, ones=self.ones | {one}, ends=False)
 
     def through(self, norm: Norm) -> Carry:
         """Behind a norm."""

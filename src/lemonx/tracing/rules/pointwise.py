@@ -12,7 +12,7 @@ from lemonx.tracing.operations import Op, Scalar, rule
 from lemonx.tracing.rules import branches, normalising
 from lemonx.tracing.rules.weight_norms import over_lengths
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
-from lemonx.tracing.values import Dot, Info, Norm, Normed, Spread, Square, Token
+from lemonx.tracing.values import Carry, Dot, Info, Norm, Normed, Spread, Square, Token
 
 # What moves numbers and changes none.
 SAME = ("clone", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "contiguous", "positive")
@@ -311,8 +311,18 @@ def _product(tracer: Tracer, op: Op, one: Info, two: Info) -> None:
         if not any(short(info, len(axes), place) for info in (one, two)) or op.name == "div":
             tracer.act([axis], "two activations are multiplied")
     silent = one.silent if one.silent is not None else two.silent if op.name == "mul" else None
-    tracer.put(op.out, axes, weight=weight, linear=False, silent=silent,
+    tracer.put(op.out, axes, weight=weight, linear=False, silent=silent, carries=_times_one(op, one, two),
                origins=origins(tracer, op.out.dim(), op.args[:2]) if weight else ())  # fmt: skip
+
+
+def _times_one(op: Op, one: Info, two: Info) -> tuple[Carry, ...]:
+    """Streams that are multiplied by a parameter of one number: with that at one they stay what they are."""
+    stream, factor = (one, two) if two.weight else (two, one)
+    alone = op.name == "mul" and factor.weight and factor.linear and not factor.offset
+    named = factor.silent if alone and not any(factor.axes) else None
+    if named is None or len(named) != 1 or normalising.shape_of(stream) != list(op.out.shape):
+        return ()
+    return tuple(carry.times(*named) for carry in stream.carries if not carry.norms)
 
 
 def squared(tracer: Tracer, op: Op, info: Info) -> None:
