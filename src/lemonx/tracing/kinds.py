@@ -75,10 +75,15 @@ def is_still(axis: Axis) -> bool:
 
 
 def _spared(found: Matched) -> set[str]:
-    """Parameters that no run has used and that are few: a mask token, say. New entries of them may hold anything."""
+    """Parameters that no run has used and that are few: a mask token, say. New entries of them may hold anything.
+
+    So may those of buffers, which nobody trains.
+    """
     sizes = {name: math.prod(shape_of(info)) for name, info in found.small.parameters.items()}
     unused = sizes.keys() - found.small.used.keys()
-    return set(unused) if sum(sizes[name] for name in unused) <= FEW * sum(sizes.values()) else set()
+    buffers, trained = unused & found.small.buffers, unused - found.small.buffers
+    few = sum(sizes[name] for name in trained) <= FEW * sum(sizes.values())
+    return buffers | (trained if few else set())
 
 
 @dataclass
@@ -136,9 +141,11 @@ def _kind(tracer: Tracer, atom: Axis) -> Callable[[int], Space]:
     normed = {id(find(a)) for norm in norms for a in all_atoms(norm.out)}
     if id(atom) in normed:
         return zero
-    if any(find(scalar.writes) is atom and id(find(scalar.reads)) in normed for scalar in tracer.scalars):
-        return partial(Scaled, kind="zero")  # what a norm wrote, times a number that the sizes decide
-    return fresh
+    # What a norm wrote, times a number that the sizes decide; what a table writes that is a decoder behind a norm too.
+    before = {id(find(scalar.reads)) for scalar in tracer.scalars if find(scalar.writes) is atom}
+    before |= {id(find(dual)) for name, dual in tracer.ties.items() if tracer.parameters[name].axes[1] is not None
+               and find(tracer.parameters[name].axes[1] or dual) is atom}  # fmt: skip
+    return partial(Scaled, kind="zero") if before & normed else fresh
 
 
 def _passes(tracer: Tracer, atom: Axis) -> bool:

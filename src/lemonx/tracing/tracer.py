@@ -97,6 +97,7 @@ class Tracer(TorchDispatchMode):
 
     def _register(self, module: torch.nn.Module) -> None:
         persistent = module.state_dict(keep_vars=True)
+        self.buffers = persistent.keys() - dict(module.named_parameters(remove_duplicate=False)).keys()
         for name, tensor in persistent.items():
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
                 continue

@@ -166,15 +166,30 @@ def pooled(tracer: Tracer, op: Op) -> None:
     keep = out.dim() - dims
     if _all_of_it(op, info, dims):
         tracer.numbers = ()
-    for axis in info.axes[keep:]:
-        tracer.fix(axis, "its entries are pooled")
-    axes = [*info.axes[:keep], *(None if size == 1 else data(size) for size in out.shape[keep:])]
+    axes = list(info.axes)
+    for place in range(keep, out.dim()):
+        if not _untouched(op, place - keep, dims):
+            tracer.fix(axes[place], "its entries are pooled")
+            axes[place] = None if out.shape[place] == 1 else data(out.shape[place])
     linear = op.name in _LINEAR
     if not linear:
         tracer.act(axes)
         tracer.put(out, axes, token=type(info.token)(positive=info.token.positive))
         return
     tracer.put(out, axes, silent=info.silent)
+
+
+def _untouched(op: Op, number: int, dims: int) -> bool:
+    """Whether windows of one entry, one after the other, leave an axis as it is."""
+    if "_pool" not in op.name or "adaptive" in op.name:
+        return False
+
+    def of(given: Any, default: int) -> int:
+        values = list(given) if isinstance(given, Sequence) else [given]
+        return default if not values or values[0] is None else values[number] if len(values) == dims else values[0]
+
+    window = of(op.args[1], 0)
+    return (window, of(op.arg(2, "stride"), window), of(op.arg(3, "padding"), 0)) == (1, 1, 0)
 
 
 def _all_of_it(op: Op, info: Info, dims: int) -> bool:
