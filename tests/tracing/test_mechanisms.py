@@ -614,3 +614,41 @@ def test_a_stream_times_what_is_not_one_number_is_no_identity() -> None:
 
     with pytest.raises(lemonx.Refused, match="is not what it was given"):
         lemonx.grow(make(2), make(3), words(0))
+
+
+# ----------------------------------------------------------------- constants that maps read
+
+
+def sinusoids(width: int, base: float = 1e4) -> Tensor:
+    angles = torch.arange(TOKENS).double()[:, None] * base ** (-torch.arange(0, width, 2).double() / width)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+class Placed(nn.Module):
+    """A map of sinusoids, as many as the width is large, added to what a text becomes."""
+
+    def __init__(self, width: int, base: float = 1e4, both: bool = False) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Embedding(WORDS, width), nn.Linear(width, width, bias=False)
+        self.norm, self.head, self.both = nn.RMSNorm(width, eps=1e-6), nn.Linear(width, 4), both
+        self.register_buffer("table", sinusoids(width, base), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        x = x + self.positions(self.table)
+        return self.head(self.norm(self.positions(x) if self.both else x))
+
+
+def test_a_map_of_sinusoids_reads_those_that_it_had() -> None:
+    """Twice as wide, every second pair of sinusoids is one of the smaller model's; the others are not read yet."""
+    assert grown(Placed, (8, 16), words).rehearsed < 1e-12
+
+
+@pytest.mark.parametrize(
+    "large", [lambda: Placed(12), lambda: Placed(16, base=1e3), lambda: Placed(16, both=True)],
+    ids=["some are between", "others", "read the stream too"],
+)  # fmt: skip
+def test_a_map_of_other_numbers_is_refused(large: Callable[[], Placed]) -> None:
+    wide = large().double()
+    with pytest.raises(lemonx.Refused, match="it meets an axis of the inputs"):
+        lemonx.grow(Placed(8, both=wide.both).double(), wide, words(0))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lemonx.errors import Refused
-from lemonx.specs.spaces import Scaled, Space, avg, circ, fresh, key, projection, query, scaled, zero
+from lemonx.specs.spaces import Placed, Scaled, Space, avg, circ, fresh, key, projection, query, scaled, zero
 from lemonx.tracing.axes import DATA, Axis, find, say
 from lemonx.tracing.compare import Matched, both_scalars
 from lemonx.tracing.completion import share_fixed
@@ -23,6 +23,9 @@ FEW = 0.02
 def fix_conflicts(found: Matched) -> None:
     """An axis that one use of a parameter reads and another writes cannot grow; nor what no run has used."""
     tracer = found.small
+    for _, axis, _ in tracer.constants:
+        if id(find(axis)) not in found.placed:
+            say(axis, "fixed", find(axis).facts.get("constant", "it meets an axis of the inputs"))
     spared = _spared(found)
     for name, info in tracer.parameters.items():
         if name not in tracer.used and name not in spared:
@@ -103,6 +106,9 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
     pairs, result = _pairs(found), Kinds()
     for name, atom in names.items():
         sizes = atom.size, found.size(atom)
+        if id(atom) in found.placed and "fixed" not in atom.facts:
+            result.spaces[name] = Placed(sizes[0]), Placed(sizes[1], at=found.placed[id(atom)])
+            continue
         if "fixed" in atom.facts:
             result.fixed[name], result.still[name] = sizes, atom.facts["fixed"]
             continue

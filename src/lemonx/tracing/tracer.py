@@ -64,6 +64,8 @@ class Tracer(TorchDispatchMode):
         self.reads: set[Origin] = set()
         self.used: dict[str, int] = {}
         self.indexed: set[str] = set()
+        # Along which axes maps read constants, in which module, and their numbers, a row for every vector.
+        self.constants: list[tuple[str, Axis, torch.Tensor]] = []
         self.norms: list[Norm] = []
         self.pairs: list[Pair] = []
         self.scalars: list[Scalar] = []
