@@ -652,3 +652,46 @@ def test_a_map_of_other_numbers_is_refused(large: Callable[[], Placed]) -> None:
     wide = large().double()
     with pytest.raises(lemonx.Refused, match="it meets an axis of the inputs"):
         lemonx.grow(Placed(8, both=wide.both).double(), wide, words(0))
+
+
+# ----------------------------------------------------------------- two streams that blocks join
+
+
+class Pairs(nn.Module):
+    """Words and what they name in two streams; every block joins them, adds to both, and parts them; `cut`: where."""
+
+    def __init__(self, depth: int, cut: int = 0) -> None:
+        super().__init__()
+        self.words, self.named = nn.Embedding(WORDS, 8), nn.Embedding(WORDS, 8)
+        self.layers, self.head = nn.ModuleList(Pair(cut) for _ in range(depth)), nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words, named = self.words(ids), self.named(ids[:, :3])
+        for layer in self.layers:
+            words, named = layer(words, named)
+        return self.head(torch.cat([words, named], 1))
+
+
+class Pair(nn.Module):
+    def __init__(self, cut: int) -> None:
+        super().__init__()
+        self.norm, self.map, self.last, self.cut = nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), cut
+
+    def forward(self, words: Tensor, named: Tensor) -> tuple[Tensor, Tensor]:
+        whole, at = torch.cat([words, named], 1), words.shape[1]
+        whole = self.norm(whole + self.map(whole.mean(1, keepdim=True).expand_as(whole)))
+        again = torch.cat([whole[:, :at], whole[:, at:]], 1)
+        again = self.last(again + self.map(again))
+        return again[:, self.cut : at + self.cut], again[:, at:]
+
+
+def test_streams_that_are_joined_and_parted() -> None:
+    small, large = Pairs(2).double(), Pairs(3).double()
+    randomise(small, 0)
+    assert lemonx.grow(small, large, words(0), small_gains=True).rehearsed < 1e-11
+    assert (small(words(1)) - large(words(1))).abs().max() < 1e-10
+
+
+def test_streams_that_are_parted_elsewhere_are_no_identity() -> None:
+    with pytest.raises(lemonx.Refused, match="is not what it was given"):
+        lemonx.grow(Pairs(2, cut=1).double(), Pairs(3, cut=1).double(), words(0))

@@ -12,9 +12,15 @@ Origin = tuple[str, int]
 
 @dataclass(eq=False)
 class Token:
-    """The numbers of a tensor: tensors that hold the same ones have one token. `positive`: none is below zero."""
+    """The numbers of a tensor: tensors that hold the same ones have one token.
+
+    `positive`: none is below zero. `pieces`: what it was joined of along the axis `along`, as (start, stop) of each,
+    and the streams that each of them still equals.
+    """
 
     positive: bool = False
+    along: int = 0
+    pieces: dict[tuple[int, int], tuple[Carry, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,12 @@ class Carry:
     def times(self, one: str) -> Carry:
         """Behind a multiplication by a parameter of one number."""
         return replace(self, ones=self.ones | {one}, ends=False)
+
+    def within(self, whole: Carry) -> Carry:
+        """A piece of what was joined of several, behind what was done to the whole."""
+        ends = whole.ends and (bool(whole.norms) or self.ends)
+        norms = (*self.norms, *whole.norms)
+        return replace(self, silent=self.silent | whole.silent, ones=self.ones | whole.ones, norms=norms, ends=ends)
 
     def through(self, norm: Norm) -> Carry:
         """Behind a norm."""

@@ -81,7 +81,7 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
     "diffusion_gemma": lambda s: {"text_config": _experts(s.inside("text_config"))},
     "efficientnet": _efficient,
     "align_vision_model": _efficient,
-    "align": lambda s: {"vision_config": _efficient(s)},
+    "align": lambda s: {"vision_config": _efficient(s), "projection_dim": s.grown("width", 40)},
     # A stage must have more blocks than its number.
     "cvt": lambda s: {"depth": [1 + s.deeper, 2 + s.deeper, 3 + s.deeper]},
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "cosmos3_omni"), _deepstack),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lemonx.tracing.axes import Axis, data, is_data
+from lemonx.tracing.axes import Axis, data, is_data, say
 from lemonx.tracing.operations import Op, Scalar, rule
 from lemonx.tracing.rules import branches, normalising
 from lemonx.tracing.rules.weight_norms import over_lengths
@@ -205,7 +205,18 @@ def _sum_of(
             continue
         if stays.carries and normalising.shape_of(stays) == list(op.out.shape):
             own.carries = tuple(carry.plus(vanishes.silent) for carry in stays.carries)
+            _mark_early(tracer, axes, stays, vanishes.silent)
             return
+
+
+def _mark_early(tracer: Tracer, axes: list[Axis | None], stream: Info, written: frozenset[str]) -> None:
+    """What was computed in front of a norm in the stream and is added behind it: no frame is the same on both sides."""
+    passed = {norm.gain for carry in stream.carries for norm in carry.norms}
+    latest = max((tracer.used.get(gain or "", -1) for gain in passed), default=-1)
+    if any(tracer.used.get(name, latest) < latest for name in written):
+        for axis in axes:
+            if axis is not None and not is_data(axis):
+                say(axis, "mixed", tracer.why("what is computed in front of a norm is added behind it"))
 
 
 def _with_number(tracer: Tracer, op: Op, info: Info | None, number: float) -> bool:

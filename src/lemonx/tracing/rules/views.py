@@ -12,7 +12,7 @@ from lemonx.tracing.axes import ATOM, Axis, Misfit, data, factors, find, fused, 
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.settling import pick
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Branch, Chosen, Dot, Info, Length, Lengths, Mean, Origin
+from lemonx.tracing.values import Branch, Carry, Chosen, Dot, Info, Length, Lengths, Mean, Origin
 
 Origins = Sequence[frozenset[Origin]]
 # Numbers that are looked at one by one to see where they were read.
@@ -232,6 +232,11 @@ def sliced(tracer: Tracer, op: Op) -> None:
     moved(tracer, op.out, info, axes, known_origins(info))
     if whole:
         _same(tracer, op, info)
+    elif step == 1 and (own := tracer.info(op.out)) is not None:
+        wholes = [carry for carry in info.carries if carry.token.along == place]
+        own.carries = tuple(
+            piece.within(carry) for carry in wholes for piece in carry.token.pieces.get((start, stop), ())
+        )
 
 
 def _stepped(tracer: Tracer, axis: Axis, size: int, step: int) -> Axis | None:
@@ -290,7 +295,16 @@ def concatenated(tracer: Tracer, op: Op) -> None:
     weight = all(info is not None and info.weight for info in infos)
     origins = [frozenset().union(*(known_origins(info)[p] for info in infos if info)) for p in range(op.out.dim())]
     linear = all(info.linear and not info.offset for info in infos if info)
-    tracer.put(op.out, axes, weight=weight, linear=linear, origins=tuple(origins) if weight else (), silent=silent)
+    own = tracer.put(
+        op.out, axes, weight=weight, linear=linear, origins=tuple(origins) if weight else (), silent=silent
+    )
+    if own is not None and all(info is not None and info.carries for info in infos):
+        stop, token = 0, own.token
+        token.along = place
+        for tensor, info in zip(tensors, infos, strict=True):
+            start, stop = stop, stop + tensor.shape[place]
+            token.pieces[start, stop] = info.carries if info else ()
+        own.carries = (Carry(token),)
 
 
 def _together(tracer: Tracer, known: list[list[Axis | None]], places: list[int]) -> list[Axis | None]:
