@@ -601,19 +601,24 @@ def test_numbers_of_the_depth_and_factors_of_the_stream(sizes: tuple[int, int]) 
 
 
 def test_a_stream_times_what_is_not_one_number_is_no_identity() -> None:
-    """A factor for every token, or one that is computed, cannot be one in an added block."""
+    """What is computed of a parameter is not one where that is one."""
 
     class Gated(Factored):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * torch.sigmoid(self.factor)
+        def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+            super().__init__(8, 1)
+            self.how = how
 
-    def make(depth: int) -> nn.Module:
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.how(self.factor)
+
+    def make(depth: int, how: Callable[[Tensor], Tensor]) -> nn.Module:
         model = Rescaled(8, depth)
-        model.layers = nn.ModuleList(Gated(8, 1) for _ in range(depth))
+        model.layers = nn.ModuleList(Gated(how) for _ in range(depth))
         return model.double()
 
-    with pytest.raises(lemonx.Refused, match="is not what it was given"):
-        lemonx.grow(make(2), make(3), words(0))
+    for how in (torch.sigmoid, lambda factor: 2 * factor, lambda factor: 1 + factor, lambda factor: -factor):
+        with pytest.raises(lemonx.Refused, match="is not what it was given"):
+            lemonx.grow(make(2, how), make(3, how), words(0))
 
 
 # ----------------------------------------------------------------- constants that maps read

@@ -322,18 +322,18 @@ def _product(tracer: Tracer, op: Op, one: Info, two: Info) -> None:
         if not any(short(info, len(axes), place) for info in (one, two)) or op.name == "div":
             tracer.act([axis], "two activations are multiplied")
     silent = one.silent if one.silent is not None else two.silent if op.name == "mul" else None
-    tracer.put(op.out, axes, weight=weight, linear=False, silent=silent, carries=_times_one(op, one, two),
+    tracer.put(op.out, axes, weight=weight, linear=False, silent=silent, carries=_times_one(tracer, op, one, two),
                origins=origins(tracer, op.out.dim(), op.args[:2]) if weight else ())  # fmt: skip
 
 
-def _times_one(op: Op, one: Info, two: Info) -> tuple[Carry, ...]:
+def _times_one(tracer: Tracer, op: Op, one: Info, two: Info) -> tuple[Carry, ...]:
     """Streams that are multiplied by a parameter of one number: with that at one they stay what they are."""
     stream, factor = (one, two) if two.weight else (two, one)
-    alone = op.name == "mul" and factor.weight and factor.linear and not factor.offset
-    named = factor.silent if alone and not any(factor.axes) else None
-    if named is None or len(named) != 1 or normalising.shape_of(stream) != list(op.out.shape):
+    name = next(iter(factor.silent or ()), "") if op.name == "mul" and factor.weight and not any(factor.axes) else ""
+    as_it_is = name in tracer.parameters and factor.flat is tracer.parameters[name].flat
+    if not as_it_is or normalising.shape_of(stream) != list(op.out.shape):
         return ()
-    return tuple(carry.times(*named) for carry in stream.carries if not carry.norms)
+    return tuple(carry.times(name) for carry in stream.carries if not carry.norms)
 
 
 def squared(tracer: Tracer, op: Op, info: Info) -> None:
