@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 import lemonx
 from lemonx import architectures
 from lemonx.algebra.free_parameters import preset
-from lemonx.algebra.norm_chains import LIMIT, VARIANCE, Chain, require_small, small_gains
+from lemonx.algebra.norm_chains import LIMIT, SHARE_OF_64_BITS, VARIANCE, Chain, require_small, small_gains
 from lemonx.diagnostics.capabilities import default_config
 from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.planning import depth
@@ -38,12 +39,16 @@ def vectors(eps: float) -> NDArray:
     return rng.normal(size=(2000, 16)) * 10 ** rng.uniform(math.log10(eps) / 2 - 1, 3, size=(2000, 1))
 
 
-@pytest.mark.parametrize("small", [False, True])
+# Arguments of a chain: plain gains, small ones, and small ones that are stored in 64 bits.
+GAINS = [(), (True,), (True, SHARE_OF_64_BITS)]
+
+
+@pytest.mark.parametrize("small", GAINS)
 @pytest.mark.parametrize("eps", EPS)
-def test_the_ratio_is_what_the_norms_do(eps: float, small: bool) -> None:
+def test_the_ratio_is_what_the_norms_do(eps: float, small: tuple[Any, ...]) -> None:
     x = vectors(eps)
     for centred, norms in ((True, 1), (True, 4), (False, 3)):
-        chain = Chain(eps, norms, small)
+        chain = Chain(eps, norms, *small)
         gains = [chain.gains.between] * (norms - 1) + [chain.gains.last]
         found = norm(x, eps, centred=centred) * chain.gains.first
         for gain in gains:
@@ -53,13 +58,13 @@ def test_the_ratio_is_what_the_norms_do(eps: float, small: bool) -> None:
         assert np.abs(found - wanted).max() < 1e-13
 
 
-@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("small", GAINS)
 @pytest.mark.parametrize("eps", EPS)
-def test_the_loss_is_a_bound_and_is_reached(eps: float, small: bool) -> None:
+def test_the_loss_is_a_bound_and_is_reached(eps: float, small: tuple[Any, ...]) -> None:
     """Where the variance is large enough; where it is smaller, the docstring's other bound."""
     variance = np.concatenate([np.geomspace(eps**2, VARIANCE, 500), np.geomspace(VARIANCE, 1e9, 500), [1 - eps]])
     for norms in NORMS:
-        chain = Chain(eps, norms, small)
+        chain = Chain(eps, norms, *small)
         off = np.abs(chain.ratio(variance) - 1)
         rounding = 1e-15 * norms
         large = variance >= VARIANCE
@@ -86,6 +91,12 @@ def test_small_gains_are_a_float32_where_it_matters() -> None:
         assert gains.first**2 + eps == pytest.approx(gains.between**2, rel=1e-15)
         assert gains.first**2 == pytest.approx(1e-4 * eps, rel=1e-2)
         assert gains.first * gains.last == pytest.approx(gains.between)
+
+
+def test_small_gains_in_64_bits_lose_nothing_that_could_be_told(bert: Callable[[float], Path]) -> None:
+    """A plan knows from what is stored how small they can be: in float32 a smaller loss would be of no use."""
+    lost = [lemonx.plan(bert(1e-5), depth=4, small_gains=True, dtype=d).expected_loss for d in ("float64", "float32")]
+    assert lost[0] < 1e-12 < 1e-10 < lost[1] < 1e-8
 
 
 def test_the_limit() -> None:

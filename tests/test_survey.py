@@ -28,6 +28,7 @@ from lemonx.diagnostics.survey.rows import (
     NONE,
     NOT_COMPARED,
     REFUSED,
+    SMALL_GAINS,
     TOWERS,
     UP_TO_EPS,
     WRONG,
@@ -385,7 +386,11 @@ def test_counts_are_of_types_whose_outputs_read_enough() -> None:
     # As close as eps lets an added block be is counted apart.
     close = {"table": {**row("e").cells["table"], "depth": Cell(UP_TO_EPS, 1e-6)}}
     found = counting.count([replace(row("e"), cells=close)])
-    assert (found.both, found.announced) == (0, 1)
+    assert (found.both, found.with_gains, found.announced) == (0, 0, 1)
+    # Exact with small gains counts, and is said.
+    exact = {"table": {**row("g").cells["table"], "depth": Cell(EXACT, 1e-14, SMALL_GAINS)}}
+    found = counting.count([row("a"), replace(row("g"), cells=exact)])
+    assert (found.both, found.with_gains, found.announced) == (2, 1, 2)
     # Exact in width alone is not exact in both.
     wide = {"inferred": {column: Cell(EXACT if column == "width x2" else REFUSED) for column in COLUMNS}}
     assert counting.count([replace(row("d"), cells=wide)]).both == 0
@@ -456,7 +461,7 @@ def test_a_page_has_counts_then_reasons_then_folded_tables() -> None:
     ]
     page = survey_markdown(rows, "5.22.2", len(rows))
     assert "So far" not in page and "So far 3 of 9 pairs" in survey_markdown(rows, "5.22.2", 9)
-    parts = ["transformers 5.22.2", "| all types, each once | 3 | 2 | 2 | 1 | 1 | 1 | 1 | 1 | 1 |",
+    parts = ["transformers 5.22.2", "| all types, each once | 3 | 2 | 2 | 1 | 0 | 1 | 1 | 1 | 1 | 1 |",
              "| 1 | 1 | it \\| cannot &lt;b> |", "<details><summary>Towers one at a time",
              "| `llava` | exact | exact | 100 % |", "<details><summary>causal lm: 1 of 1 run</summary>",
              "| `gpt2` | refused (1) | refused (1) | refused (1) | refused (1) | refused (1) | 100 % |",

@@ -445,6 +445,7 @@ def grow(
     *,
     free: Literal["language", "vision", "own", "inside"] | Free | None = None,
     depth_type: Literal[1, 2, 3] | None = None,
+    small_gains: bool = False,
     seed: int = 0,
 ) -> Grown:
     """Fill a larger instance of any nn.Module with the function of a smaller one: wider, deeper, or both.
@@ -465,8 +466,10 @@ def grow(
     means anything but a number in a list of blocks. The larger module is changed only once a rehearsal with random
     parameters in float64, the rule of every entry and the outputs have all been checked; what cannot be proved raises
     Refused, which names the module, the operation and the reason. What the inputs do not reach is not claimed:
-    `unused` names parameters that no example used.
+    `unused` names parameters that no example used. `free`, `depth_type`, `small_gains` and `seed` are as in `expand`.
     """
     from lemonx.workflows.growing import grow_module
 
-    return grow_module(small, large, example_inputs, free=free, depth_type=depth_type, seed=seed)
+    return grow_module(
+        small, large, example_inputs, free=free, depth_type=depth_type, small_gains=small_gains, seed=seed
+    )

@@ -36,12 +36,14 @@ class _Block(nn.Module):
         self.twist = twist
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.one(x + self.mix(x.mean(1, keepdim=True).expand_as(x)))
+        mixed = self.mix(x.mean(1, keepdim=True).expand_as(x))
+        early = self.twist == "early"
+        x = self.one(x if early else x + mixed)
         weight = 0.5 * self.up.weight if self.twist == "weight" else self.up.weight
         inner = nn.functional.linear(x, weight, self.up.bias)
         inner = torch.tanh(inner) if self.twist == "tanh" else nn.functional.gelu(inner)
         inner = 2 * inner if self.twist == "inside" else inner
-        made = self.down(inner)
+        made = self.down(inner) + mixed if early else self.down(inner)
         return self.two((1.5 * x if self.twist == "residual" else x) + made)
 
 
@@ -118,6 +120,12 @@ def test_what_is_added_behind_a_norm_is_refused_beforehand(beside: str, why: str
 def test_the_number_of_neurons_that_is_missing_is_said() -> None:
     small, large = _pair(PostNorm(16, 40), PostNorm(24, 71))
     with pytest.raises(lemonx.Refused, match=r"needs 32 new MLP neurons .* and 71 leave 31 .*72 or more"):
+        lemonx.grow(small, large, _tokens(0))
+
+
+def test_what_is_computed_in_front_of_a_norm_and_added_behind_it_is_refused_beforehand() -> None:
+    small, large = _pair(PostNorm(16, 40, twist="early"), PostNorm(24, 72, twist="early"))
+    with pytest.raises(lemonx.Refused, match="or to what another one writes"):
         lemonx.grow(small, large, _tokens(0))
 
 

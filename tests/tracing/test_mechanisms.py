@@ -483,3 +483,220 @@ def test_positions_that_are_looked_up_between_others_grow_with_the_width() -> No
             return self.head((self.up(x) + found).relu())
 
     grown(Sampled, (8, 12), rows)
+
+
+# ----------------------------------------------------------------- Post-LN
+
+
+class PostNorm(nn.Module):
+    """A text in Post-LN blocks with an eps of 1e-5."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 8)
+        layers = (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(depth))
+        self.layers, self.head = nn.ModuleList(layers), nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_added_post_norm_blocks_are_exact_with_small_gains() -> None:
+    """Without them they are as close as eps lets them be, and with them nothing is lost."""
+    small, large = PostNorm(2).double(), PostNorm(4).double()
+    randomise(small, 0)
+    plain, gained = (lemonx.grow(small, large, words(0), small_gains=gains) for gains in (False, True))
+    assert 1e-8 < plain.rehearsed < plain.plan.expected_loss < 1e-4
+    assert gained.rehearsed < 1e-11 and gained.plan.expected_loss < 1e-11
+    with torch.no_grad():
+        ours, theirs = small(words(1)), large(words(1))
+    assert float((ours - theirs).abs().max()) < 1e-11 * float(ours.abs().max())
+
+
+# ----------------------------------------------------------------- windows, factors, numbers of the depth
+
+
+class Windows(nn.Module):
+    """Windows of a picture's pixels side by side, read by a map and put back; then one pool over all that is left."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.mix = nn.Conv2d(3, width, 1), nn.Linear(4 * width, 4 * width)
+        self.pool, self.head = nn.AvgPool2d(width, ceil_mode=True), nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cut = F.unfold(torch.relu(self.conv(x)), 2, stride=2)
+        back = F.fold(self.mix(cut.transpose(1, 2)).transpose(1, 2), x.shape[2:], 2, stride=2)
+        return self.head(self.pool(back).flatten(1))
+
+
+class Overlapping(nn.Module):
+    """Tokens in windows that overlap, cut by strides, of what heads computed."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, width), nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = torch.tanh(self.up(x)).view(3, TOKENS, -1, 4).transpose(1, 2).reshape(-1, TOKENS, 4)
+        size, (rows, step, one) = heads.shape, heads.stride()
+        cut = heads.as_strided((size[0], 3, 3, 4), (rows, 2 * step, step, one))
+        mean = cut.mean(2).view(3, -1, 3, 4).transpose(1, 2).reshape(3, 3, -1)
+        return self.down(mean)
+
+
+def pictures(seed: int) -> Tensor:
+    return torch.randn(3, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_windows_of_pixels_and_of_tokens() -> None:
+    """The pool's window is as large as the width says, and larger than the picture."""
+    assert grown(Windows, (8, 12), pictures).rehearsed < 1e-12
+    assert grown(Overlapping, (8, 16), rows).rehearsed < 1e-12
+
+
+def test_windows_that_mix_units_are_refused() -> None:
+    class Mixed(Overlapping):
+        def forward(self, x: Tensor) -> Tensor:
+            made = torch.tanh(self.up(x)).contiguous()
+            return self.down(made.as_strided((3, TOKENS - 1, made.shape[2]), made.stride(), 1))  # across two tokens
+
+    with pytest.raises(lemonx.Refused, match="as_strided"):
+        lemonx.grow(Mixed(7).double(), Mixed(14).double(), rows(0))
+
+
+class Rescaled(nn.Module):
+    """Branches times a number of the depth, a factor for the stream of every block, and a tied head times a width's."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(WORDS, width), nn.RMSNorm(width, eps=1e-6)
+        self.layers = nn.ModuleList(Factored(width, depth) for _ in range(depth))
+        self.width = width
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return (self.norm(x) * self.width**-0.5) @ self.embed.weight.T
+
+
+class Factored(nn.Module):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.norm, self.map, self.depth = nn.RMSNorm(width, eps=1e-6), nn.Linear(width, width), depth
+        self.factor = nn.Parameter(torch.tensor([1.3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.map(self.norm(x)) / self.depth**0.5) * self.factor
+
+
+@pytest.mark.parametrize("sizes", [(8, 2), (16, 2), (12, 4)])
+def test_numbers_of_the_depth_and_factors_of_the_stream(sizes: tuple[int, int]) -> None:
+    result = grown(lambda large: Rescaled(*(sizes if large else (8, 2))), (0, 1), words)
+    assert result.rehearsed < 1e-12
+
+
+def test_a_stream_times_what_is_not_one_number_is_no_identity() -> None:
+    """What is computed of a parameter is not one where that is one."""
+
+    class Gated(Factored):
+        def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+            super().__init__(8, 1)
+            self.how = how
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.how(self.factor)
+
+    def make(depth: int, how: Callable[[Tensor], Tensor]) -> nn.Module:
+        model = Rescaled(8, depth)
+        model.layers = nn.ModuleList(Gated(how) for _ in range(depth))
+        return model.double()
+
+    for how in (torch.sigmoid, lambda factor: 2 * factor, lambda factor: 1 + factor, lambda factor: -factor):
+        with pytest.raises(lemonx.Refused, match="is not what it was given"):
+            lemonx.grow(make(2, how), make(3, how), words(0))
+
+
+# ----------------------------------------------------------------- constants that maps read
+
+
+def sinusoids(width: int, base: float = 1e4) -> Tensor:
+    angles = torch.arange(TOKENS).double()[:, None] * base ** (-torch.arange(0, width, 2).double() / width)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+class Placed(nn.Module):
+    """A map of sinusoids, as many as the width is large, added to what a text becomes."""
+
+    def __init__(self, width: int, base: float = 1e4, both: bool = False) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Embedding(WORDS, width), nn.Linear(width, width, bias=False)
+        self.norm, self.head, self.both = nn.RMSNorm(width, eps=1e-6), nn.Linear(width, 4), both
+        self.register_buffer("table", sinusoids(width, base), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        x = x + self.positions(self.table)
+        return self.head(self.norm(self.positions(x) if self.both else x))
+
+
+def test_a_map_of_sinusoids_reads_those_that_it_had() -> None:
+    """Twice as wide, every second pair of sinusoids is one of the smaller model's; the others are not read yet."""
+    assert grown(Placed, (8, 16), words).rehearsed < 1e-12
+
+
+@pytest.mark.parametrize(
+    "large", [lambda: Placed(12), lambda: Placed(16, base=1e3), lambda: Placed(16, both=True)],
+    ids=["some are between", "others", "read the stream too"],
+)  # fmt: skip
+def test_a_map_of_other_numbers_is_refused(large: Callable[[], Placed]) -> None:
+    wide = large().double()
+    with pytest.raises(lemonx.Refused, match="it meets an axis of the inputs"):
+        lemonx.grow(Placed(8, both=wide.both).double(), wide, words(0))
+
+
+# ----------------------------------------------------------------- two streams that blocks join
+
+
+class Pairs(nn.Module):
+    """Words and what they name in two streams; every block joins them, adds to both, and parts them; `cut`: where."""
+
+    def __init__(self, depth: int, cut: int = 0) -> None:
+        super().__init__()
+        self.words, self.named = nn.Embedding(WORDS, 8), nn.Embedding(WORDS, 8)
+        self.layers, self.head = nn.ModuleList(Pair(cut) for _ in range(depth)), nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words, named = self.words(ids), self.named(ids[:, :3])
+        for layer in self.layers:
+            words, named = layer(words, named)
+        return self.head(torch.cat([words, named], 1))
+
+
+class Pair(nn.Module):
+    def __init__(self, cut: int) -> None:
+        super().__init__()
+        self.norm, self.map, self.last, self.cut = nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), cut
+
+    def forward(self, words: Tensor, named: Tensor) -> tuple[Tensor, Tensor]:
+        whole, at = torch.cat([words, named], 1), words.shape[1]
+        whole = self.norm(whole + self.map(whole.mean(1, keepdim=True).expand_as(whole)))
+        again = torch.cat([whole[:, :at], whole[:, at:]], 1)
+        again = self.last(again + self.map(again))
+        return again[:, self.cut : at + self.cut], again[:, at:]
+
+
+def test_streams_that_are_joined_and_parted() -> None:
+    small, large = Pairs(2).double(), Pairs(3).double()
+    randomise(small, 0)
+    assert lemonx.grow(small, large, words(0), small_gains=True).rehearsed < 1e-11
+    assert (small(words(1)) - large(words(1))).abs().max() < 1e-10
+
+
+def test_streams_that_are_parted_elsewhere_are_no_identity() -> None:
+    with pytest.raises(lemonx.Refused, match="is not what it was given"):
+        lemonx.grow(Pairs(2, cut=1).double(), Pairs(3, cut=1).double(), words(0))

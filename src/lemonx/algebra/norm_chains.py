@@ -24,8 +24,9 @@ Then y becomes (g^2 + eps y) / h^2, that is y - 1 shrinks by t = eps / h^2 at ea
 
     y_k - 1 = t^j eps w,    r^2 - 1 <= (1 - t^j) eps w,    t near 1 if g^2 is far below eps.
 
-With g^2 = SHARE eps that is about j SHARE (eps/2) / v: exact as SHARE goes to 0. The price: inside the group the stream
-has the size g, and whatever the added blocks learn to write is divided by it.
+With g^2 = s eps that is about j s (eps/2) / v: exact as the share s goes to 0. The price: inside the group the stream
+has the size g, and whatever the added blocks learn to write is divided by it. So s is no smaller than what is stored
+can tell: in float32 a loss of 1e-9 is below one rounding.
 
 Not in the paper, which has no eps there.
 """
@@ -43,8 +44,8 @@ from lemonx.errors import Refused
 
 # What all groups together may lose, relative to the stream: less than float16 loses by rounding it once.
 LIMIT = 2.0**-11
-# g^2 / eps of small gains.
-SHARE = 1e-4
+# g^2 / eps of small gains, and where all gains are stored in 64 bits.
+SHARE, SHARE_OF_64_BITS = 1e-4, 1e-8
 # The variance in front of the first norm from which on the stated loss holds.
 VARIANCE = 0.5
 
@@ -58,27 +59,31 @@ class Gains:
     last: float = 1.0
 
 
-def small_gains(eps: float) -> Gains:
+def small_gains(eps: float, share: float = SHARE) -> Gains:
     """The gains g, h and h / g.
 
-    h is a float32: its rounding would come back at every norm, while that of g alone is hidden by eps.
+    h is a float32 unless 64 bits are stored: its rounding would come back at every norm, while that of g alone is
+    hidden by eps.
     """
-    between = float(np.nextafter(np.float32(math.sqrt(eps * (1 + SHARE))), np.float32(np.inf)))
+    between = math.sqrt(eps * (1 + share))
+    if share >= SHARE:
+        between = float(np.nextafter(np.float32(between), np.float32(np.inf)))
     first = math.sqrt(between**2 - eps)
     return Gains(first, between, between / first)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """So many `norms` behind the last norm of a block, before its affine part is applied."""
+    """So many `norms` behind the last norm of a block, before its affine part is applied; `small`: with small gains."""
 
     eps: float
     norms: int
     small: bool = False
+    share: float = SHARE
 
     @property
     def gains(self) -> Gains:
-        return small_gains(self.eps) if self.small else Gains()
+        return small_gains(self.eps, self.share) if self.small else Gains()
 
     @property
     def loss(self) -> float:

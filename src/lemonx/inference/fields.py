@@ -60,14 +60,25 @@ def changed(values: Values, sizes: Mapping[Field, int]) -> dict[str, JsonValue]:
 
 
 def block_lists(values: Values, depth: Field) -> list[str]:
-    """The fields beside a depth that have an entry for every block."""
+    """The fields beside a depth that have an entry for every block.
+
+    A list that stands beside one of sizes, by its first word, has an entry for each of those: the kernels of
+    convolutions, of which there may be as many as blocks.
+
+    >>> sizes = {"layer_types": ["full", "window"], "conv_dim": [32, 32], "conv_kernel": [10, 3]}
+    >>> block_lists({"num_hidden_layers": 2, **sizes}, Field("num_hidden_layers", 2))
+    ['layer_types']
+    """
     part = depth.name.rpartition(".")[0]
-    return [
-        name
+    lists = {
+        name.rpartition(".")[2]: name
         for name, value in flat_fields(values).items()
         if name.rpartition(".")[0] == part and isinstance(value, list) and len(value) == depth.value and value
-        if depth.index is None and not meaning(name.rpartition(".")[2], value)
-    ]
+    }
+    sized = {last for last, name in lists.items() if meaning(last, flat_fields(values)[name])}
+    words = {last.partition("_")[0] for last in sized}
+    others = {last: name for last, name in lists.items() if last not in sized and last.partition("_")[0] not in words}
+    return list(others.values()) if depth.index is None else []
 
 
 def deeper(values: Values, fields: list[Field]) -> dict[str, JsonValue]:

@@ -159,6 +159,12 @@ def in_stream(row: Row, stream: str) -> bool:
     return row.is_norm and stream in row.reads.axes and stream in row.writes.axes
 
 
+def written_stream(spec: Spec, row: Row, stream: str) -> str:
+    """The space by which a row of a block writes its stream: what a number makes the stream of, or the stream."""
+    like = (axis for axis in row.writes.axes if axis in spec.spaces and spec.spaces[axis].like == stream)
+    return stream if stream in row.writes.axes else next(like, stream)
+
+
 def stream_norms(spec: Spec, stack: str) -> list[str]:
     """The norms in the stream of a stack's blocks, in order; Pre-LN blocks have none."""
     stream = spec.stacks[stack].stream
@@ -174,13 +180,15 @@ def eps_of(spec: Spec, norm: str, config: Mapping[str, Any]) -> float:
 
 
 def chains(
-    source: Spec, target: Spec, config: Mapping[str, Any], small: bool = False
+    source: Spec, target: Spec, config: Mapping[str, Any], share: float | None = None
 ) -> dict[tuple[str, int], tuple[Chain, ...]]:
     """The norms in a row behind the last norm of Post-LN blocks with copies, by stack and set of weights.
 
-    A set that several blocks of the source share has a chain for each of them, in order. `small`: with small gains.
+    A set that several blocks of the source share has a chain for each of them, in order. `share`: that of small gains,
+    if there are to be any.
     """
     found: dict[tuple[str, int], tuple[Chain, ...]] = {}
+    small = {} if share is None else {"small": True, "share": share}
     for name, stack in source.stacks.items():
         norms = stream_norms(source, name)
         run = [norm for norm in norms if not getattr(source.rows[norm], "idle", False)]
@@ -194,7 +202,7 @@ def chains(
                 uses[-1] += len(run)
             else:
                 uses.append(0)
-        found |= {(name, i): tuple(Chain(eps, n, small) for n in uses) for i, uses in counts.items() if any(uses)}
+        found |= {(name, i): tuple(Chain(eps, n, **small) for n in uses) for i, uses in counts.items() if any(uses)}
     return found
 
 
@@ -203,6 +211,8 @@ def mode(row: Row, last_norm: bool, stream: str, block: Block, depth_type: int, 
 
     `half`: for type 3, the spec and the axes whose units are silenced on either side.
     """
+    if row.is_factor:
+        return IDENTITY if block.added else KEEP
     if in_stream(row, stream):
         takes_affine = block.closes if last_norm else not block.added
         return KEEP if takes_affine else IDENTITY

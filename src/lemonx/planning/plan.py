@@ -15,7 +15,7 @@ import numpy as np
 
 from lemonx import architectures
 from lemonx.algebra.free_parameters import DEFAULT, Free, checked, parse_free
-from lemonx.algebra.norm_chains import Chain, expected_loss
+from lemonx.algebra.norm_chains import SHARE, SHARE_OF_64_BITS, Chain, expected_loss
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
@@ -129,7 +129,7 @@ def make_plan(
         raise BadTarget(f"--seed {str(seed)[:40]} is not valid", "use a whole number of at most 18 digits")
     chosen = _chosen(free, depth_type, placement, small_gains, ramp)
     held, wanted = _resolve(checkpoint, wanted, family)
-    typed = _typecheck(held, wanted, lambda change: read(change, chosen))
+    typed = _typecheck(held, wanted, lambda change: read(change, chosen), _dtype(dtype))
     for option, asked, used in (
         ("--small-gains", chosen.small_gains, typed.policy.free.small_gains),
         ("--ramp", chosen.ramp, typed.policy.free.ramp),
@@ -180,7 +180,7 @@ def _resolve(checkpoint: Checkpoint, wanted: Target, family: Architecture | None
     return _Held(origin, source, found, routers, rows), wanted
 
 
-def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolicy]) -> _Typed:
+def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolicy], dtype: str | None) -> _Typed:
     """Phase 2: prove that every row can follow; widths that an error advises have passed the same check."""
     family, config = held.origin.family, held.origin.config
 
@@ -190,8 +190,10 @@ def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolic
         require_same_rows(held.spec, target)  # before a method compares their sizes by name
         policy = read(Change(held.spec, target))
         if policy.lossless:
-            values, small_gains = family.config(config), policy.free.small_gains
-            types = check(held.spec, target, held.rows, values, small_gains=small_gains)
+            stored = {dtype or info.dtype for info in held.origin.tensors.values()}
+            share = SHARE_OF_64_BITS if stored == {"F64"} else SHARE
+            small = share if policy.free.small_gains else None
+            types = check(held.spec, target, held.rows, family.config(config), share=small)
         else:
             types = unchecked(held.spec, target, held.rows, dict(policy.kinds))
         return _Typed(new, target, types, policy)

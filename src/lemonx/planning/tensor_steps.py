@@ -130,7 +130,9 @@ class StepBuilder:
         result = []
         for index, block in self.copies[hit.stack].get(hit.index, ()):
             if (here := self._placed(hit, hit.stack, index)) is not None:
-                mode = self.policy.mode(self.source.rows[here.row], here.row in last_norms, stream, block)
+                row = self.source.rows[here.row]
+                writes = depth.written_stream(self.source, row, stream)
+                mode = self.policy.mode(row, here.row in last_norms, writes, block)
                 for unit in self._units(here):
                     step = self._in_chain(self._step(here, index, mode, unit, block.added), here, block, mode)
                     step = replace(step, silent=mode == SILENT)

@@ -20,7 +20,7 @@ from lemonx.planning.norm_eps import keep_eps
 from lemonx.specs.config import TIED
 from lemonx.specs.norms import Norm
 from lemonx.specs.rows import Row
-from lemonx.specs.signature import Side
+from lemonx.specs.signature import Side, side
 from lemonx.specs.spaces import Grouped, Growth
 from lemonx.specs.spec import LAST, Spec, Stack
 from lemonx.specs.weights import Linear
@@ -65,22 +65,25 @@ def with_tied(spec: Spec, rows: Collection[str]) -> list[str]:
     """These rows, and those without a tensor: tied decoders of what they write, norms without parameters."""
     bare = {name for name, row in spec.rows.items() if not row.tensors()}
     written = {spec.rows[name].writes for name in {*rows, *bare}}
+    made = (spec.spaces.get(axis) for one in written for axis in one.axes)  # by a number, of what is written
+    written |= {side(space.like) for space in made if space is not None and space.like}
     tied = {n for n, row in spec.rows.items() if isinstance(row, Linear) and row.tied and row.reads in written}
     return sorted({*rows, *bare, *tied})
 
 
 def check(
-    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], *, small_gains: bool = False
+    source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any], *, share: float | None = None
 ) -> Types:
     """The types under which every row in `rows` is lossless; raises BadTarget or Refused if there are none.
 
-    Copies, means and zeros first; frames where these cannot follow. What is lost to eps must be little.
+    Copies, means and zeros first; frames where these cannot follow. What is lost to eps must be little. `share`: of
+    small gains (algebra/norm_chains.py), if they are asked for.
     """
     _check_sizes(source, target)
     depth.check_added(source, target)
     types = _found(source, target, rows, config)
-    chains = depth.chains(source, target, config, small_gains)
-    if small_gains:
+    chains = depth.chains(source, target, config, share)
+    if share is not None:
         _check_gains(source, chains)
         if types.framed:
             widths = multiples_near(types.framed[0].size, types.framed[0].target)
@@ -193,9 +196,14 @@ def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str,
 
     logits = embedding . final: the final space is paired with the one the embedding writes.
     """
-    for name, space in source.spaces.items():
-        if space.like:
-            spaces[name] = spaces[space.like].with_gain(spaces[space.like].gain * _rescale(name, source, target))
+    like = {name: space.like for name, space in source.spaces.items() if space.like}
+
+    def imitate(*names: str) -> None:
+        for name in names:
+            one = spaces[like[name]]
+            spaces[name] = one.with_gain(one.gain * _rescale(name, source, target))
+
+    imitate(*like)
     for name in rows:
         row = source.rows[name]
         if isinstance(row, Linear) and row.tied and is_tied(target, name):
@@ -204,6 +212,7 @@ def _follow(source: Spec, target: Spec, rows: Collection[str], spaces: dict[str,
             if spaces[embedded].is_dense or final == embedded:
                 continue
             spaces[final] = spaces[embedded].dual().with_gain(_rescale(final, source, target))
+            imitate(*(other for other, one in like.items() if one == final))
 
 
 def _check_tied(source: Spec, target: Spec, rows: Collection[str], spaces: Mapping[str, Expansion]) -> None:

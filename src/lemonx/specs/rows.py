@@ -12,7 +12,7 @@ from lemonx.algebra.recipes import CANCEL, HALF, KEEP, MUTED, SILENT, Matrix, Te
 from lemonx.errors import Refused
 from lemonx.specs.signature import Side
 
-# What becomes of a norm inside an added Post-LN block: its affine part is the identity.
+# What becomes of a norm inside an added Post-LN block: its affine part is the identity; and of a factor of its stream.
 IDENTITY = "identity"
 
 # A module that is given zeros and must write zeros: its weights are kept, its biases are zero.
@@ -94,6 +94,8 @@ class Row(ABC):
 
     flops_per_weight = 0
     is_norm = False
+    # It is a number that the stream of its block is multiplied by.
+    is_factor = False
     # It keeps units in place: what it reads and what it writes are the same units.
     in_place = False
     # Its `require` says all about what it touches, which is then not taken to be under a nonlinearity.

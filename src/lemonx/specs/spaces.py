@@ -18,7 +18,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
-from lemonx.algebra.expansions import Expansion, expansion
+import numpy as np
+
+from lemonx.algebra.expansions import Expansion, Fill, expansion
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.guards.limits import LARGEST
@@ -202,6 +204,22 @@ class Entries(Space):
     def problems(self, name: str) -> Iterator[BadCheckpoint]:
         yield from super().problems(name)
         yield from _wrong_count(self.turns.turning, "rotary entries per head", self.size)
+
+
+@dataclass(frozen=True)
+class Placed(Space):
+    """Numbers that a model computes by itself, and that maps read. `at`: where it has those of a smaller one."""
+
+    kind: str = "fresh"
+    _: KW_ONLY
+    at: tuple[int, ...] = ()
+    is_linear = True
+
+    def _expand_to(self, target: Space, growth: Growth, kind: str) -> Expansion:
+        assert isinstance(target, Placed)
+        source = np.full(target.size, int(Fill.RAND))
+        source[list(target.at)] = np.arange(self.size)
+        return Expansion(self.size, source, np.ones(target.size))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from lemonx.algebra.expansions import Expansion, identity, multiples_near, product
 from lemonx.algebra.recipes import KEEP, TensorRecipe, Vector
 from lemonx.errors import Refused
-from lemonx.specs.rows import Axis, Row, Typed, matrix
+from lemonx.specs.rows import IDENTITY, Axis, Row, Typed, matrix
 from lemonx.specs.signature import Side, parse, side
 
 # The bias of an expert that must not be picked: scores of one token differ by less, in any model that trains.
@@ -81,9 +81,13 @@ class Embedding(Row):
 
 @dataclass(frozen=True)
 class Parameter(Row):
-    """A bare tensor, named in full by its row: tokens, position tables, one value per head, or for all."""
+    """A bare tensor, named in full by its row: tokens, position tables, one value per head, or for all.
+
+    `is_factor`: one number that the stream of its block is multiplied by, and that is one in an added block.
+    """
 
     axes: tuple[Side, ...] = ()
+    is_factor: bool = False
 
     def tensors(self) -> Mapping[str, tuple[Axis, ...]]:
         return {"": tuple(Axis(axis, "w" if axis == self.writes else ".") for axis in self.axes)}
@@ -91,7 +95,8 @@ class Parameter(Row):
     def recipe(self, suffix: str, typed: Typed, mode: str) -> TensorRecipe:
         if self.writes not in self.axes:  # no axis grows
             size = math.prod(axis.size for axis in typed.axes)
-            return Vector(identity(size), np.ones(size))
+            constant = 1.0 if mode == IDENTITY else None
+            return Vector(identity(size), np.ones(size), constant=constant)
         return super().recipe(suffix, typed, mode)
 
 

@@ -25,12 +25,16 @@ from lemonx.tracing.values import Norm, shape_of
 
 @dataclass
 class Matched:
-    """Two runs and the stacks that are deeper in the second; `sizes`: each atom of the first in the second."""
+    """Two runs and the stacks that are deeper in the second; `sizes`: each atom of the first in the second.
+
+    `placed`: where the second has the entries of an atom along which maps read constants.
+    """
 
     small: Tracer
     large: Tracer
     stacks: dict[str, Alike]
     sizes: dict[int, int] = field(default_factory=dict)
+    placed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def blocks(self) -> dict[str, tuple[Block, ...]]:

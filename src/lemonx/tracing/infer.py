@@ -9,6 +9,7 @@ import torch
 from lemonx.errors import Refused
 from lemonx.tracing.blocks import Alike, find_stacks, origin_of
 from lemonx.tracing.compare import Matched, differing, match
+from lemonx.tracing.constants import place_constants
 from lemonx.tracing.running import Run, run_traced
 from lemonx.tracing.table import Table, table
 from lemonx.tracing.tracer import Tracer
@@ -25,8 +26,9 @@ def infer(small: torch.nn.Module, large: torch.nn.Module, run: Run, *, every: bo
     """
     found = traced(small, large, run, every=every)
     if scaled := differing(found):
-        return table_of(traced(small, large, run, scaled, _in_large(found, scaled), every=every))
-    return table(found)
+        found = traced(small, large, run, scaled, _in_large(found, scaled), every=every)
+    place_constants(found)
+    return table_of(found) if scaled else table(found)
 
 
 def table_of(found: Matched) -> Table:

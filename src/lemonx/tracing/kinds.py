@@ -6,14 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lemonx.errors import Refused
-from lemonx.specs.spaces import Space, avg, circ, fresh, key, projection, query, scaled, zero
+from lemonx.specs.spaces import Placed, Scaled, Space, avg, circ, fresh, key, projection, query, scaled, zero
 from lemonx.tracing.axes import DATA, Axis, find, say
 from lemonx.tracing.compare import Matched, both_scalars
 from lemonx.tracing.completion import share_fixed
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Norm, shape_of
+from lemonx.tracing.values import shape_of
 
 # What no run has used may grow by anything if it is at most this share of all parameters; nothing is claimed of it.
 FEW = 0.02
@@ -22,6 +23,9 @@ FEW = 0.02
 def fix_conflicts(found: Matched) -> None:
     """An axis that one use of a parameter reads and another writes cannot grow; nor what no run has used."""
     tracer = found.small
+    for _, axis, _ in tracer.constants:
+        if id(find(axis)) not in found.placed:
+            say(axis, "fixed", find(axis).facts.get("constant", "it meets an axis of the inputs"))
     spared = _spared(found)
     for name, info in tracer.parameters.items():
         if name not in tracer.used and name not in spared:
@@ -74,10 +78,15 @@ def is_still(axis: Axis) -> bool:
 
 
 def _spared(found: Matched) -> set[str]:
-    """Parameters that no run has used and that are few: a mask token, say. New entries of them may hold anything."""
+    """Parameters that no run has used and that are few: a mask token, say. New entries of them may hold anything.
+
+    So may those of buffers, which nobody trains.
+    """
     sizes = {name: math.prod(shape_of(info)) for name, info in found.small.parameters.items()}
     unused = sizes.keys() - found.small.used.keys()
-    return set(unused) if sum(sizes[name] for name in unused) <= FEW * sum(sizes.values()) else set()
+    buffers, trained = unused & found.small.buffers, unused - found.small.buffers
+    few = sum(sizes[name] for name in trained) <= FEW * sum(sizes.values())
+    return buffers | (trained if few else set())
 
 
 @dataclass
@@ -97,6 +106,9 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
     pairs, result = _pairs(found), Kinds()
     for name, atom in names.items():
         sizes = atom.size, found.size(atom)
+        if id(atom) in found.placed and "fixed" not in atom.facts:
+            result.spaces[name] = Placed(sizes[0]), Placed(sizes[1], at=found.placed[id(atom)])
+            continue
         if "fixed" in atom.facts:
             result.fixed[name], result.still[name] = sizes, atom.facts["fixed"]
             continue
@@ -106,7 +118,7 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
             result.shown.append(name)
         if "mixed" in atom.facts:
             result.mixed.append(name)
-        build = _kind(found.small.norms, atom)
+        build = _kind(found.small, atom)
         result.spaces[name] = build(sizes[0]), build(sizes[1])
         if build is circ and _passes(found.small, atom):
             result.spaces[name] = replace(circ(sizes[0]), passes=True), replace(circ(sizes[1]), passes=True)
@@ -120,8 +132,9 @@ def kinds_of(found: Matched, names: Mapping[str, Axis]) -> Kinds:
     return result
 
 
-def _kind(norms: list[Norm], atom: Axis) -> Callable[[int], Space]:
+def _kind(tracer: Tracer, atom: Axis) -> Callable[[int], Space]:
     """What new entries of a space may hold, by what reads it."""
+    norms = tracer.norms
     if "length" in atom.facts:
         return projection
     reading = {norm.kind for norm in norms if any(find(a) is atom for a in all_atoms(norm.reads))}
@@ -131,9 +144,14 @@ def _kind(norms: list[Norm], atom: Axis) -> Callable[[int], Space]:
         return zero
     if "act" in atom.facts or "group" in reading:
         return circ
-    if any(find(a) is atom for norm in norms for a in all_atoms(norm.out)):
+    normed = {id(find(a)) for norm in norms for a in all_atoms(norm.out)}
+    if id(atom) in normed:
         return zero
-    return fresh
+    # What a norm wrote, times a number that the sizes decide; what a table writes that is a decoder behind a norm too.
+    before = {id(find(scalar.reads)) for scalar in tracer.scalars if find(scalar.writes) is atom}
+    before |= {id(find(dual)) for name, dual in tracer.ties.items() if tracer.parameters[name].axes[1] is not None
+               and find(tracer.parameters[name].axes[1] or dual) is atom}  # fmt: skip
+    return partial(Scaled, kind="zero") if before & normed else fresh
 
 
 def _passes(tracer: Tracer, atom: Axis) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lemonx.planning.depth import in_stream
-from lemonx.specs.rows import Row
+from lemonx.planning.depth import in_stream, written_stream
+from lemonx.specs.spec import Spec
 from lemonx.tracing.blocks import LARGE, to_list
 from lemonx.tracing.compare import Matched
 from lemonx.tracing.operations import BlockRun
@@ -13,17 +13,18 @@ from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Carry, shape_of
 
 
-def identity_problem(
-    found: Matched, stack: str, stream: str, rows: Mapping[str, Row], held: Mapping[str, object]
-) -> str | None:
+def identity_problem(found: Matched, stack: str, spec: Spec, held: Mapping[str, object]) -> str | None:
     """Why a silent block of this stack would not be the identity; None if it is, by what was computed in each."""
-    written = [name for name, row in rows.items() if name.startswith(f"{stack}.*.") and stream in row.writes.axes]
+    stream, rows = spec.stacks[stack].stream, spec.rows
+    inside = [name for name in rows if name.startswith(f"{stack}.*.")]
+    written = [name for name in inside if written_stream(spec, rows[name], stream) in rows[name].writes.axes]
     standing = {name for name in written if in_stream(rows[name], stream)}
     silenced = {
         str(getattr(where, "parameter", ""))
         for tensor, where in held.items()
         if any(tensor.startswith(name) for name in written if name not in standing)
     }
+    factors = {name for name in inside if rows[name].is_factor}
     for index, block in enumerate(found.blocks[stack]):
         if index < found.stacks[stack].pinned:
             continue
@@ -34,7 +35,7 @@ def identity_problem(
         if block.added and standing and not _behind_its_origin(found, path):
             return f"{path} has norms in its stream, and does not stand behind the block that it is a copy of"
         for run in runs:
-            problem = _problem(found.large, run, stack, silenced, bool(standing))
+            problem = _problem(found.large, run, stack, silenced, factors, bool(standing))
             if problem and (block.added or standing):
                 return problem
     return None
@@ -46,7 +47,9 @@ def _behind_its_origin(found: Matched, path: str) -> bool:
     return found.origin(f"{within}.{int(index) - 1}") == found.origin(path)
 
 
-def _problem(tracer: Tracer, run: BlockRun, stack: str, silenced: set[str], norms: bool) -> str | None:
+def _problem(
+    tracer: Tracer, run: BlockRun, stack: str, silenced: set[str], factors: set[str], norms: bool
+) -> str | None:
     if not run.given or not run.made:
         return f"{run.path} was given, or gave, nothing that parameters had a part in"
     for place, made in enumerate(run.made):
@@ -59,6 +62,8 @@ def _problem(tracer: Tracer, run: BlockRun, stack: str, silenced: set[str], norm
         inside = {name.replace(f"{run.path}.", f"{stack}.*.", 1) for name in carry.silent}
         if loud := sorted(inside - silenced):
             return f"{loud[0]} would have to be zero in an added block, and it does not write the stream alone"
+        if strange := sorted({name.replace(f"{run.path}.", f"{stack}.*.", 1) for name in carry.ones} - factors):
+            return f"{strange[0]} would have to be one in an added block, and it is not that block's alone"
         if problem := _norm_problem(run, carry, norms):
             return problem
     return None

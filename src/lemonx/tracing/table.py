@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -56,6 +57,12 @@ class _Writer:
     rows: dict[str, Row] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
     lumps: dict[tuple[Any, ...], Axis] = field(default_factory=dict)
+
+    @cached_property
+    def factors(self) -> set[str]:
+        """Parameters of one number that the stream of their block is multiplied by."""
+        made = [info for run in self.found.small.blocks for info in run.made]
+        return {self.starred(name) for info in made for carry in info.carries for name in carry.ones}
 
     # -- names and sides
 
@@ -291,7 +298,9 @@ class _Writer:
         sides = tuple(self.side(axis, hint if place == len(info.axes) - 1 else f"{hint}_{place}")
                       for place, axis in enumerate(info.axes))  # fmt: skip
         named = [one for one in sides if not all(axis.isdigit() for axis in one.axes)]
-        self.rows[self.starred(name)] = Parameter(side("_"), named[-1] if named else side("_"), axes=sides)
+        factor = self.starred(name) in self.factors
+        self.rows[self.starred(name)] = Parameter(side("_"), named[-1] if named else side("_"), axes=sides,
+                                                  is_factor=factor)  # fmt: skip
         self._hold(name, Held(name))
 
     def _ties(self) -> None:
@@ -322,20 +331,20 @@ def table(found: Matched) -> Table:
     streams = {stack: _stream(writer, stack) for stack in found.stacks}
     small = {name: space for name, (space, _) in kinds.spaces.items()}
     large = {name: space for name, (_, space) in kinds.spaces.items()}
-    stacks: tuple[dict[str, Stack], dict[str, Stack]] = ({}, {})
-    for stack, alike in found.stacks.items():
-        stream = streams[stack]
-        problem = "what its blocks add to cannot be told"
-        if stream is not None:
-            problem = identity_problem(found, stack, stream, writer.rows, writer.held)
-        for number, size in enumerate(alike.sizes):
-            stacks[number][stack] = Stack(
-                size, stream or "", pinned=alike.pinned, still=problem or "", order=alike.order
-            )
-    common = Spec(rows=writer.rows, spaces=small, stacks=stacks[0], fixed={n: s for n, (s, _) in kinds.fixed.items()},
+    stacks = {
+        name: Stack(len(alike.small), streams[name] or "", pinned=alike.pinned, order=alike.order)
+        for name, alike in found.stacks.items()
+    }
+    common = Spec(rows=writer.rows, spaces=small, stacks=stacks, fixed={n: s for n, (s, _) in kinds.fixed.items()},
                   still=kinds.still, acts=tuple(kinds.acts), shown=tuple(kinds.shown),
                   mixed=tuple(kinds.mixed))  # fmt: skip
-    target = replace(common, spaces=large, stacks=stacks[1], fixed={n: s for n, (_, s) in kinds.fixed.items()})
+    for name, stack in stacks.items():
+        problem = "what its blocks add to cannot be told"
+        if stack.stream:
+            problem = identity_problem(found, name, common, writer.held) or ""
+        stacks[name] = replace(stack, still=problem)
+    deeper = {name: replace(stack, size=len(found.stacks[name].large)) for name, stack in stacks.items()}
+    target = replace(common, spaces=large, stacks=deeper, fixed={n: s for n, (_, s) in kinds.fixed.items()})
     unused = tuple(name for name in tracer.parameters if name not in tracer.used)
     return Table(common, target, writer.held, unused, found.stacks)
 

@@ -64,6 +64,8 @@ class Tracer(TorchDispatchMode):
         self.reads: set[Origin] = set()
         self.used: dict[str, int] = {}
         self.indexed: set[str] = set()
+        # Along which axes maps read constants, in which module, and their numbers, a row for every vector.
+        self.constants: list[tuple[str, Axis, torch.Tensor]] = []
         self.norms: list[Norm] = []
         self.pairs: list[Pair] = []
         self.scalars: list[Scalar] = []
@@ -97,6 +99,7 @@ class Tracer(TorchDispatchMode):
 
     def _register(self, module: torch.nn.Module) -> None:
         persistent = module.state_dict(keep_vars=True)
+        self.buffers = persistent.keys() - dict(module.named_parameters(remove_duplicate=False)).keys()
         for name, tensor in persistent.items():
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
                 continue

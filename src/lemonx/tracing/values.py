@@ -12,9 +12,15 @@ Origin = tuple[str, int]
 
 @dataclass(eq=False)
 class Token:
-    """The numbers of a tensor: tensors that hold the same ones have one token. `positive`: none is below zero."""
+    """The numbers of a tensor: tensors that hold the same ones have one token.
+
+    `positive`: none is below zero. `pieces`: what it was joined of along the axis `along`, as (start, stop) of each,
+    and the streams that each of them still equals.
+    """
 
     positive: bool = False
+    along: int = 0
+    pieces: dict[tuple[int, int], tuple[Carry, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -22,16 +28,28 @@ class Carry:
     """A tensor equals another one, the token's, once these parameters are zero and these norms have no affine part.
 
     `norms` are those passed on the way, in order; `ends`: the last one's output is this tensor, nothing was added.
+    `ones`: parameters of one number that it was multiplied by, and that must be one.
     """
 
     token: Token
     silent: frozenset[str] = frozenset()
+    ones: frozenset[str] = frozenset()
     norms: tuple[Norm, ...] = ()
     ends: bool = True
 
     def plus(self, silent: frozenset[str]) -> Carry:
         """Behind an addition of what is zero without these parameters."""
         return replace(self, silent=self.silent | silent, ends=False)
+
+    def times(self, one: str) -> Carry:
+        """Behind a multiplication by a parameter of one number."""
+        return replace(self, ones=self.ones | {one}, ends=False)
+
+    def within(self, whole: Carry) -> Carry:
+        """A piece of what was joined of several, behind what was done to the whole."""
+        ends = whole.ends and (bool(whole.norms) or self.ends)
+        norms = (*self.norms, *whole.norms)
+        return replace(self, silent=self.silent | whole.silent, ones=self.ones | whole.ones, norms=norms, ends=ends)
 
     def through(self, norm: Norm) -> Carry:
         """Behind a norm."""

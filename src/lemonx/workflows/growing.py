@@ -95,6 +95,7 @@ class Grown:
 class _Choices:
     free: str | Free | None
     depth_type: int | None
+    small_gains: bool
     seed: int
 
 
@@ -105,11 +106,12 @@ def grow_module(
     *,
     free: str | Free | None = None,
     depth_type: int | None = None,
+    small_gains: bool = False,
     seed: int = 0,
 ) -> Grown:
     """Fill `large` with the function of `small`; it stays as it was unless all is shown."""
     check_modules(small, large)
-    inputs, choices = examples(example_inputs), _Choices(free, depth_type, seed)
+    inputs, choices = examples(example_inputs), _Choices(free, depth_type, small_gains, seed)
     with still(small, large):
         table, rehearsed = _rehearsed(small, large, inputs, choices)
         with Temporary() as folder, _planned(small, table, choices, folder) as (plan, source, target):
@@ -188,6 +190,7 @@ def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
         Target(fields={_FIELD: 2}),
         free=choices.free,
         depth_type=choices.depth_type,
+        small_gains=choices.small_gains,
         seed=choices.seed,
         family=family,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.cli.render.console import Out, styled, table
 from lemonx.diagnostics.survey.counting import Count, best, by_task, count, plain, reasons
-from lemonx.diagnostics.survey.rows import COLUMNS, ENOUGH, EXACT, NONE, TOWERS, UP_TO_EPS, Cell, Row
+from lemonx.diagnostics.survey.rows import COLUMNS, ENOUGH, EXACT, NONE, SMALL_GAINS, TOWERS, UP_TO_EPS, Cell, Row
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,8 +47,8 @@ def print_survey(rows: Sequence[Row]) -> None:
 
 NOTE = (
     "x2, x1.5: the width, with heads and inner sizes; exact: outputs are equal to 1e-10 in float64 on inputs that the "
-    "growth did not see; to eps: up to what the eps of norms in added Post-LN blocks changes; -: no such size; read: "
-    "the share of all parameters that these outputs depend on. "
+    "growth did not see, in depth perhaps with --small-gains; to eps: up to what the eps of norms in added Post-LN "
+    "blocks changes; -: no such size; read: the share of all parameters that these outputs depend on. "
     f"Counts leave out what is read to less than {ENOUGH:.0%}."
 )
 
@@ -94,7 +94,8 @@ def count_lines(rows: Sequence[Row]) -> list[str]:
     found = count(rows)
     return [
         f"{found.surveyed} model types: {found.built} built tiny, {found.ran} run, {found.read} read to {ENOUGH:.0%}",
-        f"exact at width x2 and in depth: {found.both} types ({found.announced} with depth up to the eps of norms)",
+        f"exact at width x2 and in depth: {found.both} types, {found.with_gains} of them with small gains "
+        f"({found.announced} with depth up to the eps of norms)",
         f"exact at an indivisible width (x1.5): {found.indivisible} types",
         *(_task_line(task_name(task), count(of)) for task, of in by_task(rows).items()),
     ]
@@ -102,6 +103,7 @@ def count_lines(rows: Sequence[Row]) -> list[str]:
 
 def _task_line(name: str, found: Count) -> str:
     ran = f"{found.both} of {found.surveyed} exact at width x2 and in depth"
+    ran += f", {found.with_gains} with small gains" if found.with_gains else ""
     close = f"{found.announced} up to eps" if found.announced > found.both else "none more up to eps"
     return f"{name}: {ran} ({close}; {found.indivisible} at x1.5; {found.ran} run, {found.read} read to {ENOUGH:.0%})"
 
@@ -140,6 +142,7 @@ def _count_table(rows: Sequence[Row]) -> list[str]:
         "run",
         "read",
         "x2 and depth",
+        "with small gains",
         "or to eps",
         *(_SHORT.get(column, column) for column in COLUMNS),
     ]
@@ -147,7 +150,7 @@ def _count_table(rows: Sequence[Row]) -> list[str]:
     for name, of in {"all types, each once": rows, **by_task(rows)}.items():
         found = count(of)
         exact = (found.exact[column] for column in COLUMNS)
-        numbers = (found.surveyed, found.ran, found.read, found.both, found.announced, *exact)
+        numbers = (found.surveyed, found.ran, found.read, found.both, found.with_gains, found.announced, *exact)
         lines.append(f"| {task_name(name)} | {' | '.join(map(str, numbers))} |")
     return lines
 
@@ -168,6 +171,8 @@ def _folded(title: str, rows: Sequence[Row], columns: list[str], numbers: Mappin
 
 
 def _noted(cell: Cell, numbers: Mapping[str, int]) -> str:
+    if cell.why == SMALL_GAINS:
+        return f"{cell.kind}, {cell.why}"
     number = numbers.get(plain(cell.why))
     return f"{cell.kind} ({number})" if cell.why and number is not None else cell.kind
 

@@ -16,6 +16,7 @@ from lemonx.diagnostics.survey.rows import (
     NOT_COMPARED,
     NOT_RUN,
     REFUSED,
+    SMALL_GAINS,
     TOWERS,
     UP_TO_EPS,
     WRONG,
@@ -39,9 +40,10 @@ class Count:
     ran: int
     read: int
     exact: dict[str, int]
-    # At width x2 and in depth; the same where added blocks are as close as the eps of their norms lets them be; and at
-    # width x1.5.
+    # At width x2 and in depth; of these with small gains; the same where added blocks are as close as the eps of their
+    # norms lets them be; and at width x1.5.
     both: int
+    with_gains: int
     announced: int
     indivisible: int
 
@@ -68,6 +70,10 @@ def count(rows: Iterable[Row]) -> Count:
         close = {row.model_type for row, found in pairs if "width x2" in found and "depth" in _grown(row, UP_TO_EPS)}
         return close | {row.model_type for row, found in pairs if found.issuperset(("width x2", "depth"))}
 
+    def plainly() -> set[str]:
+        both = [row for row, found in pairs if found.issuperset(("width x2", "depth"))]
+        return {row.model_type for row in both if best(row)["depth"].why != SMALL_GAINS}
+
     return Count(
         surveyed=len({row.model_type for row, _ in pairs}),
         built=len({row.model_type for row, _ in pairs if row.built}),
@@ -75,6 +81,7 @@ def count(rows: Iterable[Row]) -> Count:
         read=len({row.model_type for row, _ in pairs if row.ran and _is_read(row)}),
         exact={column: types(column) for column in (*COLUMNS, *TOWERS)},
         both=types("width x2", "depth"),
+        with_gains=types("width x2", "depth") - len(plainly()),
         announced=len(announced()),
         indivisible=types("width x1.5"),
     )

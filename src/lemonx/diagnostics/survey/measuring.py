@@ -21,6 +21,7 @@ from lemonx.diagnostics.survey.rows import (
     NOT_COMPARED,
     NOT_RUN,
     REFUSED,
+    SMALL_GAINS,
     TOWERS,
     UP_TO_EPS,
     WRONG,
@@ -46,12 +47,14 @@ class Claim:
     """What a growth says that it did: filled the larger model, or made `model`, which was read from disk.
 
     `loss`: by how much the eps of norms is said to change the outputs, relative to the largest. `begins`: an output
-    that is larger begins with the numbers that it had.
+    that is larger begins with the numbers that it had. `small_gains`: of norms in added Post-LN blocks, without which
+    eps would change more.
     """
 
     model: torch.nn.Module | None = None
     loss: float = 0.0
     begins: bool = False
+    small_gains: bool = False
 
 
 # From a smaller model, a larger one, inputs, and the names of the outputs that have the same size in both, or if none
@@ -184,18 +187,21 @@ def _cell(subject: Subject, sizes: Sizes, grow: Grow) -> Cell:
     if not answers and not claim.begins:
         return Cell(NOT_COMPARED, why="every output grows with the model, and it is not said how")
     if claim.model is not None:
-        return judged(subject.model, claim.model, subject.other, names, claim.loss)
+        return _noted(judged(subject.model, claim.model, subject.other, names, claim.loss), claim)
     filled = judged(subject.model, large, subject.other, names, claim.loss)
     if filled.kind not in (EXACT, UP_TO_EPS):
         return filled
     again = subject.make(sizes)
     again.load_state_dict(large.state_dict())
     reloaded = judged(subject.model, again, subject.other, names, claim.loss)
-    return (
-        reloaded
-        if reloaded.kind == filled.kind
-        else replace(reloaded, why=f"{reloaded.why}, after its weights were read again")
-    )
+    if reloaded.kind != filled.kind:
+        return replace(reloaded, why=f"{reloaded.why}, after its weights were read again")
+    return _noted(reloaded, claim)
+
+
+def _noted(cell: Cell, claim: Claim) -> Cell:
+    """What was found, and by what means if by more than the plain growth."""
+    return replace(cell, why=SMALL_GAINS) if cell.kind == EXACT and claim.small_gains else cell
 
 
 def judged(small: Any, large: Any, batch: Batch, names: frozenset[str], loss: float = 0.0) -> Cell:

@@ -81,11 +81,18 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
     "diffusion_gemma": lambda s: {"text_config": _experts(s.inside("text_config"))},
     "efficientnet": _efficient,
     "align_vision_model": _efficient,
-    "align": lambda s: {"vision_config": _efficient(s)},
+    "align": lambda s: {"vision_config": _efficient(s), "projection_dim": s.grown("width", 40)},
     # A stage must have more blocks than its number.
     "cvt": lambda s: {"depth": [1 + s.deeper, 2 + s.deeper, 3 + s.deeper]},
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "cosmos3_omni"), _deepstack),
     "cohere_compass": lambda s: {"text_config": _compass(s.inside("text_config"))} | _deepstack(s),
+    # Layers that share their weights cannot be more: one set for each.
+    "albert": lambda s: dict.fromkeys(("num_hidden_layers", "num_hidden_groups"), s.layers + s.deeper),
+    # Its heads are in four parts, each of which has several.
+    "codegen": lambda s: {"n_embd": s.grown("width", 96), "n_head": s.grown("heads", 8)},
+    # Groups of channels; and a first width that is an eighth of what its config says.
+    "bit": {"num_groups": 4},
+    "levit": lambda s: {"hidden_sizes": [s.grown("width", n) for n in (16, 32, 48)]},
     # It has weights for every language, and must be told one.
     "xmod": {"default_language": "en_XX"},
     # The number of patches that its projector knows is a table.
@@ -105,7 +112,7 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
     # The number of its picture token is looked up by its text.
     "chameleon": {"vocabulary_map": {"<image>": 90, "IMGIMGA": 91, "IMGIMGB": 92}},
     # Its class leaves open what its attention cannot do without.
-    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "dbrx": lambda s: {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0, "kv_n_heads": s.grown("heads", 2)}},
     "cohere_compass_text": _compass,
     # The kinds of layers are left open.
     "lfm2_moe": lambda s: {"layer_types": _kinds(s, "conv", "full_attention"), "num_dense_layers": 1},

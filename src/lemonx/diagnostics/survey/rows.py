@@ -12,6 +12,8 @@ from lemonx.diagnostics.survey.sizes import Sizes
 EXACT, UP_TO_EPS, REFUSED, WRONG, FAILED = "exact", "to eps", "refused", "wrong", "failed"
 # The larger model does not run; nothing that it computes has a fixed size; there is nothing to grow.
 NOT_RUN, NOT_COMPARED, NONE = "not run", "not compared", "-"
+# How a growth came to be exact, where the plain one is so up to the eps of norms in added Post-LN blocks.
+SMALL_GAINS = "small gains"
 
 # An exact growth counts if the outputs that are compared read at least this share of the parameters.
 ENOUGH = 0.98
@@ -35,7 +37,7 @@ TOWERS: dict[str, Callable[[Sizes], Sizes]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What one growth came to; `difference`: of the outputs, relative to the largest; `why`: one line, if not exact."""
+    """What one growth came to; `difference`: of the outputs, relative to the largest; `why`: if not plainly exact."""
 
     kind: str
     difference: float | None = None

@@ -264,6 +264,24 @@ def scattered(tracer: Tracer, op: Op) -> None:
     tracer.put(op.out, axes, silent=_silent_sum(tracer, op.args[0], source) if reduce in ("sum", "mean") else None)
 
 
+@rule("scatter")
+def overwritten(tracer: Tracer, op: Op) -> None:
+    """Rows of tokens written over others by number: alike for all units."""
+    x, place, index, source = op.args[0], op.args[1] % op.out.dim(), op.args[2], op.arg(3, "src", op.arg(3, "value"))
+    if tracer.info(index) is not None or not isinstance(source, torch.Tensor):
+        raise Misfit("an index that the model computes, or a number that is written")
+    axes, others = list(tracer.axes(x)), tracer.axes(source)
+    for at, (axis, other) in enumerate(zip(axes, others, strict=True)):
+        if at != place and index.shape[at] == x.shape[at] and tracer.along(index, at) != VARIES:
+            axes[at] = tracer.unified(axis, other)
+        else:
+            for one in (axis, other):
+                tracer.fix(one, "its entries are written by number")
+    for axis in axes:
+        _constant_rows(tracer, axis, x, source)
+    tracer.put(op.out, axes)
+
+
 def _silent_sum(tracer: Tracer, base: torch.Tensor, source: torch.Tensor) -> frozenset[str] | None:
     """The parameters without which rows added to others are zero."""
     before, added = tracer.info(base), tracer.info(source)

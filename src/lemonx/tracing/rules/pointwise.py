@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from lemonx.tracing.axes import Axis, data, is_data
+from lemonx.tracing.axes import Axis, data, is_data, say
 from lemonx.tracing.operations import Op, Scalar, rule
 from lemonx.tracing.rules import branches, normalising
 from lemonx.tracing.rules.weight_norms import over_lengths
 from lemonx.tracing.tracer import UNIFORM, VARIES, ZERO, Tracer
-from lemonx.tracing.values import Dot, Info, Norm, Normed, Spread, Square, Token
+from lemonx.tracing.values import Carry, Dot, Info, Norm, Normed, Spread, Square, Token
 
 # What moves numbers and changes none.
 SAME = ("clone", "_to_copy", "detach", "alias", "lift_fresh", "lift_fresh_copy", "contiguous", "positive")
@@ -205,7 +205,18 @@ def _sum_of(
             continue
         if stays.carries and normalising.shape_of(stays) == list(op.out.shape):
             own.carries = tuple(carry.plus(vanishes.silent) for carry in stays.carries)
+            _mark_early(tracer, axes, stays, vanishes.silent)
             return
+
+
+def _mark_early(tracer: Tracer, axes: list[Axis | None], stream: Info, written: frozenset[str]) -> None:
+    """What was computed in front of a norm in the stream and is added behind it: no frame is the same on both sides."""
+    passed = {norm.gain for carry in stream.carries for norm in carry.norms}
+    latest = max((tracer.used.get(gain or "", -1) for gain in passed), default=-1)
+    if any(tracer.used.get(name, latest) < latest for name in written):
+        for axis in axes:
+            if axis is not None and not is_data(axis):
+                say(axis, "mixed", tracer.why("what is computed in front of a norm is added behind it"))
 
 
 def _with_number(tracer: Tracer, op: Op, info: Info | None, number: float) -> bool:
@@ -311,8 +322,18 @@ def _product(tracer: Tracer, op: Op, one: Info, two: Info) -> None:
         if not any(short(info, len(axes), place) for info in (one, two)) or op.name == "div":
             tracer.act([axis], "two activations are multiplied")
     silent = one.silent if one.silent is not None else two.silent if op.name == "mul" else None
-    tracer.put(op.out, axes, weight=weight, linear=False, silent=silent,
+    tracer.put(op.out, axes, weight=weight, linear=False, silent=silent, carries=_times_one(tracer, op, one, two),
                origins=origins(tracer, op.out.dim(), op.args[:2]) if weight else ())  # fmt: skip
+
+
+def _times_one(tracer: Tracer, op: Op, one: Info, two: Info) -> tuple[Carry, ...]:
+    """Streams that are multiplied by a parameter of one number: with that at one they stay what they are."""
+    stream, factor = (one, two) if two.weight else (two, one)
+    name = next(iter(factor.silent or ()), "") if op.name == "mul" and factor.weight and not any(factor.axes) else ""
+    as_it_is = name in tracer.parameters and factor.flat is tracer.parameters[name].flat
+    if not as_it_is or normalising.shape_of(stream) != list(op.out.shape):
+        return ()
+    return tuple(carry.times(name) for carry in stream.carries if not carry.norms)
 
 
 def squared(tracer: Tracer, op: Op, info: Info) -> None:

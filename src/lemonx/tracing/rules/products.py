@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from lemonx.tracing.axes import Axis, Misfit, data, find, fused, is_data, split
+from lemonx.tracing.axes import Axis, Misfit, data, find, fused, is_data, say, split
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules import branches
-from lemonx.tracing.tracer import Tracer
+from lemonx.tracing.tracer import VARIES, Tracer
 from lemonx.tracing.values import Dot, Info, Pair
 
 
@@ -31,7 +32,9 @@ def contracted(tracer: Tracer, first: tuple[Any, int], second: tuple[Any, int]) 
         return None
     maps = [info for info in (one, two) if info is not None and info.weight]
     if len(maps) == 1:
-        tracer.unified(a, b)
+        given, axis = ((x, place), b) if one is None else ((y, other), a)
+        if (one is not None and two is not None) or not _constant(tracer, *given, axis):
+            tracer.unified(a, b)
         return None
     if maps:
         tracer.fix(tracer.unified(a, b), "two weights are multiplied")
@@ -43,6 +46,22 @@ def contracted(tracer: Tracer, first: tuple[Any, int], second: tuple[Any, int]) 
     pair = Pair(a, b, tracer.why("queries and keys"))
     tracer.pairs.append(pair)
     return pair
+
+
+# Numbers of a constant that are kept, to find them again in a larger model.
+_MOST_KEPT = 1_000_000
+
+
+def _constant(tracer: Tracer, tensor: torch.Tensor, place: int, axis: Axis) -> bool:
+    """A map reads numbers that derive from no parameter: which of them are the larger model's is found later."""
+    known = tensor.is_floating_point() and not tensor.is_meta and tensor.numel() <= _MOST_KEPT
+    if not known or tracer.along(tensor, place) != VARIES:
+        return False
+    with _disable_current_modes():
+        rows = tensor.detach().movedim(place, -1).reshape(-1, tensor.shape[place]).double().clone()
+    say(axis, "constant", tracer.why("it meets an axis of the inputs"))
+    tracer.constants.append((tracer.path, axis, rows))
+    return True
 
 
 def _apart_too(info: Info, place: int) -> bool:

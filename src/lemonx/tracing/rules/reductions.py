@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lemonx.tracing.axes import Axis, Misfit, data, is_data
+from lemonx.tracing.axes import Axis, Misfit, data, fused, is_data, split
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules.weight_norms import measured
 from lemonx.tracing.tracer import Tracer
@@ -49,7 +49,7 @@ def summed(tracer: Tracer, op: Op) -> None:
     if value is None:
         for axis in gone:
             tracer.fix(axis, "it is summed over")
-    tracer.put(op.out, axes, weight=weight, linear=not known, origins=origins, value=value)
+    tracer.put(op.out, axes, weight=weight, linear=not known, origins=origins, value=value, silent=info.silent)
 
 
 def _known(tracer: Tracer, name: str, info: Info, gone: list[Axis]) -> Value | None:
@@ -164,15 +164,73 @@ def pooled(tracer: Tracer, op: Op) -> None:
     out = op.out[0] if isinstance(op.out, tuple) else op.out
     dims = {"1": 1, "2": 2, "3": 3}[next(c for c in op.name if c in "123")]
     keep = out.dim() - dims
-    for axis in info.axes[keep:]:
-        tracer.fix(axis, "its entries are pooled")
-    axes = [*info.axes[:keep], *(None if size == 1 else data(size) for size in out.shape[keep:])]
+    if _all_of_it(op, info, dims):
+        tracer.numbers = ()
+    axes = list(info.axes)
+    for place in range(keep, out.dim()):
+        if not _untouched(op, place - keep, dims):
+            tracer.fix(axes[place], "its entries are pooled")
+            axes[place] = None if out.shape[place] == 1 else data(out.shape[place])
     linear = op.name in _LINEAR
     if not linear:
         tracer.act(axes)
         tracer.put(out, axes, token=type(info.token)(positive=info.token.positive))
         return
     tracer.put(out, axes, silent=info.silent)
+
+
+def _untouched(op: Op, number: int, dims: int) -> bool:
+    """Whether windows of one entry, one after the other, leave an axis as it is."""
+    if "_pool" not in op.name or "adaptive" in op.name:
+        return False
+
+    def of(given: Any, default: int) -> int:
+        values = list(given) if isinstance(given, Sequence) else [given]
+        return default if not values or values[0] is None else values[number] if len(values) == dims else values[0]
+
+    window = of(op.args[1], 0)
+    return (window, of(op.arg(2, "stride"), window), of(op.arg(3, "padding"), 0)) == (1, 1, 0)
+
+
+def _all_of_it(op: Op, info: Info, dims: int) -> bool:
+    """Whether one window, not padded, covers all pixels: how much larger it is makes no difference to their mean."""
+    if not op.name.startswith("avg_pool") or any(op.out.shape[-dims:][i] != 1 for i in range(dims)):
+        return False
+    window, padding = op.args[1], op.arg(3, "padding", 0)
+    sizes = list(window) * (dims // len(window)) if isinstance(window, Sequence) else [window] * dims
+    padded = any(padding) if isinstance(padding, Sequence) else bool(padding)
+    covers = all(size >= pixels for size, pixels in zip(sizes, op.args[0].shape[-dims:], strict=True))
+    return covers and not padded and op.arg(6, "divisor_override") is None
+
+
+@rule("im2col")
+def windows(tracer: Tracer, op: Op) -> None:
+    """Windows of pixels side by side, of every channel by itself: (channel, place in the window), then windows."""
+    info = tracer.info(op.args[0])
+    assert info is not None
+    if len(info.axes) != 4:
+        raise Misfit("windows of one picture without a batch")
+    for axis in info.axes[2:]:
+        tracer.fix(axis, "windows are cut from it")
+    channels, inside = info.axes[1], op.out.shape[1] // op.args[0].shape[1]
+    parts = [part for part in (channels, data(inside) if inside > 1 else None) if part is not None]
+    windows = op.out.shape[2]
+    axes = [info.axes[0], fused(*parts) if parts else None, data(windows) if windows > 1 else None]
+    tracer.put(op.out, axes, silent=info.silent)
+
+
+@rule("col2im")
+def unwound(tracer: Tracer, op: Op) -> None:
+    """Windows of pixels put back, those that overlap added up."""
+    info = tracer.info(op.args[0])
+    assert info is not None
+    if len(info.axes) != 3 or info.axes[1] is None:
+        raise Misfit("windows of one picture without a batch, or of one pixel")
+    channels, inside = split(info.axes[1], op.out.shape[1])
+    for axis in (inside, info.axes[2]):
+        tracer.fix(axis, "windows are put back along it")
+    pixels = [data(size) if size > 1 else None for size in op.out.shape[2:]]
+    tracer.put(op.out, [info.axes[0], channels if channels.size > 1 else None, *pixels], silent=info.silent)
 
 
 @rule("grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler")

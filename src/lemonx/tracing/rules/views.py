@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
 from lemonx.tracing.axes import ATOM, Axis, Misfit, data, factors, find, fused, is_data, joined, part, split
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.settling import pick
 from lemonx.tracing.tracer import Tracer
-from lemonx.tracing.values import Branch, Chosen, Dot, Info, Length, Lengths, Mean, Origin
+from lemonx.tracing.values import Branch, Carry, Chosen, Dot, Info, Length, Lengths, Mean, Origin
 
 Origins = Sequence[frozenset[Origin]]
+# Numbers that are looked at one by one to see where they were read.
+_MOST_READ = 10_000_000
 
 
 def moved(tracer: Tracer, tensor: Any, info: Info, axes: Sequence[Axis | None], origins: Origins) -> None:
@@ -89,8 +94,10 @@ def viewed(tracer: Tracer, op: Op) -> None:
 
 @rule("as_strided")
 def strided(tracer: Tracer, op: Op) -> None:
-    """Known only where it leaves all numbers in their order."""
+    """Known where it leaves all numbers in their order, or reads those of the inputs' axes in another."""
     before, out = op.args[0], op.out
+    if not before.is_meta and _windows(tracer, op):
+        return
     same = [size for size in out.shape if size > 1] == [size for size in before.shape if size > 1]
     if not same or out.numel() != before.numel() or out.storage_offset() != before.storage_offset():
         raise Misfit("memory read in another order")
@@ -98,6 +105,34 @@ def strided(tracer: Tracer, op: Op) -> None:
     if strides[0] != strides[1]:
         raise Misfit("memory read in another order")
     viewed(tracer, op)
+
+
+def _windows(tracer: Tracer, op: Op) -> bool:
+    """Windows over tokens that overlap, say: each axis that is the model's is one of the result, entry by entry."""
+    info, before, out = given(tracer, op), op.args[0], op.out
+    own = [place for place, axis in enumerate(info.axes) if axis is not None and not is_data(axis)]
+    memory = before.untyped_storage().nbytes() // before.element_size()
+    if info.weight or max(memory, before.numel(), out.numel()) > _MOST_READ:
+        return False
+    with _disable_current_modes():
+        held = torch.full((memory,), -1)  # which number of the tensor each place in memory holds
+        held.as_strided(before.shape, before.stride(), before.storage_offset()).copy_(
+            torch.arange(before.numel()).view(before.shape)
+        )
+        read = held.as_strided(out.shape, out.stride(), out.storage_offset())
+        if bool((read < 0).any()) or int((held >= 0).sum()) < before.numel():
+            return False
+        where = torch.unravel_index(read, before.shape)
+        axes: list[Axis | None] = [None if size == 1 else data(size) for size in out.shape]
+        for place in own:
+            shape = [before.shape[place] if at == 0 else 1 for at in range(out.dim())]
+            fits = [at for at, size in enumerate(out.shape) if size == before.shape[place]
+                    and bool((where[place] == torch.arange(size).view(shape).transpose(0, at)).all())]  # fmt: skip
+            if len(fits) != 1:
+                return False
+            axes[fits[0]] = info.axes[place]
+    moved(tracer, out, info, axes, [])
+    return True
 
 
 def _origins(info: Info, old: Sequence[int], new: Sequence[int]) -> list[frozenset[Origin]]:
@@ -197,6 +232,11 @@ def sliced(tracer: Tracer, op: Op) -> None:
     moved(tracer, op.out, info, axes, known_origins(info))
     if whole:
         _same(tracer, op, info)
+    elif step == 1 and (own := tracer.info(op.out)) is not None:
+        wholes = [carry for carry in info.carries if carry.token.along == place]
+        own.carries = tuple(
+            piece.within(carry) for carry in wholes for piece in carry.token.pieces.get((start, stop), ())
+        )
 
 
 def _stepped(tracer: Tracer, axis: Axis, size: int, step: int) -> Axis | None:
@@ -255,7 +295,16 @@ def concatenated(tracer: Tracer, op: Op) -> None:
     weight = all(info is not None and info.weight for info in infos)
     origins = [frozenset().union(*(known_origins(info)[p] for info in infos if info)) for p in range(op.out.dim())]
     linear = all(info.linear and not info.offset for info in infos if info)
-    tracer.put(op.out, axes, weight=weight, linear=linear, origins=tuple(origins) if weight else (), silent=silent)
+    own = tracer.put(
+        op.out, axes, weight=weight, linear=linear, origins=tuple(origins) if weight else (), silent=silent
+    )
+    if own is not None and all(info is not None and info.carries for info in infos):
+        stop, token = 0, own.token
+        token.along = place
+        for tensor, info in zip(tensors, infos, strict=True):
+            start, stop = stop, stop + tensor.shape[place]
+            token.pieces[start, stop] = info.carries if info else ()
+        own.carries = (Carry(token),)
 
 
 def _together(tracer: Tracer, known: list[list[Axis | None]], places: list[int]) -> list[Axis | None]:
