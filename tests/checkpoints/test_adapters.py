@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import lemonx
 import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner
 from lemonx.checkpoints import copying
@@ -93,6 +95,77 @@ def test_rounded_once(tmp_path: Path) -> None:
     a, b = (stored[f"base_model.model.{name[:-7]}.lora_{part}.weight"].double() for part in "AB")
     assert torch.equal(found, (before.double() + 6 / 4 * b @ a).to(torch.bfloat16))
     assert torch.allclose(found.float(), wanted[name].float(), rtol=2**-6, atol=2**-8)
+
+
+def _outputs(base: Path, adapter: Path, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What peft makes of a base and its adapter, in float64, with everything loaded that is there."""
+    model = pico.load(base).model.double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # peft warns of keys that are missing
+        made: Any = peft.PeftModel.from_pretrained(model, str(adapter))
+    with Float64(), torch.no_grad():
+        return pico.outputs(made.double().eval().base_model.model, inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sizes"),
+    [
+        ("llama-untied", {"target_modules": [*ATTENTION, "o_proj", "up_proj", "down_proj"], "use_rslora": True,
+                   "rank_pattern": {"up_proj": 8}, "alpha_pattern": {"^model.layers.1.self_attn.q_proj": 32},
+                   "modules_to_save": ["lm_head", "norm"]}, {"width": "1.5x", "depth": "+2"}),
+        ("llama-untied", {"target_modules": [*ATTENTION, "embed_tokens"], "layers_to_transform": [1]},
+                   {"depth": 5, "depth_type": 2, "width": "2x", "free": "vision"}),
+        ("gpt2-lm", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "bias": "lora_only"},
+                   {"depth": 4, "depth_type": 3, "width": "2x"}),
+        ("vit-cls", {"target_modules": ["q_proj", "projection", "fc2"], "modules_to_save": ["classifier"]},
+                   {"width": "1.5x"}),
+        ("bert-cls", {"target_modules": ["query", "value", "output.dense"], "modules_to_save": ["classifier"]},
+                   {"width": 72, "ffn": "4x", "depth": "+1"}),
+    ],
+)  # fmt: skip
+def test_an_adapter_grows_along(name: str, settings: dict[str, Any], sizes: dict[str, Any], tmp_path: Path) -> None:
+    adapted(name, tmp_path, **settings)
+    large = lemonx.expand(tmp_path / "adapter", tmp_path / "large", keep_adapter=True, verify=False, **sizes)
+    alone = pico.load(tmp_path / "base").model
+    batch = pico.inputs(alone, seed=1)
+    before = _outputs(tmp_path / "base", tmp_path / "adapter", batch)
+    after = _outputs(large.path, large / "adapter", batch)
+    assert (before - after).abs().max() < 1e-10 * before.abs().max()
+    with Float64():
+        assert (pico.outputs(alone, batch) - before).abs().max() > 1e-2 * before.abs().max()
+
+
+def test_base_and_grown_adapter_are_verified(run: Run, tmp_path: Path) -> None:
+    adapted("llama-tied", tmp_path, torch.bfloat16, target_modules=ATTENTION)
+    done = run("expand", "base", "out", "--width", "1.5x", "--adapter", "adapter", "--keep-adapter")
+    assert done.code == 0 and "adapter adapter: 4 modules, in adapter/" in done.out and "outputs with it: " in done.out
+    certificate = json.loads((tmp_path / "out" / "lemonx.json").read_text())
+    assert (
+        certificate["verified"]["adapter"]["outputs"]["passed"]
+        and "adapter/adapter_config.json" in certificate["files"]
+    )
+    assert "grown along" in (tmp_path / "out" / "README.md").read_text()
+    stored = tmp_path / "out" / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(stored)
+    next(iter(tensors.values()))[0, 0] += 0.5
+    save_file(tensors, stored)
+    wrong = run("verify", "base", "out", "--adapter", "adapter")
+    assert wrong.code == 1 and "with the adapter 'adapter', base_model.model.model.layers.0" in wrong.out
+    assert run("verify", "base", "out").code == 0
+    again = ("expand", "base", "out", "--depth", 3, "--adapter", "adapter", "--keep-adapter", "--no-verify")
+    assert run(*again, "--force").code == 0  # what lemonx wrote, it replaces
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (("--method", "gstack", "--depth", 4), 4, "do not stay one function under gstack"),
+        (("--width", "1.5x", "--set", "vocab_size=200"), 4, "a table with new rows"),
+    ],
+)
+def test_what_cannot_grow_along(options: tuple[str, ...], code: int, says: str, run: Run, tmp_path: Path) -> None:
+    adapted("llama-untied", tmp_path, target_modules=["embed_tokens"])
+    assert_refused(run("expand", "adapter", "out", "--keep-adapter", *options), code, says)
 
 
 def _settings(**changes: Any) -> Any:

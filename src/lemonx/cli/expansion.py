@@ -21,6 +21,7 @@ from lemonx.cli.options import (
     From,
     Heads,
     Infer,
+    KeepAdapter,
     KvHeads,
     Like,
     MethodOption,
@@ -196,6 +197,7 @@ def expand_command(
     ] = False,
     allow_pickle: AllowPickle = False,
     adapter: AdapterOption = None,
+    keep_adapter: KeepAdapter = False,
     infer: Infer = True,
     spec: SpecFile = None,
     as_json: Json = False,
@@ -238,6 +240,7 @@ def expand_command(
             lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
             with_optimizer=with_optimizer,
             adapter=adapter,
+            keep_adapter=keep_adapter,
         )
     if not as_json:
         show.print_expanded(source, expanded)

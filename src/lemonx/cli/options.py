@@ -161,6 +161,14 @@ AdapterOption = Annotated[
         help="A LoRA adapter of PEFT's, by its folder or its name on the hub, to merge into SOURCE first.",
     ),
 ]
+KeepAdapter = Annotated[
+    bool,
+    typer.Option(
+        "--keep-adapter",
+        help="Do not merge the adapter: grow it along, into OUTPUT/adapter, so that both together compute what they "
+        "did. PeftModel.from_pretrained loads it.",
+    ),
+]
 Push = Annotated[
     str | None,
     typer.Option(
