@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from transformers import PreTrainedModel
 
-    from lemonx.diagnostics.fsck import Report
+    from lemonx.diagnostics.fsck_report import Report
     from lemonx.verification.verify import Verified
     from lemonx.workflows.budget import Shape
     from lemonx.workflows.expanding import Expanded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,26 @@ def test_what_cannot_be_merged(
     change(tmp_path / "adapter")
     assert_refused(run("expand", "adapter", "out", "--depth", 3, "--no-verify"), BAD_CHECKPOINT, says)
     assert not (tmp_path / "out").exists()
+
+
+def test_fsck_of_an_adapter(run: Run, tmp_path: Path) -> None:
+    adapted("llama-tied", tmp_path, target_modules=ATTENTION)
+    done = run("fsck", "adapter")
+    assert done.code == 0 and "clean (a LORA adapter of PEFT's; 2 files, 8 tensors" in done.out, done
+    assert "against its base base" in done.out
+    for change, code, says in (
+        (_settings(base_model_name_or_path="org/none"), 0, "note: .* neither a folder nor in the hub's cache"),
+        (_settings(use_dora=True), 0, "warning: .* sets use_dora"),
+        (_settings(use_dora=False, r=8), BAD_CHECKPOINT, "error: .* with rank 4, but adapter_config.json says 8"),
+        (_tensors(lambda stored: dict(list(stored.items())[1:])), BAD_CHECKPOINT, "error: .* one of A and B"),
+        (_tensors(lambda stored: {n: t / 0 for n, t in stored.items()}), BAD_CHECKPOINT, "error: .* NaN or Inf"),
+        (_renamed("layers.1", "layers.7"), BAD_CHECKPOINT, "error"),
+        (_torn, BAD_CHECKPOINT, "error: .* is truncated"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), BAD_CHECKPOINT, "error: .*not valid JSON"),
+    ):
+        change(tmp_path / "adapter")
+        done = run("fsck", "adapter")
+        assert done.code == code and re.search(says, done.out) and not done.err, (says, done)
 
 
 def test_a_tied_embedding_is_not_merged(run: Run, tmp_path: Path) -> None:

@@ -220,7 +220,8 @@ def expand_command(
     if push:
         check_destination(push)
     if dry_run:
-        planned = api.plan(source, **growth, solve=True, adapter=adapter, infer=infer, spec=spec)
+        merged_in = None if keep_adapter else adapter
+        planned = api.plan(source, **growth, solve=True, adapter=merged_in, infer=infer, spec=spec)
         _print_dry_run(planned, output, force=force, as_json=as_json)
         return
     folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
 import typer
 
-from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget
 
 if TYPE_CHECKING:
     from lemonx.algebra.free_parameters import Free
+    from lemonx.checkpoints.plain import JsonValue
     from lemonx.workflows.options import Dtype, FieldValue, Placement
 
 

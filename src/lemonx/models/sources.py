@@ -44,7 +44,7 @@ def open_pair(
     """A base and its adapter; without an adapter, what is given must be one that names its base."""
     if adapter is None:
         found = _adapter(given, allow_pickle)
-        given = _base(found)
+        given = base_of(found)
     else:
         found = _adapter(located(adapter, Wish(allow_pickle=allow_pickle)), allow_pickle)
     return _model(given, allow_pickle), found
@@ -65,7 +65,7 @@ def _adapter(folder: Path, allow_pickle: bool) -> Adapter:
     return Adapter(folder, called=names.name_of(folder), allow_pickle=allow_pickle)
 
 
-def _base(adapter: Adapter) -> Path:
+def base_of(adapter: Adapter) -> Path:
     """The folder of the model that an adapter names; what its files say never leads to a download."""
     name, revision = adapter.base
     if os.path.isdir(name):

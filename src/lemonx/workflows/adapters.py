@@ -28,7 +28,7 @@ from lemonx.verification.rounding import PRECISION, WIRING, Rounding, stored_dty
 from lemonx.verification.verify import compare_outputs
 
 
-class Companion:
+class GrowingAdapter:
     """An adapter beside its base, while the base grows by a plan; `close` removes what it needed on disk."""
 
     def __init__(self, adapter: Adapter, base: Checkpoint, plan: Plan, output: Path) -> None:
@@ -45,7 +45,7 @@ class Companion:
             self.close()
             raise
 
-    def __enter__(self) -> Companion:
+    def __enter__(self) -> GrowingAdapter:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -27,7 +27,7 @@ from lemonx.verification.as_built import require_as_built
 from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
 from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, measure
-from lemonx.workflows.adapters import Companion
+from lemonx.workflows.adapters import GrowingAdapter
 from lemonx.workflows.options import GrowthOptions, Writing
 from lemonx.workflows.planning import plan_growth
 from lemonx.workflows.tables import require_sample, table_for
@@ -83,7 +83,7 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
         opened = open_source(source, allow_pickle=writing.allow_pickle, adapter=writing.adapter)
     with opened as checkpoint, table_for(checkpoint, growth.tables), ExitStack() as stack:
         plan = plan_growth(checkpoint, growth)
-        beside_it = stack.enter_context(Companion(kept, checkpoint, plan, output)) if kept else None
+        beside_it = stack.enter_context(GrowingAdapter(kept, checkpoint, plan, output)) if kept else None
         beside = companions(checkpoint, plan)
         check_builds(plan, checkpoint, verified=writing.verify)
         if writing.verify:
@@ -122,7 +122,7 @@ def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter,
 
 
 def _certify(
-    plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing, kept: Companion | None
+    plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing, kept: GrowingAdapter | None
 ) -> tuple[Verified, Certificate]:
     """Verify the folder while it is still hidden, and add the certificate with what was measured."""
     optimizer = None

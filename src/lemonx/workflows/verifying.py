@@ -11,7 +11,7 @@ from lemonx.models.sources import open_pair, open_source
 from lemonx.verification.certificate import read_certificate
 from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, compare_outputs, measure
-from lemonx.workflows.adapters import Companion
+from lemonx.workflows.adapters import GrowingAdapter
 from lemonx.workflows.options import PathLike
 from lemonx.workflows.planning import plan_again
 from lemonx.workflows.tables import Tables, table_for
@@ -40,5 +40,5 @@ def verify_folders(
             verified = measure(plan, small, large, by_layer=layerwise)
             if kept is None:
                 return verified
-            with Companion(kept, small, plan, target) as follows:
+            with GrowingAdapter(kept, small, plan, target) as follows:
                 return replace(verified, adapter=follows.measured(large, outputs=verified.passed))
