@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench table fuzz configs tampering guarantees survey audit modules docs clean
+.PHONY: help setup demo test check bench commands table fuzz configs tampering guarantees survey audit modules notebooks docs clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -56,6 +56,9 @@ check: setup ## lint, format, types, direction of imports
 bench: setup ## measure the speed and memory of an expansion, and add it to benchmarks/history.csv
 	$(BIN)/python benchmarks/expand.py --record
 
+commands: setup ## time every command from the moment that it is typed, and write docs/faq.md
+	$(BIN)/python benchmarks/commands.py --write
+
 table: setup ## write the README's example, the matrix of docs/families.md, and measure docs/exactness.md
 	$(BIN)/python benchmarks/readme.py --write
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py --write
@@ -81,6 +84,9 @@ audit: setup ## compare every table with a run of its models, and write docs/add
 
 modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and judge each by inputs of their own; CASE=... repeats one
 	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(CASE),--case $(CASE),--write)
+
+notebooks: setup ## run the notebooks of docs/notebooks, and store what they print
+	$(BIN)/python benchmarks/notebooks.py
 
 docs: setup ## build this documentation as a site, in site/
 	$(BIN)/python benchmarks/pictures.py --write

@@ -9,7 +9,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import peft
 import pytest
+from transformers import AutoModelForCausalLM
 
 import pico
 from commands import Run, runner
@@ -56,6 +58,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("llama-7b", "stories260K"):
         shutil.copytree(folder / "small", folder / name)
     (folder / "model.gguf").write_bytes(b"GGUF")
+    model = AutoModelForCausalLM.from_pretrained(folder / "small")
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"])).save_pretrained(folder / "lora")
     pico.save(pico.PICO["bert-mlm"](), folder / "encoder")
     pico.save(pico.PICO["vit-cls"](), folder / "vit")
     changes = {"steps": 8, "save_every": 8, "eval_every": 8, "config.hidden_size": 16, "config.num_hidden_layers": 1}
@@ -109,8 +113,6 @@ def python(page: str, text: str, names: dict[str, object]) -> None:
     if "sharded" in free:
         return  # under torchrun: tests/test_distributed.py
     if page == "README.md":
-        from transformers import AutoModelForCausalLM
-
         shutil.rmtree("large", ignore_errors=True)
         names["model"] = AutoModelForCausalLM.from_pretrained("small")
     if page == "docs/training.md" and "RampCallback" in text:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lemonx.algebra.free_parameters import Free
     from lemonx.api import expand, fsck, grow, infer, plan, shapes, shrink, verify
-    from lemonx.diagnostics.fsck import Finding, Report
+    from lemonx.diagnostics.fsck_report import Finding, Report
     from lemonx.errors import (
         BadCheckpoint,
         BadOutput,
@@ -38,7 +38,7 @@ _HOME = {
     "Shrunk": "lemonx.workflows.shrinking",
     "Certificate": "lemonx.verification.certificate",
     "Verified": "lemonx.verification.verify",
-    **dict.fromkeys(("Report", "Finding"), "lemonx.diagnostics.fsck"),
+    **dict.fromkeys(("Report", "Finding"), "lemonx.diagnostics.fsck_report"),
     "Free": "lemonx.algebra.free_parameters",
     "Lessons": "lemonx.methods",
     **dict.fromkeys(("LemonxError", "BadTarget", "BadCheckpoint", "BadOutput"), "lemonx.errors"),

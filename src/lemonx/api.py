@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from transformers import PreTrainedModel
 
-    from lemonx.diagnostics.fsck import Report
+    from lemonx.diagnostics.fsck_report import Report
     from lemonx.verification.verify import Verified
     from lemonx.workflows.budget import Shape
     from lemonx.workflows.expanding import Expanded
@@ -172,6 +172,7 @@ def expand(
     with_optimizer: bool = False,
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
+    keep_adapter: bool = False,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Expanded: ...
@@ -238,6 +239,7 @@ def expand(
     with_optimizer: bool = False,
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
+    keep_adapter: bool = False,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Expanded | PreTrainedModel:
@@ -292,7 +294,8 @@ def expand(
 
     For folders: max_shard_size (bytes per file), force (replace the output if it is a checkpoint and nothing else),
     with_optimizer (grow Adam's moments too), allow_pickle (read pytorch_model.bin as plain tensors), adapter (a LoRA
-    adapter of PEFT's that is merged into the source; an adapter may also be the source, if its base is found).
+    adapter of PEFT's that is merged into the source; an adapter may also be the source, if its base is found),
+    keep_adapter (do not merge it: grow it along, into `adapter/` of the output, for PeftModel.from_pretrained).
     """
     # These import torch, which a plan does not need.
     from lemonx.models.in_memory import unwrapped
@@ -306,7 +309,7 @@ def expand(
             raise TypeError("a model in memory is expanded in memory: leave output out, then save_pretrained")
         if ramp:
             raise TypeError("a ramp travels in a file beside the checkpoint: expand a folder")
-        if adapter is not None:
+        if adapter is not None or keep_adapter:
             raise TypeError("merge the adapter of a model in memory first: merge_and_unload()")
         if with_optimizer:
             raise TypeError("a model in memory has no optimizer state of its own: use optimizer_state.grow_optimizer")
@@ -336,7 +339,17 @@ def expand(
         tables=tables(infer, spec),
     )
     writing = Writing(
-        verify, threads, max_shard_size, force, with_optimizer, allow_pickle, adapter, lessons, planned, progress
+        verify,
+        threads,
+        max_shard_size,
+        force,
+        with_optimizer,
+        allow_pickle,
+        adapter,
+        keep_adapter,
+        lessons,
+        planned,
+        progress,
     )
     if isinstance(source, str | os.PathLike):
         return expand_folder(located(source, Wish(allow_pickle=allow_pickle)), Path(output or ""), growth, writing)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import lemonx
 import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner
 from lemonx.checkpoints import copying
@@ -95,6 +98,77 @@ def test_rounded_once(tmp_path: Path) -> None:
     assert torch.allclose(found.float(), wanted[name].float(), rtol=2**-6, atol=2**-8)
 
 
+def _outputs(base: Path, adapter: Path, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """What peft makes of a base and its adapter, in float64, with everything loaded that is there."""
+    model = pico.load(base).model.double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # peft warns of keys that are missing
+        made: Any = peft.PeftModel.from_pretrained(model, str(adapter))
+    with Float64(), torch.no_grad():
+        return pico.outputs(made.double().eval().base_model.model, inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sizes"),
+    [
+        ("llama-untied", {"target_modules": [*ATTENTION, "o_proj", "up_proj", "down_proj"], "use_rslora": True,
+                   "rank_pattern": {"up_proj": 8}, "alpha_pattern": {"^model.layers.1.self_attn.q_proj": 32},
+                   "modules_to_save": ["lm_head", "norm"]}, {"width": "1.5x", "depth": "+2"}),
+        ("llama-untied", {"target_modules": [*ATTENTION, "embed_tokens"], "layers_to_transform": [1]},
+                   {"depth": 5, "depth_type": 2, "width": "2x", "free": "vision"}),
+        ("gpt2-lm", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "bias": "lora_only"},
+                   {"depth": 4, "depth_type": 3, "width": "2x"}),
+        ("vit-cls", {"target_modules": ["q_proj", "projection", "fc2"], "modules_to_save": ["classifier"]},
+                   {"width": "1.5x"}),
+        ("bert-cls", {"target_modules": ["query", "value", "output.dense"], "modules_to_save": ["classifier"]},
+                   {"width": 72, "ffn": "4x", "depth": "+1"}),
+    ],
+)  # fmt: skip
+def test_an_adapter_grows_along(name: str, settings: dict[str, Any], sizes: dict[str, Any], tmp_path: Path) -> None:
+    adapted(name, tmp_path, **settings)
+    large = lemonx.expand(tmp_path / "adapter", tmp_path / "large", keep_adapter=True, verify=False, **sizes)
+    alone = pico.load(tmp_path / "base").model
+    batch = pico.inputs(alone, seed=1)
+    before = _outputs(tmp_path / "base", tmp_path / "adapter", batch)
+    after = _outputs(large.path, large / "adapter", batch)
+    assert (before - after).abs().max() < 1e-10 * before.abs().max()
+    with Float64():
+        assert (pico.outputs(alone, batch) - before).abs().max() > 1e-2 * before.abs().max()
+
+
+def test_base_and_grown_adapter_are_verified(run: Run, tmp_path: Path) -> None:
+    adapted("llama-tied", tmp_path, torch.bfloat16, target_modules=ATTENTION)
+    done = run("expand", "base", "out", "--width", "1.5x", "--adapter", "adapter", "--keep-adapter")
+    assert done.code == 0 and "adapter adapter: 4 modules, in adapter/" in done.out and "outputs with it: " in done.out
+    certificate = json.loads((tmp_path / "out" / "lemonx.json").read_text())
+    assert (
+        certificate["verified"]["adapter"]["outputs"]["passed"]
+        and "adapter/adapter_config.json" in certificate["files"]
+    )
+    assert "grown along" in (tmp_path / "out" / "README.md").read_text()
+    stored = tmp_path / "out" / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(stored)
+    next(iter(tensors.values()))[0, 0] += 0.5
+    save_file(tensors, stored)
+    wrong = run("verify", "base", "out", "--adapter", "adapter")
+    assert wrong.code == 1 and "with the adapter 'adapter', base_model.model.model.layers.0" in wrong.out
+    assert run("verify", "base", "out").code == 0
+    again = ("expand", "base", "out", "--depth", 3, "--adapter", "adapter", "--keep-adapter", "--no-verify")
+    assert run(*again, "--force").code == 0  # what lemonx wrote, it replaces
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (("--method", "gstack", "--depth", 4), 4, "do not stay one function under gstack"),
+        (("--width", "1.5x", "--set", "vocab_size=200"), 4, "a table with new rows"),
+    ],
+)
+def test_what_cannot_grow_along(options: tuple[str, ...], code: int, says: str, run: Run, tmp_path: Path) -> None:
+    adapted("llama-untied", tmp_path, target_modules=["embed_tokens"])
+    assert_refused(run("expand", "adapter", "out", "--keep-adapter", *options), code, says)
+
+
 def _settings(**changes: Any) -> Any:
     def change(folder: Path) -> None:
         file = folder / "adapter_config.json"
@@ -154,6 +228,26 @@ def test_what_cannot_be_merged(
     change(tmp_path / "adapter")
     assert_refused(run("expand", "adapter", "out", "--depth", 3, "--no-verify"), BAD_CHECKPOINT, says)
     assert not (tmp_path / "out").exists()
+
+
+def test_fsck_of_an_adapter(run: Run, tmp_path: Path) -> None:
+    adapted("llama-tied", tmp_path, target_modules=ATTENTION)
+    done = run("fsck", "adapter")
+    assert done.code == 0 and "clean (a LORA adapter of PEFT's; 2 files, 8 tensors" in done.out, done
+    assert "against its base base" in done.out
+    for change, code, says in (
+        (_settings(base_model_name_or_path="org/none"), 0, "note: .* neither a folder nor in the hub's cache"),
+        (_settings(use_dora=True), 0, "warning: .* sets use_dora"),
+        (_settings(use_dora=False, r=8), BAD_CHECKPOINT, "error: .* with rank 4, but adapter_config.json says 8"),
+        (_tensors(lambda stored: dict(list(stored.items())[1:])), BAD_CHECKPOINT, "error: .* one of A and B"),
+        (_tensors(lambda stored: {n: t / 0 for n, t in stored.items()}), BAD_CHECKPOINT, "error: .* NaN or Inf"),
+        (_renamed("layers.1", "layers.7"), BAD_CHECKPOINT, "error"),
+        (_torn, BAD_CHECKPOINT, "error: .* is truncated"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), BAD_CHECKPOINT, "error: .*not valid JSON"),
+    ):
+        change(tmp_path / "adapter")
+        done = run("fsck", "adapter")
+        assert done.code == code and re.search(says, done.out) and not done.err, (says, done)
 
 
 def test_a_tied_embedding_is_not_merged(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 import sys
@@ -114,6 +115,49 @@ def test_it_computes_what_transformers_loads(kind: str, run: Run, tmp_path: Path
     assert run("verify", file.name, "out").code == 0
 
 
+def _scaling(kind: str, **numbers: float) -> Callable[[Any], None]:
+    def more(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType[kind])
+        for name, number in numbers.items():
+            getattr(writer, name)(number)
+
+    return more
+
+
+def _llama3(writer: Any) -> None:
+    """The factors of every frequency, as llama.cpp's converter of Llama 3.1 writes them."""
+    factors = []
+    for i in range(8):
+        wavelength = 2 * math.pi * 10000.0 ** (i / 8)
+        smooth = (8192 / wavelength - 1) / 3
+        factors.append(1 if wavelength < 2048 else 32 if wavelength > 8192 else 1 / ((1 - smooth) / 32 + smooth))
+    assert len({*factors}) > 2
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("more", "speeds"),
+    [
+        (_scaling("NONE"), lambda i, speed: speed),
+        (_scaling("LINEAR", add_rope_scaling_factor=4.0), lambda i, speed: speed / 4),
+        # llama.cpp, rope_yarn: between the two pairs that turn 32 times and once in the original length.
+        (_scaling("YARN", add_rope_scaling_factor=4.0, add_rope_scaling_orig_ctx_len=4096),
+         lambda i, speed: speed * (1 - (ramp := min(1, max(0, (i - 2) / (6 - 2)))) + ramp / 4)),
+        (_llama3, lambda i, speed: None if i == 6 else speed / (32 if i == 7 else 1)),
+    ],
+    ids=["none", "linear", "yarn", "llama3"],
+)  # fmt: skip
+def test_scaled_rotary_frequencies(more: Any, speeds: Any, run: Run, tmp_path: Path) -> None:
+    """What turns how fast is what llama.cpp computes; and it grows."""
+    write("llama", tmp_path / "small.gguf", more)
+    done = run("expand", "small.gguf", "out", "--depth", 3, *([] if more is _llama3 else ["--no-verify"]))
+    assert done.code == 0, done
+    model: Any = hf.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    found = model.model.rotary_emb.inv_freq.tolist()
+    wanted = [speeds(i, 10000.0 ** (-i / 8)) for i in range(8)]
+    assert [f for f, w in zip(found, wanted, strict=True) if w is not None] == pytest.approx([w for w in wanted if w])
+
+
 def _kv(name: str, kind: int, data: bytes) -> bytes:
     return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + data
 
@@ -156,13 +200,26 @@ _LLAMA = _kv("general.architecture", 8, struct.pack("<Q", 5) + b"llama")
 def test_a_broken_file(content: bytes, says: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "small.gguf").write_bytes(content)
     assert_refused(run("plan", "small.gguf", "--depth", 3), BAD_CHECKPOINT, says)
+    checked = run("fsck", "small.gguf")
+    header = "does not say what model" not in says and "holds 0 numbers" not in says
+    assert (checked.code, bool(re.search(says, checked.out))) == (
+        BAD_CHECKPOINT if header else 0,
+        "holds 0" not in says,
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (lambda writer: writer.add_rope_scaling_factor(8.0), "sets llama.rope.scaling.factor, which transformers"),
-        (lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32)), "holds rope_freqs.weight"),
+        (lambda writer: writer.add_float32("llama.rope.scale", 8.0), "sets llama.rope.scale, which transformers"),
+        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "frequencies by 'longrope'"),
+        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN), "not say by how much yarn scales"),
+        (_scaling("LINEAR", add_rope_scaling_factor=float("nan")), "has nan as llama.rope.scaling.factor"),
+        (_scaling("YARN", add_rope_scaling_factor=4.0, add_rope_scaling_attn_factors=2.0), "attn_factor, which yarn"),
+        (
+            lambda writer: writer.add_tensor("rope_freqs.weight", np.arange(1, 9, dtype=np.float32)),
+            "holds rope_freqs.weight, and llama3's rule does not give these factors",
+        ),
         (lambda writer: writer.add_uint16("split.count", 3), "is one of 3 parts of a model: join them"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Merges an adapter of PEFT's (LoRA) into its base: W + s B A, computed in pieces and rounded once to W's dtype.
+"""Reads an adapter of PEFT's (LoRA), and merges it into its base: W + s B A, in pieces, rounded once to W's dtype.
 
 What the adapter brings beside its A and B, weights of `modules_to_save` and biases, replaces the base's. Where base and
 adapter would not be one checkpoint, as with DoRA or with a tied embedding, it is refused with the reason.
@@ -20,7 +20,7 @@ from lemonx.checkpoints.folder import ADAPTER, CONFIG, has, is_tokenizer, open_c
 from lemonx.checkpoints.opening import open_inside, read_inside
 from lemonx.checkpoints.pickles import load_tensors
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.checkpoints.safetensors_file import read_header_from, torch_dtype
+from lemonx.checkpoints.safetensors_file import dtype_name, read_header_from, torch_dtype
 from lemonx.checkpoints.values import read_into
 from lemonx.errors import BadCheckpoint
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 MERGE = "merge it with peft: PeftModel.from_pretrained(model, FOLDER).merge_and_unload().save_pretrained"
 GIVE = "give the base as SOURCE, and this folder with --adapter"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 # Settings that say where the adapter came from or how it was trained, or that are used here.
 _KNOWN = {
@@ -63,8 +63,11 @@ def is_adapter(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class _Change:
-    """What becomes of a tensor of the base: `instead` replaces it, then s B A is added."""
+class Change:
+    """What becomes of a tensor of the base: `instead` replaces it, then s B A is added.
+
+    All three are names of tensors in the adapter.
+    """
 
     instead: str | None = None
     a: str | None = None
@@ -73,6 +76,11 @@ class _Change:
     transposed: bool = False
     # It would fit the other way too, and is no embedding: a setting decided.
     square: bool = False
+
+    @property
+    def names(self) -> set[str]:
+        """What the model in memory calls the tensor that is changed."""
+        return {inside(key)[0] for key in (self.instead, self.a, self.b) if key}
 
 
 class Adapter:
@@ -136,7 +144,7 @@ class Adapter:
         return {name: info.shape for name, info in self._stored.items()}
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor in float64; the error if it holds no floats."""
+        """A tensor as it is stored; the error if it holds no floats."""
         import torch
 
         if self.file == PICKLE:
@@ -150,17 +158,23 @@ class Adapter:
                 os.close(fd)
         if not found.is_floating_point():
             raise self.odd(f"holds {name} in {found.dtype}")
-        return found.double()
+        return found
 
     def scale(self, module: str, rank: int) -> float:
         """What B A is multiplied by; the error if its rank is not the one that the settings say."""
-        said = self._by_pattern("rank_pattern", "r", module)
+        said = self.rank_of(module)
         if said != rank:
             raise self.odd(f"holds {module[:200]} with rank {rank}, but {ADAPTER} says {said!r}", "save it again")
-        alpha: Any = self._by_pattern("alpha_pattern", "lora_alpha", module)
+        alpha: Any = self.alpha_of(module)
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
             raise self._wrong(f"has lora_alpha {str(alpha)[:40]!r}, which is not a number", "save it again")
         return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
+
+    def rank_of(self, module: str) -> JsonValue:
+        return self._by_pattern("rank_pattern", "r", module)
+
+    def alpha_of(self, module: str) -> JsonValue:
+        return self._by_pattern("alpha_pattern", "lora_alpha", module)
 
     def _by_pattern(self, patterns: str, otherwise: str, module: str) -> JsonValue:
         """A setting of one module: the first pattern that its name ends with decides, as in peft."""
@@ -175,37 +189,67 @@ class Adapter:
         return self.settings.get(otherwise)
 
 
-def merge(base: Checkpoint, adapter: Adapter, names: Callable[[str], str | None], parent: Path) -> tuple[Path, str]:
-    """A folder in `parent` with the merged model, and in words what was merged.
+# The name in the base's files of a tensor that the model in memory calls by another; None if it has none.
+Names = Callable[[str], str | None]
 
-    `names`: the name in the base's files of a tensor that the model in memory calls by another; None if it has none.
-    """
-    changes = _changes(base, adapter, lambda name: name if name in base.tensors else names(name))
-    _check_ties(base, adapter, changes)
-    entries = [(info.name, info.dtype, info.shape) for info in base.tensors.values()]
-    pieces = (piece for name in base.tensors for piece in _pieces(base, adapter, name, changes.get(name)))
+
+def merge(base: Checkpoint, adapter: Adapter, names: Names, parent: Path, *, wide: bool = False) -> tuple[Path, str]:
+    """A folder in `parent` with the merged model, and in words what was merged; `wide`: not rounded, in float64."""
+    changes = changes_of(base, adapter, names)
+    stored = {name: "F64" if wide and name in changes else info.dtype for name, info in base.tensors.items()}
+    entries = [(name, stored[name], info.shape) for name, info in base.tensors.items()]
+    pieces = (
+        (name, start, rows.to(torch_dtype(stored[name])))
+        for name in base.tensors
+        for start, rows in _pieces(base, adapter, name, changes.get(name))
+    )
     output = write_copy(parent / (base.path.name or "model"), entries, pieces, base.config, _beside(base, adapter))
-    kinds = ", ".join(sorted({base.tensors[name].dtype for name in changes}))
+    kinds = ", ".join(sorted({stored[name] for name in changes}))
     merged = sum(change.a is not None for change in changes.values())
     replaced = sum(change.instead is not None for change in changes.values())
     what = f"the adapter {adapter.name!r} (LoRA, {merged} tensors"
     return output, f"{what}{f', {replaced} replaced' if replaced else ''}), merged into it and rounded to {kinds}"
 
 
-def _changes(base: Checkpoint, adapter: Adapter, names: Callable[[str], str | None]) -> dict[str, _Change]:
+def inside(key: str) -> tuple[str, str]:
+    """What the model calls the tensor that one of the adapter's changes, and which part of the change it is.
+
+    >>> inside("base_model.model.layers.0.q_proj.lora_A.weight")
+    ('layers.0.q_proj.weight', 'A')
+    >>> inside("base_model.model.layers.0.q_proj.base_layer.bias")
+    ('layers.0.q_proj.bias', 'instead')
+    """
+    bare = key.removeprefix(PREFIX)
+    if match := re.fullmatch(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?", bare):
+        return f"{match[1]}.weight", f"{match[2] or ''}{match[3]}"
+    return bare.replace(".base_layer.", "."), "instead"
+
+
+def as_checkpoint(adapter: Adapter, config: Mapping[str, JsonValue], parent: Path) -> Path:
+    """A folder in `parent` with the adapter's tensors as those of a checkpoint, which can be read row by row."""
+    found = {name: adapter.read(name).contiguous() for name in adapter.shapes}
+    entries = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in found.items()]
+    return write_copy(parent / "adapter", entries, ((name, 0, tensor) for name, tensor in found.items()), config, {})
+
+
+def changes_of(base: Checkpoint, adapter: Adapter, names: Names) -> dict[str, Change]:
     """What becomes of which tensor of the base; the error for whatever has no place there."""
+    changes = _changes(base, adapter, lambda name: name if name in base.tensors else names(name))
+    _check_ties(base, adapter, changes)
+    return changes
+
+
+def _changes(base: Checkpoint, adapter: Adapter, names: Names) -> dict[str, Change]:
     if not adapter.shapes:
         raise adapter.odd("holds no tensors", "save the adapter again")
     found: dict[str, dict[str, str]] = {}
     for key in adapter.shapes:
-        if not key.startswith(_PREFIX):
+        if not key.startswith(PREFIX):
             raise adapter.odd(f"holds {key[:200]}, which is not named as peft names a tensor of a LoRA adapter")
-        match = re.fullmatch(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?", key.removeprefix(_PREFIX))
-        part = f"{match[2] or ''}{match[3]}" if match else "instead"
-        inside = f"{match[1]}.weight" if match else key.removeprefix(_PREFIX).replace(".base_layer.", ".")
-        name = names(inside)
+        called, part = inside(key)
+        name = names(called)
         if name is None:
-            raise adapter.odd(f"changes {inside[:200]}, and the base has no tensor of this name")
+            raise adapter.odd(f"changes {called[:200]}, and the base has no tensor of this name")
         found.setdefault(name, {})[part] = key
     changes = {name: _change(base.tensors[name], adapter, parts) for name, parts in found.items()}
     certain = [change for change in changes.values() if change.a and not change.square]
@@ -215,7 +259,7 @@ def _changes(base: Checkpoint, adapter: Adapter, names: Callable[[str], str | No
     return changes
 
 
-def _change(info: TensorInfo, adapter: Adapter, parts: dict[str, str]) -> _Change:
+def _change(info: TensorInfo, adapter: Adapter, parts: dict[str, str]) -> Change:
     instead, pair = parts.pop("instead", None), tuple(sorted(parts))
     if info.dtype not in _FLOATS:
         raise adapter.odd(f"changes {info.name}, which the base stores in {info.dtype}")
@@ -223,7 +267,7 @@ def _change(info: TensorInfo, adapter: Adapter, parts: dict[str, str]) -> _Chang
         found = f"replaces {info.name} by {list(adapter.shapes[instead])}, and the base has {list(info.shape)}"
         raise adapter.odd(found)
     if not pair:
-        return _Change(instead)
+        return Change(instead)
     if pair not in (("A", "B"), ("embedding_A", "embedding_B")):
         raise adapter.odd(f"holds one of A and B for {info.name}, not both", "save the adapter again")
     a, b = (parts[part] for part in pair)
@@ -235,11 +279,11 @@ def _change(info: TensorInfo, adapter: Adapter, parts: dict[str, str]) -> _Chang
     # A square weight fits either way: an embedding and a Conv1D of GPT-2's are stored as [inputs, outputs].
     embedding, square = pair[0] == "embedding_A", straight and turned
     transposed = not straight or (square and (embedding or bool(adapter.settings.get("fan_in_fan_out"))))
-    scale = adapter.scale(a.removeprefix(_PREFIX).partition(".lora_")[0], rank)
-    return _Change(instead, a, b, scale, transposed, square and not embedding)
+    scale = adapter.scale(a.removeprefix(PREFIX).partition(".lora_")[0], rank)
+    return Change(instead, a, b, scale, transposed, square and not embedding)
 
 
-def _check_ties(base: Checkpoint, adapter: Adapter, changes: Mapping[str, _Change]) -> None:
+def _check_ties(base: Checkpoint, adapter: Adapter, changes: Mapping[str, Change]) -> None:
     """BadCheckpoint if the adapter may change one of two weights that are one tensor in the file."""
     text = base.config.get("text_config")
     configs = [base.config, *([text] if isinstance(text, Mapping) else [])]
@@ -255,26 +299,23 @@ def _check_ties(base: Checkpoint, adapter: Adapter, changes: Mapping[str, _Chang
             )
 
 
-def _pieces(
-    base: Checkpoint, adapter: Adapter, name: str, change: _Change | None
-) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """A tensor of the merged model, row by row, computed in float64."""
+def _pieces(base: Checkpoint, adapter: Adapter, name: str, change: Change | None) -> Iterator[tuple[int, torch.Tensor]]:
+    """A tensor of the merged model, row by row; what changes is in float64."""
     info = base.tensors[name]
     if change is None:
-        for start, rows in base.pieces(name, info.nbytes):
-            yield name, start, rows
+        yield from base.pieces(name, info.nbytes)
         return
-    instead = adapter.read(change.instead) if change.instead else None
+    instead = adapter.read(change.instead).double() if change.instead else None
     left = right = None
     if change.a and change.b:
-        a, b = adapter.read(change.a), adapter.read(change.b)
+        a, b = adapter.read(change.a).double(), adapter.read(change.b).double()
         a, b = a.reshape(a.shape[0], -1), b.reshape(b.shape[0], -1)
         left, right = (a.T, b.T) if change.transposed else (b, a)
     for start, rows in base.pieces(name, 8 * info.numel):
         values = rows.double() if instead is None else instead[start : start + len(rows)] if info.shape else instead
         if left is not None and right is not None:
             values = values + change.scale * (left[start : start + len(rows)] @ right).reshape(rows.shape)
-        yield name, start, values.to(rows.dtype)
+        yield start, values
 
 
 def _beside(base: Checkpoint, adapter: Adapter) -> dict[str, Callable[[], BinaryIO]]:

@@ -19,6 +19,8 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
+# Where an adapter lies that was grown along with the model.
+ADAPTER_FOLDER = "adapter"
 MODULES = "modules.json"  # sentence-transformers: what comes after the model
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"

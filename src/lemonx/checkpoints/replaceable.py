@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lemonx.checkpoints.folder import (
+    ADAPTER_FOLDER,
     CERTIFICATE,
     CONFIG,
     GENERATION,
@@ -131,7 +132,7 @@ def is_of_a_run(name: str) -> bool:
 
 def _is_known_folder(name: str) -> bool:
     base = name.removesuffix("/")
-    known = base in (OPTIMIZER_FOLDER, TEMPLATE_FOLDER) or MODULE_FOLDER.fullmatch(base) is not None
+    known = base in (ADAPTER_FOLDER, OPTIMIZER_FOLDER, TEMPLATE_FOLDER) or MODULE_FOLDER.fullmatch(base) is not None
     return name.endswith("/") and known
 
 

@@ -21,6 +21,7 @@ from lemonx.cli.options import (
     From,
     Heads,
     Infer,
+    KeepAdapter,
     KvHeads,
     Like,
     MethodOption,
@@ -196,6 +197,7 @@ def expand_command(
     ] = False,
     allow_pickle: AllowPickle = False,
     adapter: AdapterOption = None,
+    keep_adapter: KeepAdapter = False,
     infer: Infer = True,
     spec: SpecFile = None,
     as_json: Json = False,
@@ -218,7 +220,8 @@ def expand_command(
     if push:
         check_destination(push)
     if dry_run:
-        planned = api.plan(source, **growth, solve=True, adapter=adapter, infer=infer, spec=spec)
+        merged_in = None if keep_adapter else adapter
+        planned = api.plan(source, **growth, solve=True, adapter=merged_in, infer=infer, spec=spec)
         _print_dry_run(planned, output, force=force, as_json=as_json)
         return
     folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
@@ -238,6 +241,7 @@ def expand_command(
             lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
             with_optimizer=with_optimizer,
             adapter=adapter,
+            keep_adapter=keep_adapter,
         )
     if not as_json:
         show.print_expanded(source, expanded)

@@ -17,7 +17,9 @@ def fsck_command(
     folder: Annotated[
         str,
         typer.Argument(
-            metavar="DIR", help="Folder with config.json and safetensors, or a model of the hub.", show_default=False
+            metavar="DIR",
+            help="Folder with config.json and safetensors, a model of the hub, a LoRA adapter, or a .gguf file.",
+            show_default=False,
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Do not read the numbers: no search for NaN and Inf.")] = False,

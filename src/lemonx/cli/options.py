@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
 import typer
 
-from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget
 
 if TYPE_CHECKING:
     from lemonx.algebra.free_parameters import Free
+    from lemonx.checkpoints.plain import JsonValue
     from lemonx.workflows.options import Dtype, FieldValue, Placement
 
 
@@ -159,6 +159,14 @@ AdapterOption = Annotated[
         "--adapter",
         metavar="DIR",
         help="A LoRA adapter of PEFT's, by its folder or its name on the hub, to merge into SOURCE first.",
+    ),
+]
+KeepAdapter = Annotated[
+    bool,
+    typer.Option(
+        "--keep-adapter",
+        help="Do not merge the adapter: grow it along, into OUTPUT/adapter, so that both together compute what they "
+        "did. PeftModel.from_pretrained loads it.",
     ),
 ]
 Push = Annotated[

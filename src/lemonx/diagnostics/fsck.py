@@ -1,4 +1,4 @@
-"""Lists everything that is wrong with a checkpoint folder, by all the checks that the other commands make.
+"""Lists everything that is wrong with a checkpoint, by all the checks that the other commands make.
 
 First it checks the files, which needs no spec, so any folder of safetensors can be checked; then, if a spec covers the
 model type, the tensors against config.json; then the numbers, streamed. Later checks leave out broken files.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.destination import leftovers
 from lemonx.checkpoints.folder import (
@@ -34,8 +34,9 @@ from lemonx.checkpoints.plain import JsonValue, parse_flat
 from lemonx.checkpoints.reader import index_problems, repeated_tensors
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
 from lemonx.checkpoints.values import all_finite, blocks
+from lemonx.diagnostics.fsck_others import fsck_adapter, fsck_gguf
+from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING, Finding, Report
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
-from lemonx.guards.limits import MOST_FINDINGS
 from lemonx.planning.tensor_steps import FLOATS
 from lemonx.planning.typecheck import with_tied
 from lemonx.specs.coverage import (
@@ -52,49 +53,6 @@ from lemonx.specs.coverage import (
 )
 from lemonx.specs.spec import Spec
 from lemonx.specs.weights import Dropped
-
-ERROR, WARNING, NOTE = "error", "warning", "note"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """An error (the checkpoint is broken), a warning or a note about a file, and what to do."""
-
-    level: str
-    file: str
-    found: str
-    remedy: str
-
-
-@dataclass
-class Report:
-    """Everything that was found in a folder, and what was checked.
-
-    `spec`: the family whose rows the tensors were compared with, if there is one; `scanned`: bytes of numbers read;
-    `more`: how many findings there were after the first thousand; these are not listed.
-    """
-
-    path: Path
-    spec: str | None = None
-    files: int = 0
-    tensors: int = 0
-    scanned: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    more: int = 0
-
-    def add(self, finding: Finding) -> None:
-        """List a finding, or only count it if there are already too many to read."""
-        if len(self.findings) < MOST_FINDINGS:
-            self.findings.append(finding)
-        else:
-            self.more += 1
-
-    @property
-    def clean(self) -> bool:
-        return not self.more and not any(finding.level == ERROR for finding in self.findings)
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        return {**asdict(self), "path": str(self.path), "clean": self.clean}
 
 
 def fsck(
@@ -113,9 +71,13 @@ def fsck(
 
 
 def _fsck(folder: Path, quick: bool, allow_pickle: bool, tell: Callable[[int], None]) -> Report:
+    if folder.suffix.lower() == ".gguf" and folder.is_file():
+        return fsck_gguf(folder.resolve(), tell, quick=quick)
+    if is_adapter(folder):
+        return fsck_adapter(folder.resolve(), tell, quick=quick, allow_pickle=allow_pickle)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise BadCheckpoint(f"{what}", "give the folder of a saved model", file=folder)
+        raise BadCheckpoint(f"{what}", "give the folder of a saved model or adapter, or a .gguf file", file=folder)
     with ExitStack() as stack:
         origin = folder = folder.resolve()
         if allow_pickle and pickled_weights(folder) and not has_weights(folder):
@@ -305,6 +267,8 @@ class _Check:
 def total_bytes(path: str | os.PathLike[str]) -> int:
     """The bytes of all safetensors files in a folder, about what a scan reads; 0 if the folder cannot be read."""
     try:
+        if os.path.isfile(path):
+            return os.path.getsize(path)
         return sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".safetensors"))
     except OSError:
         return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,7 @@ from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.models import door
 from lemonx.models.building import skeleton, stored_as, stored_shapes
 from lemonx.models.foreign import foreign
+from lemonx.models.gguf_rope import FREQUENCIES, is_scaling, rope_rule
 
 _INSTEAD = "take the model's safetensors, or convert it with transformers and check what it computes"
 # Settings that transformers leaves out for some models, and the field that each is, if the model has it; the shapes of
@@ -59,8 +60,9 @@ def open_gguf(given: Path) -> Checkpoint:
 def _convert(file: BinaryIO, path: Path, parent: Path) -> tuple[Path, str]:
     """A folder in `parent` with the model in float32, and in words what it was converted from."""
     header = read_gguf(file, path)
-    kinds = _kinds(header, path)
-    config = _config(file, header, path)
+    kinds = kinds_of(header, path)
+    config = settled_config(file, header, path)
+    header = replace(header, tensors=tuple(one for one in header.tensors if one.name != FREQUENCIES))
     model = skeleton(config)
     shapes = stored_shapes(model)
     names = _names(model, header, config, path)
@@ -79,7 +81,7 @@ def _convert(file: BinaryIO, path: Path, parent: Path) -> tuple[Path, str]:
     return output, f"GGUF, {len(header.tensors)} tensors in {kind}, dequantised to F32{lost}"
 
 
-def _kinds(header: GgufHeader, path: Path) -> dict[str, str]:
+def kinds_of(header: GgufHeader, path: Path) -> dict[str, str]:
     """The type of every tensor by its name; BadCheckpoint if it is not known, or does not fit the file."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -101,7 +103,7 @@ def _kinds(header: GgufHeader, path: Path) -> dict[str, str]:
     return {tensor.name: known[tensor.kind].name for tensor in header.tensors}
 
 
-def _config(file: BinaryIO, header: GgufHeader, path: Path) -> dict[str, JsonValue]:
+def settled_config(file: BinaryIO, header: GgufHeader, path: Path) -> dict[str, JsonValue]:
     """config.json as transformers reads it from the file, with the class of the model."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -114,17 +116,29 @@ def _config(file: BinaryIO, header: GgufHeader, path: Path) -> dict[str, JsonVal
     read = GGUF_CONFIG_MAPPING.get(kind) or GGUF_CONFIG_MAPPING.get(str(values.get("model_type"))) or {}
     for name in header.settings:
         setting = name.removeprefix(f"{kind}.")
-        if setting != name and setting not in read and setting not in _IN_SHAPES:
+        if setting != name and setting not in read and setting not in _IN_SHAPES and not is_scaling(setting):
             raise BadCheckpoint(f"sets {name}, which transformers' reader leaves out", _INSTEAD, file=path)
     parsed = parse_config(json.dumps(values).encode(), path)
     config = door.config_object(parsed)
     for setting, field in _IN_SHAPES.items():
         if field and field not in parsed and hasattr(config, field) and f"{kind}.{setting}" in header.settings:
             parsed = parse_config(json.dumps({**parsed, field: header.settings[f"{kind}.{setting}"]}).encode(), path)
+    if rule := _scaled(file, header, kind, config, path):
+        parsed = parse_config(json.dumps({**parsed, "rope_parameters": rule}).encode(), path)
     known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in known:
         raise BadCheckpoint(f"holds a {kind}, and only decoders are read from GGUF", _INSTEAD, file=path)
     return {**parsed, "architectures": [known[type(config)].__name__]}
+
+
+def _scaled(file: BinaryIO, header: GgufHeader, kind: str, config: Any, path: Path) -> dict[str, JsonValue] | None:
+    """The rule of scaled rotary frequencies; None if the file has none, or transformers has read it."""
+    said: Any = getattr(config, "rope_parameters", None) or {}
+    if said.get("rope_type", "default") != "default":
+        return None
+    tensor = next((one for one in header.tensors if one.name == FREQUENCIES), None)
+    factors = None if tensor is None else values_of(file, tensor, path).reshape(-1).astype(np.float64)
+    return rope_rule(header, kind, float(said.get("rope_theta", 10000.0)), factors, _INSTEAD, path)
 
 
 @dataclass(frozen=True)
@@ -167,7 +181,7 @@ def _pieces(
         key = str(names.key(tensor.name))
         with foreign(f"read {tensor.name} of {str(path)!r}", _INSTEAD):
             made = names.processor.process(
-                weights=_values(file, tensor, path),
+                weights=values_of(file, tensor, path),
                 name=tensor.name,
                 tensor_key_mapping=names.mapping,
                 parsed_parameters={"tensors": ready},
@@ -191,7 +205,7 @@ def _pieces(
         raise BadCheckpoint(f"holds nothing for {missing[0]}, which its settings make", "download it again", file=path)
 
 
-def _values(file: BinaryIO, tensor: GgufTensor, path: Path) -> np.ndarray:
+def values_of(file: BinaryIO, tensor: GgufTensor, path: Path) -> np.ndarray:
     """What the bytes of a tensor stand for, in float32."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 

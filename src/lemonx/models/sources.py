@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.adapters import GIVE, Adapter, is_adapter, merge
+from lemonx.checkpoints.adapters import GIVE, Adapter, Names, is_adapter, merge
 from lemonx.checkpoints.folder import ADAPTER, has
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.hub import headers, names
@@ -30,17 +29,25 @@ def open_source(
     given: Path, *, allow_pickle: bool = False, adapter: str | os.PathLike[str] | None = None
 ) -> Checkpoint:
     """The checkpoint in a folder, or what it is converted to; with an adapter, both as one model."""
-    if adapter is None and is_adapter(given):
-        found = _adapter(given, allow_pickle)
-        given = _base(found)
-    elif adapter is not None:
-        found = _adapter(located(adapter, Wish(allow_pickle=allow_pickle)), allow_pickle)
-    else:
+    if adapter is None and not is_adapter(given):
         return _model(given, allow_pickle)
-    with _model(given, allow_pickle) as base:
-        made = Checkpoint.converted_copy(base.origin, lambda into: merge(base, found, _in_files(base), into))
+    base, found = open_pair(given, adapter, allow_pickle=allow_pickle)
+    with base:
+        made = Checkpoint.converted_copy(base.origin, lambda into: merge(base, found, in_files(base), into))
         made.converted = "; ".join(part for part in (base.converted, made.converted) if part)
         return made
+
+
+def open_pair(
+    given: Path, adapter: str | os.PathLike[str] | None, *, allow_pickle: bool = False
+) -> tuple[Checkpoint, Adapter]:
+    """A base and its adapter; without an adapter, what is given must be one that names its base."""
+    if adapter is None:
+        found = _adapter(given, allow_pickle)
+        given = base_of(found)
+    else:
+        found = _adapter(located(adapter, Wish(allow_pickle=allow_pickle)), allow_pickle)
+    return _model(given, allow_pickle), found
 
 
 def _model(given: Path, allow_pickle: bool) -> Checkpoint:
@@ -58,7 +65,7 @@ def _adapter(folder: Path, allow_pickle: bool) -> Adapter:
     return Adapter(folder, called=names.name_of(folder), allow_pickle=allow_pickle)
 
 
-def _base(adapter: Adapter) -> Path:
+def base_of(adapter: Adapter) -> Path:
     """The folder of the model that an adapter names; what its files say never leads to a download."""
     name, revision = adapter.base
     if os.path.isdir(name):
@@ -74,7 +81,7 @@ def _base(adapter: Adapter) -> Path:
     )
 
 
-def _in_files(base: Checkpoint) -> Callable[[str], str | None]:
+def in_files(base: Checkpoint) -> Names:
     """A function from the name of a tensor in the model to its name in the base's files, where they differ."""
 
     @cache

@@ -227,6 +227,11 @@ def model_card(plan: Plan, content: Certificate) -> str:
             )
     else:
         claim = f"This checkpoint was grown from {as_code(base)} by a method that is not lossless."
+    if adapter := content.verified.adapter:
+        claim += (
+            f"\n`{adapter.folder}` holds the LoRA adapter {as_code(adapter.name)}, grown along: the two together "
+            "compute what it and its base did."
+        )
     if content.source.converted:
         claim += f"\nThe source was read as: {shown(content.source.converted)}."
     return f"""---

@@ -94,7 +94,7 @@ def compare_layerwise(
     """
     if (short := memory_short(source, target)) is not None:
         raise CannotVerify(short, "verify on a larger machine")
-    stored = rounded_in(source, target, planned=plan is not None)
+    stored = rounded_in(source, target, rounding, planned=plan is not None)
     rounding = None if stored == "float64" else rounding
     with Temporary() as folder, within_memory("verify on a larger machine"):
         run = _Source.recorded(source, plan, folder, seed, rounding, stored)

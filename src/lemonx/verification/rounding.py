@@ -37,15 +37,21 @@ PRECISION = ("bfloat16", "float16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Rounding:
-    """What is known to be rounded in a target: `tensors` of the source, by their names on disk, or all if None."""
+    """What is known to be rounded in a target: `tensors` of the source, by their names on disk, or all if None.
+
+    `dtype`: in which dtype, where what is compared is no longer stored in it.
+    """
 
     tensors: frozenset[str] | None = None
     framed: bool = False
     cap: float = CAP
+    dtype: str | None = None
 
 
-def rounded_in(source: Checkpoint, target: Checkpoint, *, planned: bool) -> str:
+def rounded_in(source: Checkpoint, target: Checkpoint, rounding: Rounding | None, *, planned: bool) -> str:
     """The dtype that weights were rounded in: the target's, if a plan made it; else the coarser of the two."""
+    if rounding is not None and rounding.dtype is not None:
+        return rounding.dtype
     found = stored_dtype(target)
     return found if planned else min(stored_dtype(source), found, key=PRECISION.index)
 

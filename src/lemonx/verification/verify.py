@@ -22,6 +22,7 @@ from lemonx.verification import layerwise, memory
 from lemonx.verification.algebra import Algebra, check_algebra
 from lemonx.verification.comparison import Comparison
 from lemonx.verification.finite import check_numbers
+from lemonx.verification.grown_adapter import GrownAdapter
 from lemonx.verification.layerwise import Layers, compare_layerwise
 from lemonx.verification.rounding import WIRING, Rounding
 from lemonx.verification.structure import Structure, check_structure
@@ -44,11 +45,13 @@ class Verified:
     symmetry: Symmetry | None = None
     layers: Layers | None = None
     skipped: str | None = None
+    # The adapter that was grown along, if one was.
+    adapter: GrownAdapter | None = None
 
     @property
     def passed(self) -> bool:
         evidence = [part for part in (self.algebra, self.structure, self.outputs, self.layers) if part is not None]
-        return bool(evidence) and all(part.passed for part in evidence)
+        return bool(evidence) and all(part.passed for part in (*evidence, *([self.adapter] if self.adapter else [])))
 
     @property
     def proven(self) -> bool:
@@ -57,7 +60,8 @@ class Verified:
 
     def reason(self) -> str:
         """Why it did not pass, in one line."""
-        failed = [part for part in (self.algebra, self.structure, self.outputs) if part is not None and not part.passed]
+        parts = (self.algebra, self.structure, self.outputs, self.adapter)
+        failed = [part for part in parts if part is not None and not part.passed]
         first = self.layers.first if self.layers else None
         where = [] if first is None else [f"the first block that differs is {first.block}, by {first.difference:.2e}"]
         why = [failed[0].reason()] if failed else []
@@ -72,6 +76,7 @@ class Verified:
             "symmetry": asdict(self.symmetry) if self.symmetry else None,
             "layers": self.layers.as_dict() if self.layers else None,
             "skipped": self.skipped,
+            "adapter": self.adapter.as_dict() if self.adapter else None,
         }
 
 
@@ -115,17 +120,24 @@ def measure(
 
 
 def compare_outputs(
-    source: Checkpoint, target: Checkpoint, plan: Plan | None, *, by_layer: bool, twin: bool = False
+    source: Checkpoint,
+    target: Checkpoint,
+    plan: Plan | None,
+    *,
+    by_layer: bool,
+    twin: bool = False,
+    rounding: Rounding | None = None,
 ) -> tuple[Comparison, Layers | None]:
     """Compare what two checkpoints compute; without a plan every weight may have been rounded.
 
-    `twin`: the tensors obey the plan, so a target in which nothing is rounded can show how they are wired.
+    `twin`: the tensors obey the plan, so a target in which nothing is rounded can show how they are wired. `rounding`:
+    what is rounded, if it is more than the plan says.
     """
     if plan is None:
         for checkpoint in (source, target):
             check_covered(checkpoint)
             check_numbers(checkpoint)
-    rounding = _rounding(plan) if plan is not None else Rounding()
+    rounding = rounding or (_rounding(plan) if plan is not None else Rounding())
     phase.now("verifying: both models in float64")
     if by_layer:
         return compare_layerwise(source, target, plan, rounding=rounding, twin=twin)

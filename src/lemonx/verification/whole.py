@@ -48,7 +48,7 @@ def compare(
     """
     if (short := memory_short(source, target)) is not None:
         raise CannotVerify(short, "verify with --layerwise, or on a larger machine")
-    stored = rounded_in(source, target, planned=plan is not None)
+    stored = rounded_in(source, target, rounding, planned=plan is not None)
     with within_memory("verify with --layerwise, or on a larger machine"):
         before = _run(source, seed, rounding=None if stored == "float64" else rounding, dtype=stored, plan=plan)
         # The same inputs: the target's vocabulary and its longest text may be larger.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.checkpoints.adapters import Adapter
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadTarget, NotVerified
@@ -19,12 +21,13 @@ from lemonx.execution.sidecar_files import companions
 from lemonx.methods import Lessons
 from lemonx.models import in_memory
 from lemonx.models.building import check_builds
-from lemonx.models.sources import open_source
+from lemonx.models.sources import open_pair, open_source
 from lemonx.planning.plan import Plan
 from lemonx.verification.as_built import require_as_built
 from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
 from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, measure
+from lemonx.workflows.adapters import GrowingAdapter
 from lemonx.workflows.options import GrowthOptions, Writing
 from lemonx.workflows.planning import plan_growth
 from lemonx.workflows.tables import require_sample, table_for
@@ -73,11 +76,14 @@ def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing
 
 def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Writing) -> Expanded:
     """Write the expansion of a checkpoint."""
-    with (
-        open_source(source, allow_pickle=writing.allow_pickle, adapter=writing.adapter) as checkpoint,
-        table_for(checkpoint, growth.tables),
-    ):
+    kept: Adapter | None = None
+    if writing.keep_adapter:
+        opened, kept = open_pair(source, writing.adapter, allow_pickle=writing.allow_pickle)
+    else:
+        opened = open_source(source, allow_pickle=writing.allow_pickle, adapter=writing.adapter)
+    with opened as checkpoint, table_for(checkpoint, growth.tables), ExitStack() as stack:
         plan = plan_growth(checkpoint, growth)
+        beside_it = stack.enter_context(GrowingAdapter(kept, checkpoint, plan, output)) if kept else None
         beside = companions(checkpoint, plan)
         check_builds(plan, checkpoint, verified=writing.verify)
         if writing.verify:
@@ -99,7 +105,9 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
                 else:
                     with content() as file:
                         writer.add_file(file, name)
-            verified, certified = _certify(plan, checkpoint, writer, writing)
+            if beside_it:
+                beside_it.write(writer)
+            verified, certified = _certify(plan, checkpoint, writer, writing, beside_it)
     return Expanded(output, plan, verified, certified)
 
 
@@ -114,7 +122,7 @@ def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter,
 
 
 def _certify(
-    plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing
+    plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing, kept: GrowingAdapter | None
 ) -> tuple[Verified, Certificate]:
     """Verify the folder while it is still hidden, and add the certificate with what was measured."""
     optimizer = None
@@ -122,11 +130,13 @@ def _certify(
         from lemonx.optimizer_state.on_disk import grow_folder
 
         optimizer = grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=writing.max_shard_size)
-    verified = Verified(None, skipped="--no-verify")
+    verified = Verified(None, skipped="--no-verify", adapter=kept.measured(None) if kept else None)
     if writing.verify:
         with Checkpoint.open(writer.folder) as written:
             # Hours of expansion must not be thrown away because the machine is small.
             verified = measure(plan, checkpoint, written, must=False)
+            if kept and verified.passed:
+                verified = replace(verified, adapter=kept.measured(written, outputs=verified.outputs is not None))
         if plan.policy.lossless and not verified.passed:
             raise NotVerified("nothing was written", verified.reason())
     content = replace(

@@ -59,6 +59,7 @@ class Writing:
     with_optimizer: bool = False
     allow_pickle: bool = False
     adapter: PathLike | None = None
+    keep_adapter: bool = False
     lessons: Lessons | None = None
     planned: Callable[[Plan], None] | None = None
     progress: Callable[[int], None] | None = None

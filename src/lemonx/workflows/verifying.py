@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from lemonx.models.sources import open_source
+from lemonx.checkpoints.adapters import Adapter, is_adapter
+from lemonx.checkpoints.folder import ADAPTER_FOLDER
+from lemonx.models.sources import open_pair, open_source
 from lemonx.verification.certificate import read_certificate
 from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, compare_outputs, measure
+from lemonx.workflows.adapters import GrowingAdapter
 from lemonx.workflows.options import PathLike
 from lemonx.workflows.planning import plan_again
 from lemonx.workflows.tables import Tables, table_for
@@ -17,10 +21,13 @@ def verify_folders(
     source: Path, target: Path, *, layerwise: bool, allow_pickle: bool, adapter: PathLike | None, tables: Tables
 ) -> Verified:
     """Check everything that the certificate makes checkable; without a certificate, only the outputs."""
-    with (
-        open_source(source, allow_pickle=allow_pickle, adapter=adapter) as small,
-        open_source(target, allow_pickle=allow_pickle) as large,
-    ):
+    beside = (adapter is not None or is_adapter(source)) and is_adapter(target / ADAPTER_FOLDER)
+    kept: Adapter | None = None
+    if beside:  # it was grown along, not merged
+        opened, kept = open_pair(source, adapter, allow_pickle=allow_pickle)
+    else:
+        opened = open_source(source, allow_pickle=allow_pickle, adapter=adapter)
+    with opened as small, open_source(target, allow_pickle=allow_pickle) as large:
         said = read_certificate(large)
         require_fitting(small)
         require_fitting(large)
@@ -29,4 +36,9 @@ def verify_folders(
             why = "the target has no lemonx.json, so only outputs could be compared"
             return Verified(outputs, layers=layers, skipped=why)
         with table_for(small, tables):
-            return measure(plan_again(small, large, said), small, large, by_layer=layerwise)
+            plan = plan_again(small, large, said)
+            verified = measure(plan, small, large, by_layer=layerwise)
+            if kept is None:
+                return verified
+            with GrowingAdapter(kept, small, plan, target) as follows:
+                return replace(verified, adapter=follows.measured(large, outputs=verified.passed))

@@ -17,6 +17,7 @@ from lemonx.planning.notices import of_table
 from lemonx.planning.plan import Plan
 from lemonx.verification.certificate import stability_text, twin_text
 from lemonx.verification.comparison import Comparison
+from lemonx.verification.grown_adapter import GrownAdapter
 from lemonx.verification.layerwise import Layers
 from lemonx.verification.rounding import EXACT_TOLERANCE
 from lemonx.verification.symmetry import Symmetry
@@ -111,6 +112,20 @@ def _print_evidence(out: Out, verified: Verified) -> None:
         _print_outputs(out, verified.outputs)
     if verified.symmetry:
         _print_symmetry(out, verified.symmetry)
+    if verified.adapter:
+        _print_adapter(out, verified.adapter)
+
+
+def _print_adapter(out: Out, adapter: GrownAdapter) -> None:
+    replaced = f", {adapter.replaced} tensors in full" if adapter.replaced else ""
+    out.line(f"adapter {adapter.name}: {adapter.modules} modules{replaced}, in {adapter.folder}/")
+    if adapter.algebra and adapter.algebra.passed:
+        out.line(f"its tensors: all {adapter.algebra.entries:,} entries of {adapter.algebra.tensors} obey their rules")
+    if outputs := adapter.outputs:
+        out.line(
+            f"outputs with it: largest difference {outputs.difference:.1e} of the largest output (tolerance "
+            f"{outputs.tolerance:.1e}: {outputs.derived})"
+        )
 
 
 def _print_outputs(out: Out, outputs: Comparison) -> None:

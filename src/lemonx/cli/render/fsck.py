@@ -9,7 +9,7 @@ from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from lemonx.checkpoints.destination import size_text
 from lemonx.cli.render.console import Out, bar, styled
-from lemonx.diagnostics.fsck import ERROR, NOTE, WARNING, Report
+from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING, Report
 
 _STYLE = {ERROR: "red", WARNING: "yellow", NOTE: "dim"}
 
@@ -32,8 +32,9 @@ def print_report(report: Report) -> None:
     if report.more:
         out.line(f"and {report.more} more")
     scope = f"against {report.spec}" if report.spec else "without a spec: files only"
+    what = f"{report.what}; " if report.what else ""
     numbers = f", {size_text(report.scanned)} of numbers" if report.scanned else ", no numbers read"
     errors = sum(finding.level == ERROR for finding in report.findings) + report.more
     verdict = styled("green", "clean") if report.clean else styled("red", f"{errors} error{'s' * (errors > 1)}")
-    looked = f"{report.files} files, {report.tensors} tensors{numbers}, {scope}"
+    looked = f"{what}{report.files} files, {report.tensors} tensors{numbers}, {scope}"
     out.line(f"{report.path}: ", verdict, f" ({looked})", wrapped=False)

@@ -1,0 +1,106 @@
+"""Grow a LoRA adapter along with its base, and show that both together are the same function as before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from lemonx.checkpoints import Checkpoint, CheckpointWriter
+from lemonx.checkpoints.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from lemonx.checkpoints.adapters import Adapter, as_checkpoint, changes_of, merge
+from lemonx.checkpoints.folder import ADAPTER, ADAPTER_FOLDER, WEIGHTS
+from lemonx.checkpoints.opening import file_inside
+from lemonx.checkpoints.safetensors_file import torch_dtype
+from lemonx.checkpoints.temporary import Temporary
+from lemonx.execution.runner import run_plan
+from lemonx.guards import phase
+from lemonx.models.sources import in_files
+from lemonx.planning.adapters import Followed, follow
+from lemonx.planning.plan import Plan
+from lemonx.tracing.storing import ONE_SHARD
+from lemonx.verification import memory
+from lemonx.verification.algebra import check_algebra
+from lemonx.verification.comparison import Comparison
+from lemonx.verification.grown_adapter import GrownAdapter
+from lemonx.verification.rounding import PRECISION, WIRING, Rounding, stored_dtype
+from lemonx.verification.verify import compare_outputs
+
+
+class GrowingAdapter:
+    """An adapter beside its base, while the base grows by a plan; `close` removes what it needed on disk."""
+
+    def __init__(self, adapter: Adapter, base: Checkpoint, plan: Plan, output: Path) -> None:
+        self._adapter, self._base, self._plan = adapter, base, plan
+        self._kept = ExitStack()
+        try:
+            folder = self._kept.enter_context(Temporary())
+            changes = changes_of(base, adapter, in_files(base))
+            self._stored = self._kept.enter_context(Checkpoint.open(as_checkpoint(adapter, base.config, folder)))
+            renamed = any(name not in change.names for name, change in changes.items())
+            named = _in_model(plan) if renamed else str
+            self.followed: Followed = follow(plan, adapter, changes, self._stored.tensors, named, str(output))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> GrowingAdapter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._kept.close()
+
+    def write(self, writer: CheckpointWriter) -> None:
+        """Add the grown adapter to an output."""
+        steps = [(step.name, step.dtype, step.shape) for step in self.followed.plan.steps]
+        with Temporary() as folder:
+            with CheckpointWriter(folder / "grown", steps, max_shard_size=ONE_SHARD, kept=False) as into:
+                run_plan(self.followed.plan, self._stored, into)
+            with file_inside(folder / "grown", WEIGHTS) as file:
+                writer.add_file(file, f"{ADAPTER_FOLDER}/{ADAPTER_WEIGHTS}")
+        text = json.dumps(self.followed.settings, indent=2, sort_keys=True) + "\n"
+        writer.add_text(f"{ADAPTER_FOLDER}/{ADAPTER}", text)
+
+    def measured(self, target: Checkpoint | None, *, outputs: bool = True) -> GrownAdapter:
+        """What becomes of the adapter; of a target, every entry of the grown one is checked, and `outputs` of both."""
+        algebra = compared = None
+        if target is not None:
+            phase.now("verifying: the adapter")
+            grown = Adapter(target.path / ADAPTER_FOLDER)
+            with Temporary() as folder, Checkpoint.open(as_checkpoint(grown, target.config, folder)) as found:
+                algebra = check_algebra(self.followed.plan, self._stored, found)
+            if algebra.passed and outputs:
+                compared = self._compared(target, grown)
+        name, follows = self._adapter.name, self.followed
+        return GrownAdapter(name, ADAPTER_FOLDER, follows.modules, follows.replaced, algebra, compared)
+
+    def _compared(self, target: Checkpoint, grown: Adapter) -> Comparison:
+        """Both pairs as one model each, merged in float64: nothing is rounded that is not in the files."""
+        with _merged(self._base, self._adapter) as before, _merged(target, grown) as after:
+            by_layer = not memory.runs_whole(before, after) or memory.memory_short(before, after) is not None
+            outputs, _ = compare_outputs(before, after, self._plan, by_layer=by_layer, rounding=self._rounding(target))
+        return outputs
+
+    def _rounding(self, target: Checkpoint) -> Rounding | None:
+        """What is rounded in either: weights of the base, or of the adapter."""
+        if not (self._plan.is_rounded or self.followed.plan.is_rounded):
+            return None
+        own = {str(torch_dtype(info.dtype)).removeprefix("torch.") for info in self._stored.tensors.values()}
+        coarse = min(*own, stored_dtype(target), key=PRECISION.index)
+        return Rounding(framed=self._plan.frames is not None, cap=WIRING, dtype=coarse)
+
+
+def _merged(base: Checkpoint, adapter: Adapter) -> Checkpoint:
+    return Checkpoint.converted_copy(base.origin, lambda into: merge(base, adapter, in_files(base), into, wide=True))
+
+
+def _in_model(plan: Plan) -> Callable[[str], str]:
+    """A function from the name of a tensor in the target's files to its name in the model."""
+    from lemonx.models.building import disk_names, skeleton
+
+    known = {disk: name for name, disk in disk_names(skeleton(plan.target_config), buffers=True).items()}
+    return lambda name: known.get(name, name)
