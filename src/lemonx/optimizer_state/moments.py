@@ -1,4 +1,4 @@
-"""Adam's moments of every tensor of a plan, as linear maps of the source's.
+"""The moments of every tensor of a plan, as linear maps of the source's.
 
 A gradient is a backward signal times an activation: dL/dW[o, i] = d[o] x[i], summed over positions. So the axes that a
 module writes take the dual of their space, and the axes that it reads take the expansion itself:
@@ -11,7 +11,8 @@ second moments only if its terms are independent, which is the approximation in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,30 +67,53 @@ class Moments:
             return FRESH
         return EXPECTED if self.why else EXACT
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether some gradient of the target is a sum of several of the source's."""
+        return any(factor.has_sums for axis in self.axes or () for factor in axis)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the squares of all entries of the last axis, and of the one before it, grow equally in sum.
+
+        Only then do means over these axes follow from the source's means.
+        """
+        left, even = [factor for axis in self.axes or () for factor in axis], list[bool]()
+        for size in self.source_shape:
+            own = list[Along]()
+            while left and math.prod(factor.size for factor in own) < size:
+                own.append(left.pop(0))
+            even.append(all(factor.is_even for factor in own))
+        return all(even[-2:])
+
     def first(self, moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """m* from the source's m by name."""
-        return self._read(moments, squared=False)
+        return self._read(moments, lambda along: along)
 
     def second(self, moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """v* from the source's v by name."""
-        return self._read(moments, squared=True)
+        return self._read(moments, Along.squared)
 
-    def _read(self, moments: Mapping[str, torch.Tensor], *, squared: bool) -> torch.Tensor:
+    def steps(self, moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The mean of the target's steps from the source's by name, if copies step as their units do."""
+        return self._read(moments, Along.signs)
+
+    def _read(self, moments: Mapping[str, torch.Tensor], how: Callable[[Along], Along]) -> torch.Tensor:
         own = moments[self.source]
         if self.axes is None:
             return torch.zeros(self.shape, dtype=own.dtype)
-        result = self._mapped(own, squared)
+        result = self._mapped(own, how)
         if self.appended is not None and self.appended in moments:
-            other = self._mapped(moments[self.appended], squared)
+            other = self._mapped(moments[self.appended], how)
             result[torch.from_numpy(self.further)] = other[torch.from_numpy(self.further)]
         return result
 
-    def _mapped(self, tensor: torch.Tensor, squared: bool) -> torch.Tensor:
+    def _mapped(self, tensor: torch.Tensor, how: Callable[[Along], Along]) -> torch.Tensor:
         assert self.axes is not None
         factors = [factor for axis in self.axes for factor in axis]
         result = tensor.reshape([factor.size for factor in factors])
         for at, factor in enumerate(factors):
-            result = (factor.squared() if squared else factor).apply(result, at)
+            result = how(factor).apply(result, at)
         # A copy even where nothing grows: the caller may write to it.
         return result.reshape(self.shape).clone() if result is tensor else result.reshape(self.shape)
 
