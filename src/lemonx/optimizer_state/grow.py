@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,10 +80,11 @@ class StateGrowth:
             if found := flattened(state.get(other, {})):
                 entries[other] = found
         layout = self._layout(origin, entries)
-        result = {key: own[key] for key in layout.measured}
+        # Copies: optimizers count in place, and two targets may come from one source.
+        result = {key: copy.copy(own[key]) for key in layout.measured}
         if COUNT in own:
             # Where nothing is known, an optimizer starts from zero, with the bias correction that belongs to it.
-            result[COUNT] = own[COUNT] * 0 if self._is_fresh(name) else own[COUNT]
+            result[COUNT] = own[COUNT] * (0 if self._is_fresh(name) else 1)
         for form in layout.forms(own.keys()):
             result |= form.encoded(self._moment(name, form, entries), own)
         return wrapped_like(state[origin], {key: result[key] for key in own})

@@ -115,7 +115,8 @@ class Moments:
         for at, factor in enumerate(factors):
             result = how(factor).apply(result, at)
         # A copy even where nothing grows: the caller may write to it.
-        return result.reshape(self.shape).clone() if result is tensor else result.reshape(self.shape)
+        result = result.reshape(self.shape)
+        return result.clone() if result.data_ptr() == tensor.data_ptr() else result
 
 
 def moments(plan: Plan) -> dict[str, Moments]:
