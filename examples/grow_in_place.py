@@ -1,7 +1,7 @@
 """Grow a model while it trains: in a bare loop, in Trainer, with Accelerate, with Lightning, and under FSDP2.
 
     python examples/grow_in_place.py loop            # or trainer, accelerate, lightning
-    torchrun --nproc-per-node 2 examples/grow_in_place.py fsdp
+    torchrun --nproc-per-node 2 examples/grow_in_place.py fsdp            # or any of these
 
 Each trains a small Llama for a few steps, makes it twice as wide and deeper between two steps, and goes on. Each prints
 the loss on the same texts right before and right after the growth, and at the end, and saves an ordinary checkpoint.
@@ -9,6 +9,7 @@ the loss on the same texts right before and right after the growth, and at the e
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed as dist
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
@@ -62,6 +65,13 @@ def measured(model: Any) -> float:
     return loss
 
 
+def part(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """This process's part of a batch."""
+    if not dist.is_initialized():
+        return batch
+    return {name: texts.chunk(dist.get_world_size())[dist.get_rank()] for name, texts in batch.items()}
+
+
 # ----------------------------------------------------------------- a bare loop
 
 
@@ -69,9 +79,11 @@ def loop(folder: Path) -> Losses:
     model = small().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    # Under torchrun each process trains a copy, and the wrapper grows with it.
+    trained = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
     before = after = 0.0
     for at, batch in enumerate(DataLoader(Counting(), batch_size=BATCH), start=1):
-        model(**batch).loss.backward()
+        trained(**part(batch)).loss.backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -79,7 +91,8 @@ def loop(folder: Path) -> Losses:
             before = measured(model)
             lemonx.grow_in_place(model, optimizer, **GROWTH)
             after = measured(model)
-    model.save_pretrained(folder)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        model.save_pretrained(folder)
     return Losses(before, after, measured(model))
 
 
@@ -139,11 +152,11 @@ def accelerate(folder: Path) -> Losses:
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        if at == AT:  # the end of an accumulation
+        if at >= len(data) // 2 and accelerator.sync_gradients and not before:  # the end of an accumulation
             before = measured(model)
             lemonx.grow_in_place(accelerator.unwrap_model(model), optimizer, **GROWTH)
             after = measured(model)
-    accelerator.unwrap_model(model).save_pretrained(folder)
+    accelerator.unwrap_model(model).save_pretrained(folder, is_main_process=accelerator.is_main_process)
     accelerator.save_state(str(folder / "state"))
     return Losses(before, after, measured(model))
 
@@ -187,7 +200,6 @@ def lightning(folder: Path) -> Losses:
 
 
 def fsdp(folder: Path) -> Losses:
-    from torch import distributed as dist
     from torch.distributed.fsdp import fully_shard
 
     from lemonx.training import sharded
@@ -205,8 +217,7 @@ def fsdp(folder: Path) -> Losses:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     before = after = 0.0
     for at, batch in enumerate(DataLoader(Counting(), batch_size=BATCH), start=1):
-        mine = {name: texts.chunk(dist.get_world_size())[dist.get_rank()] for name, texts in batch.items()}
-        model(**mine).loss.backward()
+        model(**part(batch)).loss.backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -221,6 +232,8 @@ def fsdp(folder: Path) -> Losses:
 EXAMPLES = {"loop": loop, "trainer": trainer, "accelerate": accelerate, "lightning": lightning, "fsdp": fsdp}
 
 if __name__ == "__main__":
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory() as place:
         found = EXAMPLES[sys.argv[1]](Path(place))
     print(f"loss {found.before:.6f}, grown {found.after:.6f}, after more steps {found.last:.6f}")

@@ -143,7 +143,9 @@ def refusals(folder: Path, name: str, options: dict[str, Any], mesh: Any) -> dic
 def in_place(folder: Path) -> dict[str, Any]:
     """The example of a bare loop under FSDP2, and what is refused before anything is changed."""
     example = load_example("grow_in_place")
-    found = vars(example.fsdp(folder))
+    found = {"fsdp": vars(example.fsdp(folder))}
+    # Copies of one model, each with half of the texts.
+    found |= {name: vars(example.EXAMPLES[name](folder / name)) for name in ("loop", "trainer", "accelerate")}
     shared: Any = sharded.shard(example.small(), sharded.start())
     said = []
     for options in ({}, {"shard": lambda model: None, "width": 33}):

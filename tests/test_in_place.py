@@ -18,6 +18,7 @@ from lemonx.algebra.free_parameters import EVEN
 from lemonx.errors import Refused
 from lemonx.models.building import skeleton
 from lemonx.optimizer_state import grow_optimizer
+from lemonx.optimizer_state.grow import DECAY
 from lemonx.verification.as_built import _differences
 from lemonx.verification.float64 import Float64
 
@@ -145,7 +146,10 @@ def test_groups_keep_their_settings_and_the_model_s_order() -> None:
     stranger.grad = torch.ones(3)
     step(model, optimizer)
     groups = optimizer.param_groups
-    lemonx.grow_in_place(model, optimizer, depth=3, verify=False)
+    grown = lemonx.grow_in_place(model, optimizer, depth=3, verify=False)
+    # Only what does not decay is exact: SGD adds the decay to its gradients.
+    exact = {name for name, word in grown.tensors.items() if word == "exact"}
+    assert exact and all("norm" in name for name in exact) and grown.reasons[DECAY] == 16
     assert optimizer.param_groups is groups and [group["lr"] for group in groups] == [1e-4, 1e-5]
     names = {id(p): name for name, p in model.named_parameters()}
     assert groups[0]["params"][0] is stranger and optimizer.state[stranger]["momentum_buffer"].any()
@@ -199,10 +203,6 @@ def _compiled_around(model: Any, optimizer: Any) -> Any:
     return torch.compile(model)
 
 
-def _parallel(model: Any, optimizer: Any) -> Any:
-    return nn.DataParallel(model)
-
-
 def _shared(model: Any, optimizer: Any) -> Any:
     outside = nn.Linear(48, 61, bias=False)
     outside.weight = model.lm_head.weight
@@ -228,7 +228,6 @@ REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
     (_hooked_parameter, r"model\.norm\.weight has a hook"),
     (_compiled, "compiled for its present sizes"),
     (_compiled_around, "drop the compiled model"),
-    (_parallel, "wrapped in DataParallel"),
     (_shared, "a Linear outside of the model shares a parameter"),
     (_another, r"another optimizer \(SGD\)"),
     (_unknown, "keeps .*prev"),

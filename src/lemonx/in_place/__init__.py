@@ -70,7 +70,8 @@ def grow_in_place(
     objects, and so does the optimizer: parameters are replaced inside of them, and each new one joins the group of the
     one that it comes from, with its settings and its grown state. So schedulers, scalers, Trainer, accelerate and
     Lightning go on as they are, and what they save next is an ordinary checkpoint of the larger model. Optimizers of
-    accelerate and Lightning may be given as they are, several of them as a list.
+    accelerate and Lightning may be given as they are, several of them as a list. Where processes train copies of one
+    model (DistributedDataParallel), each of them calls this, and the wrapper goes on too.
 
     A model under FSDP2 is built again, since its slices belong to its old sizes: `shard` is the function by which you
     sharded it, and every process calls grow_in_place and goes on with `grown.model`. Weights pass through `folder`,
@@ -79,9 +80,9 @@ def grow_in_place(
     Sizes and choices are those of `lemonx.expand`. With `verify` the larger model is proved to be the same function
     before anything is changed; under FSDP2 the plan's proof is all there is.
 
-    Raises Refused, and leaves everything as it was, for a model that is compiled, wrapped (DistributedDataParallel) or
-    hooked, while gradients are in flight, where another optimizer or a module outside of the model holds its
-    parameters, and for all that `expand` refuses.
+    Raises Refused, and leaves everything as it was, for a model that is compiled or hooked, while gradients are in
+    flight, where another optimizer or a module outside of the model holds its parameters, and for all that `expand`
+    refuses.
     """
     from lemonx.in_place.growing import grow
 

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from lemonx.errors import Refused
-from lemonx.in_place import modules, refusals
+from lemonx.in_place import modules, refusals, wrappers
 from lemonx.in_place.optimizers import Repointer
 from lemonx.models import in_memory
 from lemonx.planning.plan import Plan
@@ -55,6 +55,7 @@ def grow(
 ) -> GrownInPlace:
     """Grow a model and its optimizers; whatever is refused or fails leaves them as they are."""
     held: list[Optimizer] = [refusals.unwrapped(optimizer) for optimizer in optimizers]
+    given, model = model, wrappers.inside(model)
     if isinstance(model, torch.nn.Module):
         refusals.check(model, held)
     if _is_sharded(model):
@@ -64,6 +65,7 @@ def grow(
     if shard is not None or folder is not None:
         raise TypeError("shard and folder are for a model under FSDP2")
     model = in_memory.unwrapped(model)
+    parallel = wrappers.around(model)
     with torch.random.fork_rng(devices=[]):
         large, plan = expand_model(model, _growth(options), Writing(verify=verify, threads=threads))
         require_same_family(plan)
@@ -73,7 +75,9 @@ def grow(
     modules.take_over(model, large, plan)
     for one in prepared:
         one.apply()
-    return report(model, plan, repointer)
+    for wrapper in parallel:
+        wrappers.start_again(wrapper)
+    return report(given, plan, repointer)
 
 
 def _growth(options: Mapping[str, Any]) -> GrowthOptions:

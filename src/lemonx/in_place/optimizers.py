@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lemonx.optimizer_state.grow import StateGrowth
-from lemonx.optimizer_state.layouts import flattened, layout_of
+from lemonx.optimizer_state.layouts import adds_decay, flattened, layout_of
 from lemonx.planning.plan import Plan
 
 Named = Mapping[str, Tensor]
@@ -49,6 +49,8 @@ class Repointer:
             self._names[id(p)]: p for group in optimizer.param_groups for p in group["params"] if id(p) in self._names
         }
         state = {name: optimizer.state[p] for name, p in held.items() if p in optimizer.state}
+        decaying = [group["params"] for group in optimizer.param_groups if adds_decay(group)]
+        decayed = {self._names.get(id(p)) for parameters in decaying for p in parameters}
         grown = dict[Any, dict[str, Any]]()
         for name, parameter in large.items():
             origin = self.growth.origin(name)
@@ -56,7 +58,8 @@ class Repointer:
             if origin in held and (entry := self.growth.grow(name, needed)):
                 grown[parameter] = self.placed(entry, state[origin])
                 keys = flattened(state[origin]).keys()
-                self.status[name] = self.growth.status(name, layout_of(keys, name).forms(keys))
+                forms = layout_of(keys, name).forms(keys)
+                self.status[name] = self.growth.status(name, forms, decayed=origin in decayed)
         return Repointing(optimizer, groups, grown)
 
     def gathered(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:

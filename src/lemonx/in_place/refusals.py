@@ -25,7 +25,7 @@ def unwrapped(optimizer: Any) -> Optimizer:
 
 def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Refused if the model is wrapped, hooked or in the middle of a step, or if someone else holds its parameters."""
-    _check_wrapper(model)
+    _check_compiled(model)
     _check_hooks(model)
     _check_gradients(model)
     _check_optimizers(model, optimizers)
@@ -35,12 +35,7 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             raise found
 
 
-def _check_wrapper(model: nn.Module) -> None:
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise Refused(
-            f"{type(model).__name__} made its own list of the model's parameters",
-            "grow what it wraps, then wrap it again",
-        )
+def _check_compiled(model: nn.Module) -> None:
     compiled = type(model).__name__ == "OptimizedModule"
     if compiled or any(module._compiled_call_impl is not None for module in model.modules()):
         raise Refused("the model is compiled for its present sizes", "grow it before torch.compile, or load it again")
@@ -118,13 +113,7 @@ def _holders(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Refu
                 )
         elif issubclass(kind, nn.Module) and id(other) not in own:
             inside = vars(other)
-            wraps = (inside.get("_modules") or {}).get("module") or (inside.get("_modules") or {}).get("_orig_mod")
-            if wraps is model and issubclass(kind, nn.DataParallel | nn.parallel.DistributedDataParallel):
-                yield Refused(
-                    f"the model is wrapped in {kind.__name__}, which has its own list of parameters",
-                    "drop the wrapper before, and wrap the model again after the growth",
-                )
-            elif wraps is model and kind.__name__ == "OptimizedModule":
+            if kind.__name__ == "OptimizedModule" and (inside.get("_modules") or {}).get("_orig_mod") is model:
                 yield Refused(
                     "the model is compiled for its present sizes", "drop the compiled model, and compile it again"
                 )

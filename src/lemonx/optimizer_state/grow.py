@@ -19,6 +19,7 @@ from lemonx.planning.plan import Plan
 
 SQUARES = "the second moment of a sum of gradients is not that of its terms"
 SIZES = "the mean of past steps depends on the size of the whole tensor's steps"
+DECAY = "weight decay that is added to gradients grows as weights do, and not as gradients"
 UNEQUAL = "squares are kept as means over an axis on which they grow unequally"
 
 
@@ -38,11 +39,12 @@ class Grown:
     """What was found out about a state that was grown from a folder to a folder.
 
     `step`: how many steps were taken, where the optimizer counts them. `kept`: the forms in which the state of each of
-    the source's tensors is kept, by name on disk.
+    the source's tensors is kept, by name on disk. `decayed`: those whose weight decay is added to their gradients.
     """
 
     step: int | None
     kept: Mapping[str, Collection[Form]]
+    decayed: Collection[str] = ()
 
 
 class StateGrowth:
@@ -89,13 +91,17 @@ class StateGrowth:
             result |= form.encoded(self._moment(name, form, entries), own)
         return wrapped_like(state[origin], {key: result[key] for key in own})
 
-    def status(self, name: str, forms: Collection[Form]) -> tuple[str, frozenset[str]]:
+    def status(self, name: str, forms: Collection[Form], *, decayed: bool = False) -> tuple[str, frozenset[str]]:
         """How well the state of a target parameter is known, if it is kept in these forms, and why not better."""
         readings = self._of(name)
-        why = frozenset[str]().union(*(reasons(reading, forms) for reading in readings))
+        why = frozenset[str]().union(*(reasons(reading, forms, decayed=decayed) for reading in readings))
         if readings and self._is_fresh(name):
             return FRESH, why
         return EXPECTED if why else EXACT, why
+
+    def on_disk(self, names: Collection[str]) -> set[str]:
+        """The tensors on disk that hold these parameters of the source."""
+        return {disk for disk, name in self._holders.items() if name in names}
 
     def kept(self, state: Mapping[str, Collection[str]]) -> dict[str, list[Form]]:
         """The forms in which moments of the source's tensors on disk are kept, from the keys of each parameter."""
@@ -127,12 +133,15 @@ class StateGrowth:
         return self.target.joined(name, {reading.name: grown(reading, known) for reading in self._of(name)})
 
 
-def reasons(reading: Moments, forms: Collection[Form]) -> frozenset[str]:
-    """Why a tensor's state, kept in these forms, is not exactly what the target's optimizer would have gathered."""
+def reasons(reading: Moments, forms: Collection[Form], *, decayed: bool = False) -> frozenset[str]:
+    """Why a tensor's state, kept in these forms, is not exactly what the target's optimizer would have gathered.
+
+    `decayed`: weight decay was added to its gradients.
+    """
     if reading.status == FRESH:
         return reading.why
     kept = {form.moment for form in forms}
     squares = SECOND in kept and reading.has_sums
     unequal = any(isinstance(form, Factors) for form in forms) and not reading.is_even
-    found = {SQUARES: squares, SIZES: STEPS in kept, UNEQUAL: unequal}
+    found = {SQUARES: squares, SIZES: STEPS in kept, UNEQUAL: unequal, DECAY: decayed and bool(kept)}
     return reading.why | {reason for reason, holds in found.items() if holds}

@@ -84,6 +84,16 @@ LAYOUTS = (
 )
 
 
+def adds_decay(group: Mapping[str, Any]) -> bool:
+    """Whether a group of an optimizer adds weight decay to gradients, as torch's SGD and Adam do, and AdamW does not.
+
+    >>> adds_decay({"weight_decay": 0.1, "dampening": 0}), adds_decay({"weight_decay": 0.1, "betas": (0.9, 0.99)})
+    (True, False)
+    """
+    added = "dampening" in group or group.get("decoupled_weight_decay") is False
+    return added and bool(group.get("weight_decay"))
+
+
 def flattened(state: State) -> dict[str, Any]:
     """A state without what bitsandbytes puts around it, and without what is not there yet."""
     inner = state.get(_WRAPPED, {})

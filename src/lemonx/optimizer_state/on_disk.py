@@ -42,7 +42,10 @@ def grow_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) ->
             file=source,
         )
     readings = moments(plan).values()
-    why = {reading.name: reasons(reading, grown.kept.get(reading.source, ())) for reading in readings}
+    why = {
+        reading.name: reasons(reading, grown.kept.get(reading.source, ()), decayed=reading.source in grown.decayed)
+        for reading in readings
+    }
     status = {r.name: r.status if r.status == FRESH else EXPECTED if why[r.name] else EXACT for r in readings}
     return GrownState(
         form,

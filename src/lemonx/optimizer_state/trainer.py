@@ -19,7 +19,7 @@ from lemonx.checkpoints.pickles import asked_to_run, read_pickle, why_unreadable
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
 from lemonx.models.building import skeleton
 from lemonx.optimizer_state.grow import Grown, StateGrowth
-from lemonx.optimizer_state.layouts import flattened, parameter_shape
+from lemonx.optimizer_state.layouts import adds_decay, flattened, parameter_shape
 from lemonx.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> Grown:
             file.seek(0)
             _copy(file, into / name)
     _copy(progress, into / PROGRESS)
-    return Grown(step, growth.kept({name: flattened(entry).keys() for name, entry in state.items()}))
+    decayed = {names[p] for group in saved["param_groups"] if adds_decay(group) for p in group["params"]}
+    kept = growth.kept({name: flattened(entry).keys() for name, entry in state.items()})
+    return Grown(step, kept, growth.on_disk(decayed))
 
 
 def _odd(saved: Any) -> str | None:
