@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 # Modules whose examples read "small", a checkpoint beside them.
-WITH_A_MODEL = {"lemonx.api"}
+WITH_A_MODEL = {"lemonx.api", "lemonx.in_place"}
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ Run by torchrun with a folder that holds `jobs.json`; every process writes what 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 from transformers.utils import logging
 
+import lemonx
 import pico
 from lemonx import api
 from lemonx.checkpoints import Checkpoint
@@ -138,6 +140,39 @@ def refusals(folder: Path, name: str, options: dict[str, Any], mesh: Any) -> dic
     return said
 
 
+def in_place(folder: Path) -> dict[str, Any]:
+    """The example of a bare loop under FSDP2, and what is refused before anything is changed."""
+    example = load_example("grow_in_place")
+    found = {"fsdp": vars(example.fsdp(folder))}
+    # Copies of one model, each with half of the texts.
+    found |= {name: vars(example.EXAMPLES[name](folder / name)) for name in ("loop", "trainer", "accelerate")}
+    shared: Any = sharded.shard(example.small(), sharded.start())
+    said = []
+    for options in ({}, {"shard": lambda model: None, "width": 33}):
+        try:
+            lemonx.grow_in_place(shared, **{**example.GROWTH, **options})
+        except LemonxError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    shared(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
+    if dist.get_rank() == 0:
+        shared.zero_grad()  # one process alone must not go on
+    try:
+        lemonx.grow_in_place(shared, shard=lambda model: None, **example.GROWTH)
+    except LemonxError as error:
+        said.append(f"{type(error).__name__}: {error}")
+    return {**found, "said": said}
+
+
+def load_example(name: str) -> Any:
+    place = Path(__file__).resolve().parents[1] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def main(folder: Path) -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -152,6 +187,7 @@ def main(folder: Path) -> None:
     row_readers.BLOCK = usual
     for name, job in jobs["train"].items():
         found["train"][name] = train(folder, name, job["recipe"], job["stop"], job["resume"])
+    found["in_place"] = in_place(folder / "in-place")
     (folder / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

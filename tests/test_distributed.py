@@ -221,6 +221,35 @@ def test_the_wrong_model_is_refused(folder: Path, two: list[dict[str, Any]]) -> 
     assert filled({}, dtype="bfloat16").dtype == torch.float32
 
 
+# ----------------------------------------------------------------- growth in a running loop
+
+
+def test_a_shared_model_grows_while_it_trains(folder: Path, two: list[dict[str, Any]]) -> None:
+    """The loss is the same before and after, in both processes, and the curve is that of one process."""
+    from transformers import AutoModelForCausalLM
+
+    from distributed_worker import load_example
+
+    example = load_example("grow_in_place")
+    alone = example.loop(folder / "alone-in-place")
+    for found in (found["in_place"] for found in two):
+        no_shard, bad_size, gradient = found.pop("said")
+        assert "give the function that sharded it: shard=" in no_shard
+        assert bad_size.startswith("BadTarget") and "gradient" in gradient
+        for losses in found.values():
+            assert (
+                losses["after"] == pytest.approx(losses["before"], rel=100 * ROUNDING)
+                and losses["last"] < losses["after"]
+            )
+        # Sharded or copied, with half of each batch in each process: the same sums.
+        for name in ("fsdp", "loop"):
+            assert (found[name]["before"], found[name]["last"]) == pytest.approx((alone.before, alone.last), rel=1e-5)
+    assert two[0]["in_place"] == two[1]["in_place"]
+    saved = AutoModelForCausalLM.from_pretrained(folder / "in-place")
+    assert saved.config.num_hidden_layers == 3 and saved.config.hidden_size == 64
+    assert example.measured(saved) == pytest.approx(alone.last, rel=1e-5)
+
+
 # ----------------------------------------------------------------- training
 
 

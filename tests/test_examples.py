@@ -126,3 +126,33 @@ def test_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: py
     assert "0 still identical" in shown and "validation loss" in shown
     for name, start in (("demo.png", b"\x89PNG"), ("demo.svg", b"<?xml")):
         assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("name", ["loop", "trainer", "accelerate", "lightning"])
+def test_a_model_grows_while_it_trains(name: str, tmp_path: Path) -> None:
+    """The loss is the same before and after, training goes on, and what is saved is an ordinary checkpoint."""
+    example = load("grow_in_place")
+    found = example.EXAMPLES[name](tmp_path)
+    assert found.after == pytest.approx(found.before, rel=100 * torch.finfo(torch.float32).eps)
+    assert found.last < found.after
+    last = tmp_path / f"checkpoint-{example.STEPS}" if name == "trainer" else tmp_path
+    saved = example.LlamaForCausalLM.from_pretrained(last)
+    assert saved.config.hidden_size == 64 and saved.config.num_hidden_layers == 3
+    assert example.measured(saved) == found.last
+    if name == "trainer":
+        # Resumed, without lemonx, from a checkpoint after the growth: moments, schedule and data are all there.
+        middle = tmp_path / f"checkpoint-{example.AT + 2}"
+        resumed = example.LlamaForCausalLM.from_pretrained(middle)
+        running = example.Trainer(resumed, example.settings(tmp_path), train_dataset=example.Counting())
+        running.train(resume_from_checkpoint=str(middle))
+        assert example.measured(running.model) == pytest.approx(found.last, rel=1e-6)
+    if name == "accelerate":
+        optimizer = torch.optim.AdamW(saved.parameters())
+        optimizer.load_state_dict(torch.load(tmp_path / "state" / "optimizer.bin", weights_only=True))
+        kept = [optimizer.state[p]["exp_avg"].shape for p in saved.parameters()]
+        assert kept == [p.shape for p in saved.parameters()]
+    if name == "lightning":
+        held = torch.load(tmp_path / "lightning.ckpt", weights_only=False)
+        shapes = {key: value.shape for key, value in saved.state_dict().items()}
+        assert {key.removeprefix("model."): value.shape for key, value in held["state_dict"].items()} == shapes
+        assert len(held["optimizer_states"][0]["state"]) == len(list(saved.parameters()))

@@ -273,14 +273,6 @@ def test_a_post_ln_model_becomes_deeper_and_wider_at_once(depth_type: int, tmp_p
     assert silent.rule == "silent: zero + pass-through" and silent.exactness == ROUNDED
 
 
-def test_moments_cannot_follow_a_frame(tmp_path: Path) -> None:
-    from lemonx.optimizer_state.moments import moments
-
-    source = pico.save(pico.PICO["bert-base"](), tmp_path / "source")
-    with pytest.raises(Refused, match="without --with-optimizer"):
-        moments(lemonx.plan(source, width=72, solve=True))
-
-
 def test_a_plan_that_is_looked_at_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And says all that a solved one says but for the numbers of its frames; it cannot be run."""
     source = pico.save(pico.PICO["bert-cls"](), tmp_path / "source")

@@ -58,11 +58,13 @@ CASES = [(model, sizes, EVEN) for model, many in MODELS.items() for sizes in man
 CASES += [(model, many[-1], FIRST) for model, many in MODELS.items()]
 
 
-def gradients(folder: Path, model_class: type[PreTrainedModel], train: bool = False) -> dict[str, Tensor]:
-    """The gradient of every parameter, by its name on disk, of one loss on one batch."""
+def with_gradients(
+    folder: Path, model_class: type[PreTrainedModel], *, train: bool = False, seed: int = 1
+) -> PreTrainedModel:
+    """A model in float64 with the gradients of one loss on one batch."""
     with Float64():
         model = model_class.from_pretrained(folder, dtype=torch.float64).train(train)
-        found = model(**pico.inputs(model, seed=1))
+        found = model(**pico.inputs(model, seed=seed))
         generator = torch.Generator().manual_seed(2)
         loss = torch.zeros(())
         for name, value in found.items():
@@ -70,6 +72,12 @@ def gradients(folder: Path, model_class: type[PreTrainedModel], train: bool = Fa
                 # A loss with a curvature of its own, and no symmetry between logits.
                 loss = loss + (value * torch.randn(value.shape, generator=generator)).sum() + 0.1 * (value**2).sum()
         loss.backward()
+    return model
+
+
+def gradients(folder: Path, model_class: type[PreTrainedModel], train: bool = False) -> dict[str, Tensor]:
+    """The gradient of every parameter, by its name on disk, of one loss on one batch."""
+    model = with_gradients(folder, model_class, train=train)
     names = disk_names(model)
     return {
         names[name]: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

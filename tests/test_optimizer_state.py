@@ -244,9 +244,11 @@ def test_a_parameter_without_state_has_none_in_the_target(llama: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda e: {"momentum_buffer": e["exp_avg"]}, "momentum_buffer"),
-        (lambda e: {"step": e["step"], "exp_avg_sq_row": e["exp_avg"][0], "exp_avg_sq_col": e["exp_avg"][0]}, "sq_row"),
-        (lambda e: {"step": 3, "state1": e["exp_avg"].to(torch.uint8), "qmap1": e["exp_avg"]}, "state1"),
+        (lambda e: {"square_avg": e["exp_avg"], "momentum_buffer": e["exp_avg"]}, "keeps momentum_buffer, square_avg"),
+        (lambda e: {"step": e["step"], "row_var": e["exp_avg"][:, :1], "col_var": e["exp_avg"][0]}, "col_var .* shape"),
+        (lambda e: {"step": 3, "state1": e["exp_avg"].to(torch.uint8), "qmap1": e["exp_avg"]}, "absmax1"),
+        (lambda e: {"step": 3, "state1": e["exp_avg_sq"]}, "mean of squares"),
+        (lambda e: {"step": -1, "exp_avg": e["exp_avg"]}, "step of .* is -1"),
         (lambda e: e | {"exp_avg": e["exp_avg"].to(torch.int8)}, "quantised"),
         (lambda e: e | {"exp_avg": e["exp_avg"][:-1]}, "has shape"),
     ],

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         Refused,
         UnknownArchitecture,
     )
+    from lemonx.in_place import grow_in_place
+    from lemonx.in_place.growing import GrownInPlace
     from lemonx.methods import Lessons
     from lemonx.planning.plan import Plan
     from lemonx.verification.certificate import Certificate
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 # Where each public name lives. Imported when asked for, so that `lemonx --help` does not wait for torch.
 _HOME = {
     **dict.fromkeys(("plan", "shapes", "expand", "shrink", "verify", "fsck", "grow", "infer"), "lemonx.api"),
+    "grow_in_place": "lemonx.in_place",
+    "GrownInPlace": "lemonx.in_place.growing",
     "Plan": "lemonx.planning.plan",
     "Expanded": "lemonx.workflows.expanding",
     "Shape": "lemonx.workflows.budget",
@@ -55,6 +59,7 @@ __all__ = [
     "Finding",
     "Free",
     "Grown",
+    "GrownInPlace",
     "LemonxError",
     "Lessons",
     "NotVerified",
@@ -68,6 +73,7 @@ __all__ = [
     "expand",
     "fsck",
     "grow",
+    "grow_in_place",
     "infer",
     "plan",
     "shapes",

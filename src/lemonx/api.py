@@ -353,7 +353,7 @@ def expand(
     )
     if isinstance(source, str | os.PathLike):
         return expand_folder(located(source, Wish(allow_pickle=allow_pickle)), Path(output or ""), growth, writing)
-    return expand_model(source, growth, writing)
+    return expand_model(source, growth, writing)[0]
 
 
 def verify(

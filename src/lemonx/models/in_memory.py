@@ -94,10 +94,13 @@ def save(model: PreTrainedModel, folder: Path, *, verify: bool) -> None:
     config = model.config
     try:
         model.config = copy.deepcopy(config)  # save_pretrained writes into it
+        # Among several processes transformers lets only the first one save, but this folder is the process's own.
+        vars(model)["should_save_on_this_rank"] = lambda is_main_process: True
         with foreign(f"save this {type(model).__name__}", "make save_pretrained work first"):
             model.save_pretrained(folder)
     finally:
         model.config = config
+        vars(model).pop("should_save_on_this_rank", None)
     if known is not type(model):
         content = parse_json(read_inside(folder, CONFIG))
         write_whole(folder / CONFIG, json.dumps({**content, "architectures": [known.__name__]}))

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.runs import Fill
 
+# Coefficients are fractions and roots of fractions: sums of their squares that differ by less differ by rounding.
+EVEN = 1e-12
+
 
 @dataclass(frozen=True, eq=False)
 class Along:
@@ -31,6 +34,18 @@ class Along:
         same = len(self.source) == self.size and bool((self.source == np.arange(self.size)).all())
         return same and bool((self.scale == 1.0).all())
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether some target index reads more than one source index."""
+        return bool((self.source == Fill.AVG).any())
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the squared coefficients of every source index have the same sum."""
+        copied = self.source >= 0
+        total = np.bincount(self.source[copied], self.scale[copied] ** 2, self.size)
+        return bool(np.ptp(total) <= EVEN * np.abs(total).max())
+
     def apply(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         """The map of a tensor's axis."""
         if self.is_identity:
@@ -45,6 +60,10 @@ class Along:
             mean = x.mean(axis, keepdim=True, dtype=torch.float64).to(x.dtype)
             y.index_copy_(axis, where, (mean * scale[where].view(shape)).contiguous())
         return y
+
+    def signs(self) -> Along:
+        """The map without the sizes of its coefficients: a step is a gradient divided by the root of its square."""
+        return Along(self.size, self.source, np.sign(self.scale))
 
     def squared(self) -> Along:
         """The map with squared coefficients: a mean of n has n coefficients 1/n, so its squares are a mean over n."""

@@ -24,9 +24,8 @@ from lemonx.checkpoints.replaceable import OPTIMIZER_FOLDER
 from lemonx.checkpoints.safetensors_file import TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.values import read_into
 from lemonx.errors import BadCheckpoint
-from lemonx.models.building import disk_names, skeleton
-from lemonx.optimizer_state.grow import COUNT, grow_entry
-from lemonx.optimizer_state.moments import moments
+from lemonx.optimizer_state.grow import Grown, StateGrowth
+from lemonx.optimizer_state.layouts import COUNT, layout_of
 from lemonx.planning.plan import Plan
 
 FOLDER, STATE = OPTIMIZER_FOLDER, "state."
@@ -34,37 +33,35 @@ FOLDER, STATE = OPTIMIZER_FOLDER, "state."
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
-def grow_named_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) -> int | None:
-    """Grow the state in `source/optimizer` into `into/optimizer`, parameter by parameter; returns its step."""
+def grow_named_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) -> Grown:
+    """Grow the state in `source/optimizer` into `into/optimizer`, parameter by parameter."""
     with _Stored(source) as stored:
         return _grow(plan, stored, into, max_shard_size)
 
 
-def _grow(plan: Plan, stored: _Stored, into: Path, max_shard_size: int) -> int | None:
-    small, large = disk_names(skeleton(plan.source_config)), disk_names(skeleton(plan.target_config))
-    stored.check_known(set(small))
-    modules = {disk: name for name, disk in small.items()}
-    readings = moments(plan)
-    targets = {name: readings[disk] for name, disk in large.items() if disk in readings}
-    targets = {name: reading for name, reading in targets.items() if modules[reading.source] in stored.fields}
+def _grow(plan: Plan, stored: _Stored, into: Path, max_shard_size: int) -> Grown:
+    growth = StateGrowth(plan)
+    stored.check_known(set(growth.source.names))
+    targets = {name: growth.origin(name) for name in growth.target.names}
+    origins = {name: own for name, own in targets.items() if own in stored.fields}
+    layouts = {own: layout_of(stored.fields[own].keys(), own) for own in origins.values()}
     entries = [
-        (f"{STATE}{name}.{field}", dtype, stored.shape(own, field) if field == COUNT else reading.shape)
-        for name, reading in targets.items()
-        for own in [modules[reading.source]]
+        (f"{STATE}{name}.{field}", dtype, shapes.get(field, stored.shape(own, field)))
+        for name, own in origins.items()
+        for shapes in [layouts[own].shapes(stored.fields[own], growth.target.shapes[name])]
         for field, dtype in stored.fields[own].items()
     ]
     if not entries:
         raise BadCheckpoint("holds no state of any parameter", "save the run again", file=stored.path)
     step = None
     with CheckpointWriter(into / FOLDER, entries, max_shard_size=max_shard_size) as writer:
-        for name, reading in targets.items():
-            needed = {disk for disk in (reading.source, reading.appended) if disk and modules[disk] in stored.fields}
-            grown = grow_entry(reading, {disk: stored.read(modules[disk]) for disk in needed})
-            for field, value in (grown or {}).items():
-                assert isinstance(value, torch.Tensor)  # as all of `stored` are
+        for name in origins:
+            needed = growth.needed(name) & stored.fields.keys()
+            grown = growth.grow(name, {own: stored.read(own) for own in needed}) or {}
+            for field, value in grown.items():
                 writer.write(f"{STATE}{name}.{field}", 0, value)
-            step = max(step or 0, int(grown["step"])) if grown else step
-    return step
+            step = max(step or 0, int(grown[COUNT])) if COUNT in grown else step
+    return Grown(step, growth.kept(stored.fields))
 
 
 @dataclass(frozen=True)

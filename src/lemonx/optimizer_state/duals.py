@@ -75,6 +75,20 @@ def duals(plan: Plan) -> dict[str, Dual]:
     return found
 
 
+def untied(plan: Plan, row: Row) -> bool:
+    """Whether a row has a weight of its own in the target, and another's in the source."""
+    names = (name for name in plan.rows if plan.source_spec.rows[name] is row)
+    tied = getattr(row, "tied", None) is not None
+    return tied and any(getattr(plan.target_spec.rows[name], "tied", None) is None for name in names)
+
+
+def framed(plan: Plan) -> set[str]:
+    """The spaces that frames carry, and those with neurons that pass one frame into the next."""
+    streams = plan.frames.streams if plan.frames is not None else ()
+    carried = {name for stream in streams for name in stream.placement.spaces}
+    return carried | {name for name, units in plan.types.spaces.items() if units.is_spare.any() or units.is_dense}
+
+
 def _readers(plan: Plan, space: str) -> list[Row]:
     rows = (plan.source_spec.rows[name] for name in plan.rows)
     return [row for row in rows if space in row.reads.axes]
@@ -90,10 +104,10 @@ def _share(
     """Each copy's share of its unit's backward signal, and the embedding that reads the space, if any."""
     units, readers = plan.types.spaces[space], _readers(plan, space)
     linear = [row for row in readers if isinstance(row, Linear)]
-    if untied := [row for row in linear if row.tied is None]:
+    if own := [row for row in linear if row.tied is None or untied(plan, row)]:
         if not plan.free.is_own:
             return split(units, plan.free, np.ones(1)), None
-        return np.mean([split(units, plan.free, _by_number(plan, row, written)) for row in untied], axis=0), None
+        return np.mean([split(units, plan.free, _by_number(plan, row, written)) for row in own], axis=0), None
     if linear:
         embedding = plan.source_spec.rows[linear[0].tied or ""].writes.axes[0]
         return _even(units), plan.types.spaces[embedding]
@@ -141,7 +155,7 @@ def _with_reasons(plan: Plan, space: str, found: dict[str, Dual]) -> Dual:
     units, readers = plan.types.spaces[space], _readers(plan, space)
     on_units, on_rest = set[str](), set[str]()
     for row in readers:
-        if isinstance(row, Linear) and row.tied is None:
+        if isinstance(row, Linear) and (row.tied is None or untied(plan, row)):
             on_units |= {NOISE} if plan.free.phi and units.copies.max() > 1 else set()
             on_rest |= {ZETA} if plan.free.zeta and units.is_zero.any() else set()
         elif row.in_place and (written := found.get(_counterpart(row, space))):
@@ -179,12 +193,13 @@ def split(units: Expansion, free: Free, by_number: NDArray[np.float64]) -> NDArr
 
 
 def _even(units: Expansion) -> NDArray[np.float64]:
-    return np.where(units.is_copy, 1.0 / units.copies[units.unit], 0.0)
+    return np.where(units.is_copy, 1.0 / np.maximum(units.copies[units.unit], 1), 0.0)
 
 
 def _energy(units: Expansion) -> NDArray[np.float64]:
     """Each copy's part of its unit's energy: the split under which a norm's Jacobian keeps copies in proportion."""
-    return np.where(units.is_copy, units.amp**2 / units.energy[units.unit], 0.0)
+    energy = units.energy[units.unit]
+    return np.where(units.is_copy, units.amp**2 / np.where(energy > 0, energy, 1.0), 0.0)
 
 
 def _along(units: Expansion, share: NDArray[np.float64], embedding: Expansion | None) -> Along:

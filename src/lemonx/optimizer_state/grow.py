@@ -1,89 +1,147 @@
-"""Adam's state in memory, by parameter name: the source's in, the target's out."""
+"""An optimizer's state in memory, by parameter name: the source's in, the target's out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lemonx.errors import BadCheckpoint, Refused
-from lemonx.models.building import disk_names, skeleton
-from lemonx.optimizer_state.moments import FRESH, Moments, moments
+from lemonx.models.building import skeleton
+from lemonx.models.held import Held
+from lemonx.optimizer_state.forms import FIRST, SECOND, STEPS, Factors, Form, State
+from lemonx.optimizer_state.layouts import COUNT, Layout, checked_layout, flattened, layout_of, moment, wrapped_like
+from lemonx.optimizer_state.moments import EXACT, EXPECTED, FRESH, Moments, moments
 from lemonx.planning.plan import Plan
 
-FIRST, SECOND, COUNT = ("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"), "step"
-# Adam's moments and count of one parameter, by the names that torch has for them.
-State = Mapping[str, Any]
+SQUARES = "the second moment of a sum of gradients is not that of its terms"
+SIZES = "the mean of past steps depends on the size of the whole tensor's steps"
+DECAY = "weight decay that is added to gradients grows as weights do, and not as gradients"
+UNEQUAL = "squares are kept as means over an axis on which they grow unequally"
 
 
-def grow_optimizer(plan: Plan, state: Mapping[str, State]) -> dict[str, dict[str, torch.Tensor | float]]:
-    """The target's Adam state from the source's, both by module name, as `get_optimizer_state_dict` has them.
+def grow_optimizer(plan: Plan, state: Mapping[str, State]) -> dict[str, dict[str, Any]]:
+    """The target's optimizer state from the source's, both by module name, as `get_optimizer_state_dict` has them.
 
     A parameter without state (frozen, or never reached by a gradient) has none in the target either.
     """
-    source, target = disk_names(skeleton(plan.source_config)), disk_names(skeleton(plan.target_config))
-    if unknown := sorted(state.keys() - source.keys()):
-        raise BadCheckpoint(
-            f"the optimizer has state for {unknown[0]!r}, which is not a parameter of this model",
-            "give the state of the same training run",
-        )
-    on_disk = {source[name]: entry for name, entry in state.items()}
-    readings = moments(plan)
-    result = {}
-    for name, disk in target.items():
-        if disk in readings and (grown := grow_entry(readings[disk], on_disk)) is not None:
-            result[name] = grown
-    return result
+    growth = StateGrowth(plan)
+    growth.check_known(state.keys())
+    grown = {name: growth.grow(name, state) for name in growth.target.names}
+    return {name: entry for name, entry in grown.items() if entry is not None}
 
 
-def grow_entry(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, torch.Tensor | float] | None:
-    """The state of one target tensor; None where its source has none."""
-    own = on_disk.get(reading.source)
-    if own is None:
-        return None
-    for name in (reading.source, reading.appended):
-        if name is not None and name in on_disk:
-            _check_adam(name, on_disk[name], reading.source_shape, set(own))
-    result: dict[str, torch.Tensor | float] = {}
-    for key, value in own.items():
-        if key == COUNT:
-            # Where nothing is known, Adam starts from zero, with the bias correction that belongs to it.
-            result[key] = value * 0 if reading.status == FRESH else value
-            continue
-        known = {name: entry[key] for name, entry in on_disk.items() if name in (reading.source, reading.appended)}
-        result[key] = reading.first(known) if key in FIRST else reading.second(known)
-    return result
+@dataclass(frozen=True)
+class Grown:
+    """What was found out about a state that was grown from a folder to a folder.
+
+    `step`: how many steps were taken, where the optimizer counts them. `kept`: the forms in which the state of each of
+    the source's tensors is kept, by name on disk. `decayed`: those whose weight decay is added to their gradients.
+    """
+
+    step: int | None
+    kept: Mapping[str, Collection[Form]]
+    decayed: Collection[str] = ()
 
 
-def _check_adam(name: str, entry: State, shape: tuple[int, ...], keys: set[str]) -> None:
-    """Refused unless this is the state of Adam or AdamW, of this shape, and with these keys."""
-    needed, known = {*FIRST, SECOND[0], COUNT}, {*FIRST, *SECOND, COUNT}
-    if not needed <= entry.keys() <= known or entry.keys() != keys:
-        raise Refused(
-            f"the optimizer keeps {', '.join(sorted(map(str, entry)))} for {name}, but lemonx can only grow what "
-            f"Adam and AdamW keep ({', '.join(sorted(needed))})",
-            "expand without --with-optimizer",
-        )
-    count = entry[COUNT]
-    if type(count) not in (int, float) and not (isinstance(count, torch.Tensor) and count.numel() == 1):
-        raise BadCheckpoint(f"{COUNT} of {name} is not a number", "give the state of the same training run")
-    if not 0 <= float(count) < 2**63:
-        raise BadCheckpoint(f"{COUNT} of {name} is {float(count)}", "give the state of the same training run")
-    for key in sorted(entry.keys() - {COUNT}):
-        value = entry[key]
-        if type(value) is not torch.Tensor or not value.is_floating_point():
-            raise Refused(
-                f"{key} of {name} is not a plain tensor of floats, and lemonx can grow nothing else",
-                "train with an optimizer that is not quantised, or expand without --with-optimizer",
-            )
-        if not bool(value.isfinite().all()):
+class StateGrowth:
+    """How the state of every parameter of the target follows from that of the source's, by module name."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.source, self.target = Held(skeleton(plan.source_config)), Held(skeleton(plan.target_config))
+        self.readings = moments(plan)
+        self._holders = self.source.holders
+
+    def check_known(self, names: Any) -> None:
+        if unknown := sorted(names - self.source.names.keys()):
             raise BadCheckpoint(
-                f"{key} of {name} holds NaN or Inf, so the run had diverged before it was saved",
-                "go back to an earlier checkpoint, or expand without --with-optimizer",
-            )
-        if tuple(value.shape) != shape:
-            raise BadCheckpoint(
-                f"{key} of {name} has shape {list(value.shape)}, but its weight has {list(shape)}",
+                f"the optimizer has state for {unknown[0]!r}, which is not a parameter of this model",
                 "give the state of the same training run",
             )
+
+    def origin(self, name: str) -> str | None:
+        """The source's parameter that a target's comes from, if there is one."""
+        readings = self._of(name)
+        return self._holders.get(readings[0].source) if readings else None
+
+    def needed(self, name: str) -> set[str]:
+        """The source's parameters whose state a target's is made from."""
+        disks = {disk for reading in self._of(name) for disk in (reading.source, reading.appended) if disk}
+        return {self._holders[disk] for disk in disks if disk in self._holders}
+
+    def grow(self, name: str, state: Mapping[str, State]) -> dict[str, Any] | None:
+        """The state of one target parameter; None where its source has none."""
+        origin = self.origin(name)
+        if origin is None or not (own := flattened(state.get(origin, {}))):
+            return None
+        entries = {origin: own}
+        for other in self.needed(name):
+            if found := flattened(state.get(other, {})):
+                entries[other] = found
+        layout = self._layout(origin, entries)
+        # Copies: optimizers count in place, and two targets may come from one source.
+        result = {key: copy.copy(own[key]) for key in layout.measured}
+        if COUNT in own:
+            # Where nothing is known, an optimizer starts from zero, with the bias correction that belongs to it.
+            result[COUNT] = own[COUNT] * (0 if self._is_fresh(name) else 1)
+        for form in layout.forms(own.keys()):
+            result |= form.encoded(self._moment(name, form, entries), own)
+        return wrapped_like(state[origin], {key: result[key] for key in own})
+
+    def status(self, name: str, forms: Collection[Form], *, decayed: bool = False) -> tuple[str, frozenset[str]]:
+        """How well the state of a target parameter is known, if it is kept in these forms, and why not better."""
+        readings = self._of(name)
+        why = frozenset[str]().union(*(reasons(reading, forms, decayed=decayed) for reading in readings))
+        if readings and self._is_fresh(name):
+            return FRESH, why
+        return EXPECTED if why else EXACT, why
+
+    def on_disk(self, names: Collection[str]) -> set[str]:
+        """The tensors on disk that hold these parameters of the source."""
+        return {disk for disk, name in self._holders.items() if name in names}
+
+    def kept(self, state: Mapping[str, Collection[str]]) -> dict[str, list[Form]]:
+        """The forms in which moments of the source's tensors on disk are kept, from the keys of each parameter."""
+        forms = {name: layout_of(keys, name).forms(keys) for name, keys in state.items() if keys}
+        return {disk: forms[name] for disk, name in self._holders.items() if name in forms}
+
+    def _of(self, name: str) -> list[Moments]:
+        return [self.readings[disk] for disk in self.target.names[name] if disk in self.readings]
+
+    def _is_fresh(self, name: str) -> bool:
+        return all(reading.status == FRESH for reading in self._of(name))
+
+    def _layout(self, origin: str, entries: Mapping[str, State]) -> Layout:
+        for name, entry in entries.items():
+            if entry.keys() != entries[origin].keys():
+                raise Refused(
+                    f"the optimizer keeps {', '.join(sorted(entry))} for {name}, but other things for {origin}",
+                    "expand without --with-optimizer",
+                )
+        found = [checked_layout(name, entry, self.source.shapes[name]) for name, entry in entries.items()]
+        return found[0]
+
+    def _moment(self, name: str, form: Form, entries: Mapping[str, State]) -> torch.Tensor:
+        """One moment of a target parameter: decoded, as it would stand on disk, mapped, and joined again."""
+        known: dict[str, torch.Tensor] = {}
+        for source, entry in entries.items():
+            known |= self.source.split(source, moment(form, source, entry))
+        grown = {FIRST: Moments.first, SECOND: Moments.second, STEPS: Moments.steps}[form.moment]
+        return self.target.joined(name, {reading.name: grown(reading, known) for reading in self._of(name)})
+
+
+def reasons(reading: Moments, forms: Collection[Form], *, decayed: bool = False) -> frozenset[str]:
+    """Why a tensor's state, kept in these forms, is not exactly what the target's optimizer would have gathered.
+
+    `decayed`: weight decay was added to its gradients.
+    """
+    if reading.status == FRESH:
+        return reading.why
+    kept = {form.moment for form in forms}
+    squares = SECOND in kept and reading.has_sums
+    unequal = any(isinstance(form, Factors) for form in forms) and not reading.is_even
+    found = {SQUARES: squares, SIZES: STEPS in kept, UNEQUAL: unequal, DECAY: decayed and bool(kept)}
+    return reading.why | {reason for reason, holds in found.items() if holds}

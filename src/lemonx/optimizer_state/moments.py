@@ -1,4 +1,4 @@
-"""Adam's moments of every tensor of a plan, as linear maps of the source's.
+"""The moments of every tensor of a plan, as linear maps of the source's.
 
 A gradient is a backward signal times an activation: dL/dW[o, i] = d[o] x[i], summed over positions. So the axes that a
 module writes take the dual of their space, and the axes that it reads take the expansion itself:
@@ -11,7 +11,8 @@ second moments only if its terms are independent, which is the approximation in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +22,11 @@ from lemonx.algebra.expansions import Expansion, concat, identity, product
 from lemonx.algebra.recipes import KEEP, Vector
 from lemonx.errors import Refused
 from lemonx.optimizer_state.along import Along, of_copies, reads
-from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals
+from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals, framed, untied
 from lemonx.planning import depth
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
+from lemonx.specs.coverage import UNIT
 from lemonx.specs.norms import Norm, Scale
 from lemonx.specs.rows import Row
 from lemonx.specs.signature import Side
@@ -36,10 +38,10 @@ from lemonx.specs.weights import WeightNormed
 EXACT, EXPECTED, FRESH = "exact", "expected", "fresh"
 ADDED = "an added block: what it reads and writes the source never saw"
 ANOTHER = "a model that becomes one of another family has weights that its optimizer knows nothing of"
-UNTIED = "the moments of an embedding that was the decoder too are those of both, and cannot be told apart"
-FRAMES = "frames mix coordinates, and Adam's moments cannot follow"
-PARTS = "the parts of an expert write more than it did, each for itself, and Adam's moments cannot follow"
-UNUSED = "experts that nothing is sent to have no moments"
+UNTIED = "the moments of an embedding that was the decoder too are those of both"
+FRAMES = "frames mix coordinates, and what a norm makes of them the source's gradients do not know"
+PARTS = "the parts of an expert write more than it did, each for itself"
+UNUSED = "nothing is sent to some experts yet"
 REPLACED = "the parameters are replaced, not expanded"
 
 
@@ -66,66 +68,74 @@ class Moments:
             return FRESH
         return EXPECTED if self.why else EXACT
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether some gradient of the target is a sum of several of the source's."""
+        return any(factor.has_sums for axis in self.axes or () for factor in axis)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the squares of all entries of the last axis, and of the one before it, grow equally in sum.
+
+        Only then do means over these axes follow from the source's means.
+        """
+        left, even = [factor for axis in self.axes or () for factor in axis], list[bool]()
+        for size in self.source_shape:
+            own = list[Along]()
+            while left and math.prod(factor.size for factor in own) < size:
+                own.append(left.pop(0))
+            even.append(all(factor.is_even for factor in own))
+        return all(even[-2:])
+
     def first(self, moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """m* from the source's m by name."""
-        return self._read(moments, squared=False)
+        return self._read(moments, lambda along: along)
 
     def second(self, moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """v* from the source's v by name."""
-        return self._read(moments, squared=True)
+        return self._read(moments, Along.squared)
 
-    def _read(self, moments: Mapping[str, torch.Tensor], *, squared: bool) -> torch.Tensor:
+    def steps(self, moments: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The mean of the target's steps from the source's by name, if copies step as their units do."""
+        return self._read(moments, Along.signs)
+
+    def _read(self, moments: Mapping[str, torch.Tensor], how: Callable[[Along], Along]) -> torch.Tensor:
         own = moments[self.source]
         if self.axes is None:
             return torch.zeros(self.shape, dtype=own.dtype)
-        result = self._mapped(own, squared)
+        result = self._mapped(own, how)
         if self.appended is not None and self.appended in moments:
-            other = self._mapped(moments[self.appended], squared)
+            other = self._mapped(moments[self.appended], how)
             result[torch.from_numpy(self.further)] = other[torch.from_numpy(self.further)]
         return result
 
-    def _mapped(self, tensor: torch.Tensor, squared: bool) -> torch.Tensor:
+    def _mapped(self, tensor: torch.Tensor, how: Callable[[Along], Along]) -> torch.Tensor:
         assert self.axes is not None
         factors = [factor for axis in self.axes for factor in axis]
         result = tensor.reshape([factor.size for factor in factors])
         for at, factor in enumerate(factors):
-            result = (factor.squared() if squared else factor).apply(result, at)
+            result = how(factor).apply(result, at)
         # A copy even where nothing grows: the caller may write to it.
-        return result.reshape(self.shape).clone() if result is tensor else result.reshape(self.shape)
+        result = result.reshape(self.shape)
+        return result.clone() if result.data_ptr() == tensor.data_ptr() else result
 
 
 def moments(plan: Plan) -> dict[str, Moments]:
     """How the moments of every tensor of the target follow from the source's, by name on disk."""
-    if (why := _unable(plan)) is not None:
-        raise Refused(why, "expand without --with-optimizer")
+    if plan.source_config["model_type"] not in plan.family.model_types:
+        raise Refused(ANOTHER, "expand without --with-optimizer")
     found = duals(plan)
     return {step.name: _moments(plan, found, step) for step in plan.steps}
-
-
-def _unable(plan: Plan) -> str | None:
-    """Why no moments of this plan follow from the source's, or None."""
-    spaces = plan.source_spec.spaces
-    untied = [s for s in plan.steps if s.suffix == "weight" and getattr(plan.source_spec.rows[s.row], "tied", None)]
-    if plan.source_config["model_type"] not in plan.family.model_types:
-        return ANOTHER
-    if plan.frames is not None:
-        return FRAMES
-    if untied:
-        return UNTIED
-    if any(plan.target_spec.spaces[name].size < space.size for name, space in spaces.items()):
-        return PARTS
-    if any(isinstance(space, Experts) and not plan.types.spaces[name].is_copy.all() for name, space in spaces.items()):
-        return UNUSED
-    return None
 
 
 def _moments(plan: Plan, found: Mapping[str, Dual], step: Step) -> Moments:
     row = plan.source_spec.rows[step.row]
     sizes = plan.tensors[step.source].shape
-    fresh = _fresh(plan, step, row)
+    fresh = _fresh(plan, step, row) or _unknown(plan, step, row)
     if fresh is not None:
         return Moments(step.name, step.source, sizes, step.shape, None, frozenset({fresh}))
     why = {LOSSY} if not plan.policy.lossless else set[str]()
+    why |= _experts(plan, step, row)
     axes = []
     for axis, size in zip(row.tensors()[step.suffix], sizes, strict=False):
         if axis.role == "w":
@@ -164,6 +174,37 @@ def _fresh(plan: Plan, step: Step, row: Row) -> str | None:
     return REPLACED if replaced or isinstance(row, WeightNormed) else None
 
 
+def _unknown(plan: Plan, step: Step, row: Row) -> str | None:
+    """Why nothing of this tensor's moments follows from the source's, though it is made from the source's tensor."""
+    axes = {name for axis in row.tensors()[step.suffix] for name in axis.side.axes}
+    if plan.frames is not None and axes & framed(plan):
+        return FRAMES
+    decoder = next((name for name in plan.rows if untied(plan, plan.source_spec.rows[name])), None)
+    if decoder is not None and step.row in (decoder, getattr(plan.source_spec.rows[decoder], "tied", None)):
+        return UNTIED
+    smaller = {n for n, space in plan.source_spec.spaces.items() if plan.target_spec.spaces[n].size < space.size}
+    if smaller and (axes & smaller or any(_is_experts(plan, name) for name in _all(axes, step))):
+        return PARTS
+    copied = getattr(step.recipe, "copied", None)
+    return UNUSED if step.unit is not None and copied is not None and all(copied.unused) else None
+
+
+def _experts(plan: Plan, step: Step, row: Row) -> set[str]:
+    """Why a tensor with a part for each expert is not exact: some of them are unused."""
+    named = _all({name for axis in row.tensors()[step.suffix] for name in axis.side.axes}, step)
+    unused = [name for name in named if _is_experts(plan, name) and not plan.types.spaces[name].is_copy.all()]
+    return {UNUSED} if unused else set()
+
+
+def _is_experts(plan: Plan, name: str) -> bool:
+    return isinstance(plan.source_spec.spaces.get(name), Experts)
+
+
+def _all(axes: Collection[str], step: Step) -> set[str]:
+    """The spaces of a tensor's axes, and that of the experts of which it belongs to one."""
+    return {*axes, *UNIT.findall(step.row)}
+
+
 def _written(
     plan: Plan, found: Mapping[str, Dual], side: Side, size: int, row: Row, step: Step
 ) -> tuple[tuple[Along, ...], frozenset[str]]:
@@ -197,7 +238,7 @@ def _gain(plan: Plan, found: Mapping[str, Dual], side: Side, recipe: Vector) -> 
 def _tied_to(plan: Plan, name: str) -> Row | None:
     """The decoder whose weight this row's is."""
     rows = (plan.source_spec.rows[other] for other in plan.rows)
-    return next((row for row in rows if getattr(row, "tied", None) == name), None)
+    return next((row for row in rows if getattr(row, "tied", None) == name and not untied(plan, row)), None)
 
 
 def _tied(plan: Plan, embedded: Dual, decoder: Row) -> tuple[tuple[Along, ...], frozenset[str]]:

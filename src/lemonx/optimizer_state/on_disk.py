@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lemonx.errors import BadCheckpoint
 from lemonx.optimizer_state import by_name, trainer
-from lemonx.optimizer_state.moments import moments
+from lemonx.optimizer_state.grow import reasons
+from lemonx.optimizer_state.moments import EXACT, EXPECTED, FRESH, moments
 from lemonx.planning.plan import Plan
 
 
@@ -31,9 +32,9 @@ class GrownState:
 def grow_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) -> GrownState:
     """Write the grown optimizer state of `source` into a folder; returns what a certificate says of it."""
     if (source / trainer.OPTIMIZER).exists():
-        form, step = "Trainer", trainer.grow_trainer_folder(plan, source, into)
+        form, grown = "Trainer", trainer.grow_trainer_folder(plan, source, into)
     elif by_name.has_named_state(source):
-        form, step = "by name", by_name.grow_named_folder(plan, source, into, max_shard_size=max_shard_size)
+        form, grown = "by name", by_name.grow_named_folder(plan, source, into, max_shard_size=max_shard_size)
     else:
         raise BadCheckpoint(
             f"has no optimizer state, neither {trainer.OPTIMIZER} nor {by_name.FOLDER}/*.safetensors",
@@ -41,10 +42,15 @@ def grow_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) ->
             file=source,
         )
     readings = moments(plan).values()
+    why = {
+        reading.name: reasons(reading, grown.kept.get(reading.source, ()), decayed=reading.source in grown.decayed)
+        for reading in readings
+    }
+    status = {r.name: r.status if r.status == FRESH else EXPECTED if why[r.name] else EXACT for r in readings}
     return GrownState(
         form,
-        step,
-        moments=dict(Counter(reading.status for reading in readings)),
-        reasons=dict(Counter(why for reading in readings for why in sorted(reading.why))),
-        tensors={reading.name: reading.status for reading in readings},
+        grown.step,
+        moments=dict(Counter(status.values())),
+        reasons=dict(Counter(reason for found in why.values() for reason in sorted(found))),
+        tensors=status,
     )

@@ -17,9 +17,9 @@ from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import file_inside, read_inside
 from lemonx.checkpoints.pickles import asked_to_run, read_pickle, why_unreadable
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
-from lemonx.models.building import disk_names, skeleton
-from lemonx.optimizer_state.grow import grow_optimizer
-from lemonx.optimizer_state.moments import moments
+from lemonx.models.building import skeleton
+from lemonx.optimizer_state.grow import Grown, StateGrowth
+from lemonx.optimizer_state.layouts import adds_decay, flattened, parameter_shape
 from lemonx.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ OPTIMIZER, SCHEDULER, PROGRESS = "optimizer.pt", "scheduler.pt", "trainer_state.
 _MORE = ("rng_state*.pth", "scaler.pt")
 
 
-def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
-    """Grow the state of a Trainer checkpoint and write it into a folder; returns the run's current step."""
+def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> Grown:
+    """Grow the state of a Trainer checkpoint and write it into a folder, with the step at which the run stands."""
     progress, step = _progress(source)
     with file_inside(source, OPTIMIZER) as file:
         saved = _load(file, source / OPTIMIZER)
@@ -41,9 +41,10 @@ def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
         )
     names = _positions(skeleton(plan.source_config), saved)
     state = {names[position]: entry for position, entry in saved["state"].items()}
-    grown = grow_optimizer(plan, state)
-    groups, order = _groups(plan, saved["param_groups"], names)
-    result = {"state": {i: grown[name] for i, name in enumerate(order) if name in grown}, "param_groups": groups}
+    growth = StateGrowth(plan)
+    grown = {name: growth.grow(name, state) for name in growth.target.names}
+    groups, order = _groups(plan, growth, saved["param_groups"], set(names.values()))
+    result = {"state": {i: grown[name] for i, name in enumerate(order) if grown[name]}, "param_groups": groups}
     _save(result, into / OPTIMIZER)
     for name in [SCHEDULER, *sorted(path.name for more in _MORE for path in source.glob(more))]:
         with file_inside(source, name) as file:
@@ -51,7 +52,9 @@ def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> int:
             file.seek(0)
             _copy(file, into / name)
     _copy(progress, into / PROGRESS)
-    return step
+    decayed = {names[p] for group in saved["param_groups"] if adds_decay(group) for p in group["params"]}
+    kept = growth.kept({name: flattened(entry).keys() for name, entry in state.items()})
+    return Grown(step, kept, growth.on_disk(decayed))
 
 
 def _odd(saved: Any) -> str | None:
@@ -119,7 +122,7 @@ def _positions(model: PreTrainedModel, saved: Mapping[str, Any]) -> dict[int, st
     found: dict[int, str] = {}
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for group, names in zip(saved["param_groups"], _listed(model, len(saved["param_groups"])), strict=True):
-        wanted = [_shape(saved["state"].get(position)) for position in group["params"]]
+        wanted = [parameter_shape(saved["state"].get(position, {})) for position in group["params"]]
         places = align(wanted, [shapes[name] for name in names])
         if places is None:
             frozen = "" if len(wanted) == len(names) else f" ({len(names) - len(wanted)} seem to have been frozen)"
@@ -147,11 +150,6 @@ def _listed(model: PreTrainedModel, groups: int) -> list[list[str]]:
     rule: Any = Trainer.get_decay_parameter_names
     decay = set(rule(None, model))
     return [[name for name in names if (name in decay) == decays] for decays in (True, False)]
-
-
-def _shape(entry: Mapping[str, Any] | None) -> tuple[int, ...] | None:
-    moment = (entry or {}).get("exp_avg")
-    return tuple(getattr(moment, "shape", ())) if moment is not None else None
 
 
 def align(wanted: Sequence[tuple[int, ...] | None], shapes: Sequence[tuple[int, ...]]) -> list[int] | None:
@@ -186,18 +184,16 @@ def _greedy(wanted: Sequence[tuple[int, ...] | None], shapes: Sequence[tuple[int
     return places
 
 
-def _groups(plan: Plan, groups: Sequence[Any], names: Mapping[int, str]) -> tuple[list[dict[str, object]], list[str]]:
+def _groups(
+    plan: Plan, growth: StateGrowth, groups: Sequence[Any], trained: set[str]
+) -> tuple[list[dict[str, object]], list[str]]:
     """The target's groups with the source's settings, and its parameters by position.
 
     A parameter is trained if the one it comes from is.
     """
-    small, large = skeleton(plan.source_config), skeleton(plan.target_config)
-    trained = {disk_names(small)[name] for name in names.values()}
-    origin = {reading.name: reading.source for reading in moments(plan).values()}
-    on_disk = disk_names(large)
     result, order = [], list[str]()
-    for group, listed in zip(groups, _listed(large, len(groups)), strict=True):
-        kept = [name for name in listed if origin.get(on_disk[name]) in trained]
+    for group, listed in zip(groups, _listed(skeleton(plan.target_config), len(groups)), strict=True):
+        kept = [name for name in listed if growth.origin(name) in trained]
         result.append({**group, "params": list(range(len(order), len(order) + len(kept)))})
         order += kept
     return result, order

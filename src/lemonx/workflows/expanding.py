@@ -64,14 +64,14 @@ class Expanded(os.PathLike[str]):
         return push(self.path, repo, private=private)
 
 
-def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing) -> PreTrainedModel:
-    """A larger model of the same class, by way of a temporary folder."""
+def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing) -> tuple[PreTrainedModel, Plan]:
+    """A larger model of the same class, by way of a temporary folder, and the plan by which it was made."""
     with Temporary() as folder:
         in_memory.save(model, folder / "source", verify=writing.verify)
         if writing.verify:
             require_as_built(model, folder / "source")
         expanded = expand_folder(folder / "source", folder / "target", growth, writing)
-        return in_memory.load_like(model, expanded.path, expanded.plan)
+        return in_memory.load_like(model, expanded.path, expanded.plan), expanded.plan
 
 
 def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Writing) -> Expanded:

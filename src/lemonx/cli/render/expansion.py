@@ -61,7 +61,7 @@ def print_expanded(source: str, expanded: Expanded) -> None:
         out.line(note)
     if content.optimizer:
         counts = ", ".join(f"{count} {status}" for status, count in sorted(content.optimizer.moments.items()))
-        out.line(f"Adam's moments at step {content.optimizer.step}: {counts} (docs/optimizer-state.md)")
+        out.line(f"optimizer state at step {content.optimizer.step}: {counts} (docs/optimizer-state.md)")
     verified = expanded.verified
     _print_evidence(out, verified)
     if verified.outputs and not content.lossless:

@@ -1,0 +1,110 @@
+"""Grows a model in a running training loop, with its optimizer: `lemonx.grow_in_place`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from lemonx.algebra.free_parameters import Free
+from lemonx.checkpoints.plain import JsonValue
+from lemonx.workflows.options import FieldValue, PathLike, Placement
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from transformers import PreTrainedModel
+
+    from lemonx.in_place.growing import GrownInPlace
+
+
+def grow_in_place(
+    model: PreTrainedModel,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    width: int | str | None = None,
+    depth: int | str | None = None,
+    heads: int | str | None = None,
+    kv_heads: int | str | None = None,
+    ffn: int | str | None = None,
+    width_factor: float | str | Fraction | None = None,
+    set: Mapping[str, FieldValue] | None = None,
+    params: int | str | None = None,
+    fields: Mapping[str, FieldValue] | None = None,
+    like: PathLike | Mapping[str, JsonValue] | None = None,
+    method: str = "lemon",
+    free: Literal["language", "vision", "own", "inside"] | Free | None = None,
+    depth_type: Literal[1, 2, 3] | None = None,
+    placement: Placement | None = None,
+    small_gains: bool = False,
+    seed: int = 0,
+    verify: bool = True,
+    threads: int | None = None,
+    infer: bool = True,
+    spec: PathLike | None = None,
+    shard: Callable[[PreTrainedModel], object] | None = None,
+    folder: PathLike | None = None,
+) -> GrownInPlace:
+    """Make a model that is being trained larger, and its optimizer with it; the loss stays what it was.
+
+    Examples:
+        >>> import lemonx, torch
+        >>> from transformers import AutoModelForCausalLM
+        >>> model = AutoModelForCausalLM.from_pretrained("small")
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> batch = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "labels": torch.tensor([[1, 2, 3, 4]])}
+        >>> def step():
+        ...     loss = model(**batch).loss
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> step()
+        >>> before = model(**batch).loss
+        >>> grown = lemonx.grow_in_place(model, optimizer, width=96, depth=4)
+        >>> torch.allclose(model(**batch).loss, before, rtol=1e-5), model.config.num_hidden_layers
+        (True, 4)
+        >>> step()
+        >>> sorted(grown.state)
+        ['exact', 'expected', 'fresh']
+
+    Call it between two steps, after `optimizer.zero_grad()`. The model, its modules and its config stay the same
+    objects, and so does the optimizer: parameters are replaced inside of them, and each new one joins the group of the
+    one that it comes from, with its settings and its grown state. So schedulers, scalers, Trainer, accelerate and
+    Lightning go on as they are, and what they save next is an ordinary checkpoint of the larger model. Optimizers of
+    accelerate and Lightning may be given as they are, several of them as a list. Where processes train copies of one
+    model (DistributedDataParallel), each of them calls this, and the wrapper goes on too.
+
+    A model under FSDP2 is built again, since its slices belong to its old sizes: `shard` is the function by which you
+    sharded it, and every process calls grow_in_place and goes on with `grown.model`. Weights pass through `folder`,
+    which all processes must see (default: a temporary one); no process holds more than one tensor whole.
+
+    Sizes and choices are those of `lemonx.expand`. With `verify` the larger model is proved to be the same function
+    before anything is changed; under FSDP2 the plan's proof is all there is.
+
+    Raises Refused, and leaves everything as it was, for a model that is compiled or hooked, while gradients are in
+    flight, where another optimizer or a module outside of the model holds its parameters, and for all that `expand`
+    refuses.
+    """
+    from lemonx.in_place.growing import grow
+
+    options: dict[str, object] = {
+        "width": width,
+        "depth": depth,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": ffn,
+        "width_factor": width_factor,
+        "set": set,
+        "fields": fields,
+        "like": like,
+        "params": params,
+        "method": method,
+        "free": free,
+        "depth_type": depth_type,
+        "placement": placement,
+        "small_gains": small_gains,
+        "seed": seed,
+        "infer": infer,
+        "spec": spec,
+    }
+    optimizers = () if optimizer is None else optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+    return grow(model, optimizers, options, verify=verify, threads=threads, shard=shard, folder=folder)

@@ -1,0 +1,95 @@
+"""Points optimizers to the parameters of a grown model, in their groups and with their grown state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lemonx.optimizer_state.grow import StateGrowth
+from lemonx.optimizer_state.layouts import adds_decay, flattened, layout_of
+from lemonx.planning.plan import Plan
+
+Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Repointing:
+    """What an optimizer will hold: its parameters group by group, and their state. Nothing is changed until `apply`."""
+
+    optimizer: Optimizer
+    groups: list[list[Any]]
+    state: dict[Any, dict[str, Any]]
+
+    def apply(self) -> None:
+        """Change groups and state in place: schedulers and wrappers hold the same lists."""
+        kept = {id(p) for group in self.groups for p in group}
+        for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group["params"][:] = parameters
+        for old in [p for p in self.optimizer.state if id(p) not in kept]:
+            del self.optimizer.state[old]
+        self.optimizer.state.update(self.state)
+
+
+class Repointer:
+    """Prepares optimizers for the target of a plan; `status`: how well each parameter's state is known, and why."""
+
+    def __init__(self, plan: Plan, small: nn.Module) -> None:
+        self.growth = StateGrowth(plan)
+        self._names = {id(p): name for name, p in small.named_parameters()}
+        self.status: dict[str, tuple[str, frozenset[str]]] = {}
+
+    def prepare(self, optimizer: Optimizer, large: Named) -> Repointing:
+        """The target's parameters that come from those of an optimizer, in the groups of their origins."""
+        groups = [self._listed(group["params"], large) for group in optimizer.param_groups]
+        held = {
+            self._names[id(p)]: p for group in optimizer.param_groups for p in group["params"] if id(p) in self._names
+        }
+        state = {name: optimizer.state[p] for name, p in held.items() if p in optimizer.state}
+        decaying = [group["params"] for group in optimizer.param_groups if adds_decay(group)]
+        decayed = {self._names.get(id(p)) for parameters in decaying for p in parameters}
+        grown = dict[Any, dict[str, Any]]()
+        for name, parameter in large.items():
+            origin = self.growth.origin(name)
+            needed = {own: self.gathered(state[own]) for own in self.growth.needed(name) if own in state}
+            if origin in held and (entry := self.growth.grow(name, needed)):
+                grown[parameter] = self.placed(entry, state[origin])
+                keys = flattened(state[origin]).keys()
+                forms = layout_of(keys, name).forms(keys)
+                self.status[name] = self.growth.status(name, forms, decayed=origin in decayed)
+        return Repointing(optimizer, groups, grown)
+
+    def gathered(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state of a parameter as whole tensors."""
+        return entry
+
+    def placed(self, entry: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+        """Whole tensors where those of another state are."""
+        return entry
+
+    def _listed(self, parameters: Sequence[Any], large: Named) -> list[Any]:
+        """A group of the target's.
+
+        Optimizers are saved by position, so a group that is in the model's order stays in it. Parameters that are not
+        the model's stay where they are.
+        """
+        order = {name: at for at, name in enumerate(self._names.values())}
+        places = [order[self._names[id(p)]] for p in parameters if id(p) in self._names]
+        targets: dict[str, list[Any]] = {}
+        for name, parameter in large.items():
+            targets.setdefault(self.growth.origin(name) or "", []).append(parameter)
+        if places != sorted(places):
+            lists = [targets.get(self._names[id(p)], []) if id(p) in self._names else [p] for p in parameters]
+            return [p for many in lists for p in many]
+        mine = {id(p) for place in places for p in targets.get(list(order)[place], [])}
+        result, inserted = list[Any](), False
+        for p in parameters:
+            if id(p) not in self._names:
+                result.append(p)
+            elif not inserted:
+                result += [p for p in large.values() if id(p) in mine]
+                inserted = True
+        return result

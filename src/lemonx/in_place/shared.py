@@ -1,0 +1,114 @@
+"""Growth of a model that several processes share under FSDP2, in a running loop.
+
+Each process writes its slices of the weights, and then makes those of the larger model from what it needs of them. The
+optimizer's state is gathered one parameter at a time. The model is built again, since what FSDP2 registers on modules
+belongs to their old parameters.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from lemonx import api
+from lemonx.checkpoints.creating import remove
+from lemonx.errors import Refused
+from lemonx.fsdp import load_expanded
+from lemonx.in_place.growing import GrownInPlace, report, require_same_family
+from lemonx.in_place.optimizers import Repointer
+from lemonx.models import door
+from lemonx.optimizer_state.grow import StateGrowth
+from lemonx.planning.plan import Plan
+from lemonx.training import sharded
+from lemonx.workflows.options import PathLike
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def grow_shared(
+    model: Any,
+    optimizers: Sequence[Optimizer],
+    options: Mapping[str, Any],
+    *,
+    threads: int | None,
+    shard: Callable[[PreTrainedModel], object] | None,
+    folder: PathLike | None,
+) -> GrownInPlace:
+    """Grow a model under FSDP2; every process calls this."""
+    if not issubclass(type(model), FSDPModule):
+        raise Refused("the model is sharded, but not as a whole", "call fully_shard on the whole model too")
+    if shard is None:
+        raise Refused("the model is sharded over processes", "give the function that sharded it: shard=...")
+    with torch.random.fork_rng(devices=[]), _common_folder(folder) as place:
+        sharded.save(model, place / "source")
+        plan = api.plan(place / "source", solve=True, **options)
+        require_same_family(plan)
+        repointer = _SharedRepointer(plan, model)
+        large = _built(model, plan, repointer.growth)
+        shard(large)
+        large.to_empty(device=_device(model))
+        large.tie_weights()
+        load_expanded(large, place / "source", threads=threads, **options)
+        prepared = [repointer.prepare(optimizer, dict(large.named_parameters())) for optimizer in optimizers]
+    for one in prepared:
+        one.apply()
+    return report(large, plan, repointer)
+
+
+@contextmanager
+def _common_folder(parent: PathLike | None) -> Iterator[Path]:
+    """A new folder that all processes use, and that is removed in the end."""
+    made: list[Any] = [tempfile.mkdtemp(prefix="lemonx-", dir=parent) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(made, src=0)
+    try:
+        yield Path(made[0])
+        dist.barrier()
+    finally:
+        if dist.get_rank() == 0:
+            remove(Path(made[0]))
+
+
+def _built(model: Any, plan: Plan, growth: StateGrowth) -> PreTrainedModel:
+    """The larger model of the same class on the meta device, in the dtypes, frozen and in the mode of the given one."""
+    kind = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
+    config = door.config_object(plan.target_config)
+    config._attn_implementation = model.config._attn_implementation
+    with torch.device("meta"):
+        large = kind(config)
+    own = dict(model.named_parameters())
+    for name, parameter in large.named_parameters():
+        like = own.get(growth.origin(name) or "")
+        if like is not None:
+            parameter.data = parameter.data.to(like.dtype)
+            parameter.requires_grad_(like.requires_grad)
+    return large.train(model.training)
+
+
+def _device(model: torch.nn.Module) -> torch.device:
+    return next(p.to_local().device for p in model.parameters() if isinstance(p, DTensor))
+
+
+class _SharedRepointer(Repointer):
+    """Gathers the state of one parameter at a time, and gives each process its slices of what was grown."""
+
+    def gathered(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in entry.items()}
+
+    def placed(self, entry: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: _placed(value, like[key]) for key, value in entry.items()}
+
+
+def _placed(value: Any, like: Any) -> Any:
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements)

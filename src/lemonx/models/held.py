@@ -1,0 +1,61 @@
+"""Where the parameters of a model stand in its file: each in a tensor of its own, or fused ones in several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lemonx.errors import Refused
+from lemonx.models.building import disk_names, held_in, stored_as
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Held:
+    """The parameters of a model, by module name, and the tensors on disk that hold them.
+
+    Where transformers only renames tensors, each is held in one, as it is. Where it fuses them (the experts of a
+    layer), the numbers of a parameter are followed into its file one by one.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        try:
+            self.names = {name: [disk] for name, disk in disk_names(model).items()}
+            self._fused = False
+        except Refused:
+            self.names = held_in(model)
+            self._fused = True
+
+    @property
+    def holders(self) -> dict[str, str]:
+        """The parameter that each tensor on disk belongs to; one that is held in no single parameter is left out."""
+        found: dict[str, list[str]] = {}
+        for name, disks in self.names.items():
+            for disk in disks:
+                found.setdefault(disk, []).append(name)
+        return {disk: names[0] for disk, names in found.items() if len(names) == 1}
+
+    def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """A tensor of a parameter's shape as the tensors on disk that would hold it."""
+        return stored_as(self._model, name, tensor) if self._fused else {self.names[name][0]: tensor}
+
+    def joined(self, name: str, parts: Mapping[str, Tensor]) -> Tensor:
+        """What `split` makes these parts of."""
+        if not self._fused:
+            return parts[self.names[name][0]]
+        shape = self.shapes[name]
+        places = self.split(name, torch.arange(torch.Size(shape).numel()).view(shape))
+        whole = torch.empty(torch.Size(shape).numel(), dtype=next(iter(parts.values())).dtype)
+        filled = torch.zeros(len(whole), dtype=torch.bool)
+        for disk, place in places.items():
+            whole[place.flatten()] = parts[disk].flatten()
+            filled[place.flatten()] = True
+        if not bool(filled.all()):
+            raise Refused(f"{name} is not stored as it is computed with", "expand without --with-optimizer")
+        return whole.view(shape)
