@@ -168,7 +168,7 @@ def computed(subject: Subject, found: Partition) -> Iterator[Difference]:
 
 def _fixed(axis: Axis) -> str:
     axis = find(axis)
-    return "it is an axis of the inputs" if axis.kind == DATA else reason(axis, "fixed")
+    return "it is an axis of the inputs" if axis.kind == DATA else reason(axis, "fixed") or reason(axis, "constant")
 
 
 def seen_by_activations(spec: Spec) -> set[str]:
