@@ -21,8 +21,7 @@ import time
 from pathlib import Path
 
 import pages
-
-from verification import STORIES, Cost, command
+from processes import STORIES, Cost, command
 
 COMMIT = "0" * 40
 IMPORT = "import torch, transformers; transformers.LlamaForCausalLM"
@@ -54,6 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     # As at a user's: Python keeps what it has compiled.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory(prefix="lemonx-bench-") as folder:
         os.environ["HF_HOME"] = str(cache(Path(folder, "hub-cache")))
         lines = measured(Path(folder), options.rounds)
@@ -84,14 +84,14 @@ def measured(folder: Path, rounds: int) -> list[str]:
             cost = command(*words)
             if number:  # the first round compiles and fills the caches of the disk
                 rows.append(cost)
-    head = f"{'seconds':<42} {'wall: best':>10} {'median':>7} {'CPU: best':>10} {'median':>7} {'at most':>8}"
+    head = f"{'seconds':<34} {'wall: best':>10} {'median':>6} {'CPU: best':>9} {'median':>6} {'at most':>7}"
     return [head, *(line(what, rows, typed.get(what, ((), None))[1]) for what, rows in found.items())]
 
 
 def line(what: str, rows: list[Cost], most: float | None) -> str:
     cpu, wall = [row[0] for row in rows], [row[1] for row in rows]
-    figures = f"{min(wall):>10.2f} {statistics.median(wall):>7.2f} {min(cpu):>10.2f} {statistics.median(cpu):>7.2f}"
-    return f"{what:<42} {figures} {'' if most is None else f'{most:g}':>8}".rstrip()
+    figures = f"{min(wall):>10.2f} {statistics.median(wall):>6.2f} {min(cpu):>9.2f} {statistics.median(cpu):>6.2f}"
+    return f"{what:<34} {figures} {'' if most is None else f'{most:g}':>7}".rstrip()
 
 
 def set_up(tree: Path) -> str:
@@ -101,7 +101,7 @@ def set_up(tree: Path) -> str:
     subprocess.run(["tar", "-x"], cwd=tree, input=archived, check=True)
     began = time.perf_counter()
     subprocess.run(["make", "setup"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
-    return f"{'make setup':<42} {time.perf_counter() - began:>10.0f}"
+    return f"{'make setup':<34} {time.perf_counter() - began:>10.0f}"
 
 
 if __name__ == "__main__":

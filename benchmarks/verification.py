@@ -13,20 +13,16 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import expand as bench
 import pages
+from processes import STORIES, Cost, command
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# CPU seconds, wall seconds, gigabytes.
-Cost = tuple[float, float, float]
-STORIES = pages.ROOT / "tests" / "data" / "stories260K"
 
 
 def main() -> None:
@@ -87,20 +83,6 @@ def imports(rounds: int) -> list[Cost]:
         command("-c", "import torch, transformers; transformers.AutoModel, transformers.LlamaModel")
         for _ in range(rounds)
     ]
-
-
-def command(*words: str) -> Cost:
-    """CPU seconds, wall seconds and peak gigabytes of a Python process: of memory that is its own, files apart."""
-    began, peak = time.perf_counter(), 0.0
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
-    while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
-        peak = max(peak, bench.anonymous(process.pid))
-        time.sleep(0.01)
-    _, status, used = ended
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(words)}: exit code {process.returncode}")
-    return used.ru_utime + used.ru_stime, time.perf_counter() - began, peak
 
 
 def algebra(source: Path, target: Path, rounds: int) -> str:

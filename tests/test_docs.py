@@ -321,11 +321,11 @@ def test_exit_codes_are_those_of_the_errors() -> None:
 
 
 def test_every_page_is_in_the_site() -> None:
-    """The navigation of mkdocs.yml has every page once; the README leads to the first."""
+    """The navigation of mkdocs.yml has every page and notebook once; the README leads to the first."""
     listed = re.findall(r"^ +- .*: ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-    assert sorted(listed) == sorted(
-        page.relative_to(ROOT / "docs").as_posix() for page in PAGES if "docs" in page.parts
-    )
+    pages = [page for page in PAGES if "docs" in page.parts]
+    pages += [book.with_suffix(".md") for book in ROOT.glob("docs/notebooks/*.ipynb")]  # benchmarks/site_hooks.py
+    assert sorted(listed) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in pages)
     assert "docs/index.md" in {target for target, _ in links(ROOT / "README.md")}
 
 

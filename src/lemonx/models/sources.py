@@ -61,7 +61,8 @@ def _model(given: Path, allow_pickle: bool) -> Checkpoint:
 def _adapter(folder: Path, allow_pickle: bool) -> Adapter:
     if not has(folder, ADAPTER):
         what = f"holds no {ADAPTER}" if folder.is_dir() else "is not a folder"
-        raise BadCheckpoint(f"{what}, so it is no adapter", "give the folder that PEFT saved", file=folder)
+        remedy = "name the folder that PEFT saved, with --adapter"
+        raise BadCheckpoint(f"{what}, so it is no adapter", remedy, file=folder)
     return Adapter(folder, called=names.name_of(folder), allow_pickle=allow_pickle)
 
 
