@@ -11,6 +11,7 @@ import bitsandbytes
 import pytest
 import torch
 from bitsandbytes import functional as blockwise
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.optimization import Adafactor
 
@@ -18,7 +19,7 @@ import lemonx
 import pico
 from lemonx.algebra.free_parameters import EVEN
 from lemonx.optimizer_state import EXACT, EXPECTED, FRESH, grow_optimizer
-from lemonx.optimizer_state.grow import SIZES, SQUARES, UNEQUAL, StateGrowth
+from lemonx.optimizer_state.grow import DECAY, SIZES, SQUARES, UNEQUAL, StateGrowth
 from lemonx.optimizer_state.layouts import COUNT, flattened, layout_of
 from lemonx.optimizer_state.moments import FRAMES, PARTS, UNTIED, UNUSED
 from test_experts import TWICE
@@ -261,3 +262,56 @@ def test_bitsandbytes_goes_on_with_what_was_grown(grown: Any) -> None:
         p.grad = large[0][key].float()
     resumed.step()
     assert not resumed.state[wide[name]]["state1"].equal(kept["state1"]) and bool((wide[name] != 1).any())
+
+
+# ----------------------------------------------------------------- on disk
+
+
+DISK: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9, weight_decay=0.1),
+    "adafactor": lambda params: torch.optim.Adafactor(params),
+    "adafactor-of-transformers": lambda params: Adafactor(params),
+    "eight-bits": lambda params: bitsandbytes.optim.AdamW8bit(params, lr=1e-3, min_8bit_size=2000),
+}
+
+
+@pytest.mark.parametrize("name", DISK)
+def test_folders_hold_what_is_grown_in_memory(name: str, tmp_path: Path) -> None:
+    """A checkpoint as Trainer saves it, by position, and tensors by name: both become what memory has."""
+    model = pico.PICO["llama-untied"]().float()
+    optimizer = DISK[name](list(model.parameters()))
+    batch = pico.inputs(model, 0)
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    optimizer.step()
+    folder, saved = pico.save(model, tmp_path / "s", torch.float32), optimizer.state_dict()
+    torch.save(saved, folder / "optimizer.pt")
+    torch.save({}, folder / "scheduler.pt")
+    (folder / "trainer_state.json").write_text('{"global_step": 1}')
+    options: dict[str, Any] = {"width": 72, "depth": 3, "free": EVEN}
+    done = lemonx.expand(folder, tmp_path / "t", with_optimizer=True, verify=False, **options)
+    names = [key for key, _ in model.named_parameters()]
+    expected = grow_optimizer(done.plan, {names[at]: entry for at, entry in saved["state"].items()})
+    found = torch.load(tmp_path / "t" / "optimizer.pt", weights_only=True)["state"]
+    large = list(type(model).from_pretrained(tmp_path / "t").named_parameters())
+    assert len(found) == len(large) == len(expected)
+    for at, (key, _) in enumerate(large):
+        assert_same(flattened(found[at]), flattened(expected[key]))
+    assert (done.certificate.optimizer.reasons.get(DECAY, 0) > 0) == (name == "sgd")  # type: ignore[union-attr]
+    (folder / "optimizer.pt").unlink()
+    tensors = {
+        f"state.{names[at]}.{key}": torch.as_tensor(value).contiguous().clone()
+        for at, entry in saved["state"].items()
+        for key, value in flattened(entry).items()
+    }
+    (folder / "optimizer").mkdir()
+    save_file(tensors, folder / "optimizer" / "model.safetensors")
+    lemonx.expand(folder, tmp_path / "n", with_optimizer=True, verify=False, **options)
+    by_name = load_file(tmp_path / "n" / "optimizer" / "model.safetensors")
+    for key, entry in expected.items():
+        assert_same({field: by_name.pop(f"state.{key}.{field}") for field in flattened(entry)}, flattened(entry))
+    assert not by_name
+
+
+def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(torch.as_tensor(found[key]), torch.as_tensor(expected[key])) for key in expected)

@@ -23,14 +23,14 @@ class Repointing:
     optimizer: Optimizer
     groups: list[list[Any]]
     state: dict[Any, dict[str, Any]]
+    replaced: list[Any]
 
     def apply(self) -> None:
         """Change groups and state in place: schedulers and wrappers hold the same lists."""
-        kept = {id(p) for group in self.groups for p in group}
         for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
             group["params"][:] = parameters
-        for old in [p for p in self.optimizer.state if id(p) not in kept]:
-            del self.optimizer.state[old]
+        for old in self.replaced:
+            self.optimizer.state.pop(old, None)
         self.optimizer.state.update(self.state)
 
 
@@ -60,7 +60,7 @@ class Repointer:
                 keys = flattened(state[origin]).keys()
                 forms = layout_of(keys, name).forms(keys)
                 self.status[name] = self.growth.status(name, forms, decayed=origin in decayed)
-        return Repointing(optimizer, groups, grown)
+        return Repointing(optimizer, groups, grown, replaced=list(held.values()))
 
     def gathered(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
         """The state of a parameter as whole tensors."""
