@@ -58,6 +58,7 @@ def plan(
     solve: bool = False,
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
+    config: PathLike | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Plan:
@@ -104,7 +105,7 @@ def plan(
     )
     try:
         with (
-            opened(source, allow_pickle=allow_pickle, adapter=adapter) as checkpoint,
+            opened(source, allow_pickle=allow_pickle, adapter=adapter, config=config) as checkpoint,
             table_for(checkpoint, growth.tables),
         ):
             return plan_growth(checkpoint, growth, solve=solve)
@@ -172,6 +173,8 @@ def expand(
     with_optimizer: bool = False,
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
+    config: PathLike | None = None,
+    processes: int | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Expanded: ...
@@ -238,6 +241,8 @@ def expand(
     with_optimizer: bool = False,
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
+    config: PathLike | None = None,
+    processes: int | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Expanded | PreTrainedModel:
@@ -293,6 +298,9 @@ def expand(
     For folders: max_shard_size (bytes per file), force (replace the output if it is a checkpoint and nothing else),
     with_optimizer (grow Adam's moments too), allow_pickle (read pytorch_model.bin as plain tensors), adapter (a LoRA
     adapter of PEFT's that is merged into the source; an adapter may also be the source, if its base is found).
+
+    A distributed checkpoint (torch.distributed.checkpoint) is written back as one: config (the model's config.json, or
+    a folder with one, where the run has none), processes (for how many to cut it; default: as many as wrote it).
     """
     # These import torch, which a plan does not need.
     from lemonx.models.in_memory import unwrapped
@@ -336,7 +344,18 @@ def expand(
         tables=tables(infer, spec),
     )
     writing = Writing(
-        verify, threads, max_shard_size, force, with_optimizer, allow_pickle, adapter, lessons, planned, progress
+        verify=verify,
+        threads=threads,
+        max_shard_size=max_shard_size,
+        force=force,
+        with_optimizer=with_optimizer,
+        allow_pickle=allow_pickle,
+        adapter=adapter,
+        config=config,
+        processes=processes,
+        lessons=lessons,
+        planned=planned,
+        progress=progress,
     )
     if isinstance(source, str | os.PathLike):
         return expand_folder(located(source, Wish(allow_pickle=allow_pickle)), Path(output or ""), growth, writing)
@@ -350,6 +369,7 @@ def verify(
     layerwise: bool = False,
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
+    config: PathLike | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Verified:
@@ -372,7 +392,12 @@ def verify(
     wishes = ((source, False), (target, True))
     folders = [located(given, Wish(whole=whole, allow_pickle=allow_pickle)) for given, whole in wishes]
     return verify_folders(
-        *folders, layerwise=layerwise, allow_pickle=allow_pickle, adapter=adapter, tables=tables(infer, spec)
+        *folders,
+        layerwise=layerwise,
+        allow_pickle=allow_pickle,
+        adapter=adapter,
+        config=config,
+        tables=tables(infer, spec),
     )
 
 

@@ -13,6 +13,7 @@ from lemonx.cli.options import (
     AdapterOption,
     AllowPickle,
     Choices,
+    ConfigOption,
     Depth,
     DepthType,
     DtypeOption,
@@ -74,6 +75,7 @@ def plan_command(
     dtype: DtypeOption = None,
     allow_pickle: AllowPickle = False,
     adapter: AdapterOption = None,
+    config: ConfigOption = None,
     infer: Infer = True,
     spec: SpecFile = None,
     solve: Annotated[
@@ -100,7 +102,7 @@ def plan_command(
     asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
     chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle)
     if params is not None and from_ is None:
-        found = _shapes(source, params, asked, chosen, adapter)
+        found = _shapes(source, params, asked, chosen, adapter, config)
         print_json([shape.as_dict() for shape in found]) if as_json else show.print_shapes(source, params, found)
         return
     plan = api.plan(
@@ -108,6 +110,7 @@ def plan_command(
         **merged(asked, chosen, from_),
         solve=solve,
         adapter=adapter,
+        config=config,
         infer=infer,
         spec=spec,
     )
@@ -117,12 +120,14 @@ def plan_command(
         show.print_plan(plan, tensors=tensors)
 
 
-def _shapes(source: str, params: str, asked: Sizes, chosen: Choices, adapter: str | None) -> list[Shape]:
+def _shapes(
+    source: str, params: str, asked: Sizes, chosen: Choices, adapter: str | None, config: Path | None
+) -> list[Shape]:
     from lemonx.models.sources import opened
     from lemonx.workflows import budget, options
 
     growth = options.GrowthOptions(options.sizes(**asked), chosen["method"], free=chosen["free"])
-    with opened(source, allow_pickle=chosen["allow_pickle"], adapter=adapter) as checkpoint:
+    with opened(source, allow_pickle=chosen["allow_pickle"], adapter=adapter, config=config) as checkpoint:
         return budget.shapes(checkpoint, growth, params)
 
 
@@ -185,9 +190,18 @@ def expand_command(
         bool,
         typer.Option(
             "--with-optimizer",
-            help="Grow Adam's moments too, to resume a run at the new size: SOURCE is Trainer's checkpoint-N folder.",
+            help="Grow Adam's moments too, to resume a run at the new size: SOURCE is Trainer's checkpoint-N folder, "
+            "or a distributed checkpoint.",
         ),
     ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="For how many processes a distributed checkpoint is cut. Default: as many as wrote SOURCE.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
     push: Push = None,
     private: Private = False,
@@ -196,6 +210,7 @@ def expand_command(
     ] = False,
     allow_pickle: AllowPickle = False,
     adapter: AdapterOption = None,
+    config: ConfigOption = None,
     infer: Infer = True,
     spec: SpecFile = None,
     as_json: Json = False,
@@ -218,7 +233,7 @@ def expand_command(
     if push:
         check_destination(push)
     if dry_run:
-        planned = api.plan(source, **growth, solve=True, adapter=adapter, infer=infer, spec=spec)
+        planned = api.plan(source, **growth, solve=True, adapter=adapter, config=config, infer=infer, spec=spec)
         _print_dry_run(planned, output, force=force, as_json=as_json)
         return
     folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
@@ -238,6 +253,8 @@ def expand_command(
             lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
             with_optimizer=with_optimizer,
             adapter=adapter,
+            config=config,
+            processes=processes,
         )
     if not as_json:
         show.print_expanded(source, expanded)
@@ -312,6 +329,7 @@ def verify_command(
     ] = False,
     allow_pickle: AllowPickle = False,
     adapter: AdapterOption = None,
+    config: ConfigOption = None,
     infer: Infer = True,
     spec: SpecFile = None,
     as_json: Json = False,
@@ -331,7 +349,13 @@ def verify_command(
     both = [hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=allow_pickle) for one in (source, output)]
     with waiting("reading both checkpoints", quiet=as_json):
         measured = api.verify(
-            *both, layerwise=layerwise, allow_pickle=allow_pickle, adapter=adapter, infer=infer, spec=spec
+            *both,
+            layerwise=layerwise,
+            allow_pickle=allow_pickle,
+            adapter=adapter,
+            config=config,
+            infer=infer,
+            spec=spec,
         )
     if as_json:
         print_json(show.verified_json(measured))

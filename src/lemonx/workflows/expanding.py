@@ -27,6 +27,7 @@ from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.options import GrowthOptions, Writing
 from lemonx.workflows.planning import plan_growth
+from lemonx.workflows.run_output import RunOutput
 from lemonx.workflows.tables import require_sample, table_for
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing
 def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Writing) -> Expanded:
     """Write the expansion of a checkpoint."""
     with (
-        open_source(source, allow_pickle=writing.allow_pickle, adapter=writing.adapter) as checkpoint,
+        open_source(
+            source, allow_pickle=writing.allow_pickle, adapter=writing.adapter, config=writing.config
+        ) as checkpoint,
         table_for(checkpoint, growth.tables),
     ):
         plan = plan_growth(checkpoint, growth)
@@ -86,8 +89,14 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
         if writing.planned:
             writing.planned(plan)
         entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
+        run = _run_output(plan, checkpoint, writing)
         with CheckpointWriter(
-            output, entries, max_shard_size=writing.max_shard_size, force=writing.force, source=checkpoint.origin
+            output,
+            entries,
+            max_shard_size=writing.max_shard_size,
+            force=writing.force,
+            source=checkpoint.origin,
+            files=run.files() if run else None,
         ) as writer:
             _write_tensors(plan, checkpoint, writer, writing)
             if plan.ramp:
@@ -99,8 +108,19 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
                 else:
                     with content() as file:
                         writer.add_file(file, name)
-            verified, certified = _certify(plan, checkpoint, writer, writing)
+            verified, certified = _certify(plan, checkpoint, writer, writing, run)
     return Expanded(output, plan, verified, certified)
+
+
+def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutput | None:
+    """What a distributed checkpoint is written back as; None for a folder of safetensors."""
+    if checkpoint.dcp is not None:
+        return RunOutput(plan, checkpoint, processes=writing.processes, with_state=writing.with_optimizer)
+    if writing.processes is not None:
+        raise BadTarget(
+            "--processes is for a distributed checkpoint, and the source is a folder of safetensors", "leave it out"
+        )
+    return None
 
 
 def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing) -> None:
@@ -114,17 +134,19 @@ def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter,
 
 
 def _certify(
-    plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing
+    plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing, run: RunOutput | None
 ) -> tuple[Verified, Certificate]:
     """Verify the folder while it is still hidden, and add the certificate with what was measured."""
     optimizer = None
-    if writing.with_optimizer:
+    if run is not None:
+        optimizer = run.state.write(writer) if run.state else None
+    elif writing.with_optimizer:
         from lemonx.optimizer_state.on_disk import grow_folder
 
         optimizer = grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=writing.max_shard_size)
     verified = Verified(None, skipped="--no-verify")
     if writing.verify:
-        with Checkpoint.open(writer.folder) as written:
+        with open_source(writer.folder) as written:
             # Hours of expansion must not be thrown away because the machine is small.
             verified = measure(plan, checkpoint, written, must=False)
         if plan.policy.lossless and not verified.passed:

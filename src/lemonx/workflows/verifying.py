@@ -14,11 +14,18 @@ from lemonx.workflows.tables import Tables, table_for
 
 
 def verify_folders(
-    source: Path, target: Path, *, layerwise: bool, allow_pickle: bool, adapter: PathLike | None, tables: Tables
+    source: Path,
+    target: Path,
+    *,
+    layerwise: bool,
+    allow_pickle: bool,
+    adapter: PathLike | None,
+    config: PathLike | None,
+    tables: Tables,
 ) -> Verified:
     """Check everything that the certificate makes checkable; without a certificate, only the outputs."""
     with (
-        open_source(source, allow_pickle=allow_pickle, adapter=adapter) as small,
+        open_source(source, allow_pickle=allow_pickle, adapter=adapter, config=config) as small,
         open_source(target, allow_pickle=allow_pickle) as large,
     ):
         said = read_certificate(large)
