@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import distributed as dist
@@ -156,7 +156,8 @@ def columns(folder: Path, name: str, options: dict[str, Any], mesh: Any) -> dict
     """Every tensor is cut along its last axis, as half of those of tensor parallelism are."""
     source, target = folder / name / "source", folder / name / "target"
     empty = models.empty("causal-lm", target, {})
-    model = fully_shard(empty, mesh=mesh, shard_placement_fn=lambda p: Shard(p.ndim - 1)).to_empty(device="cpu")
+    fully_shard(empty, mesh=mesh, shard_placement_fn=lambda p: Shard(p.ndim - 1))
+    model = empty.to_empty(device="cpu")
     model.tie_weights()
     with Counted() as counted, CommDebugMode() as sent:
         load_expanded(model, source, **options)
@@ -186,7 +187,7 @@ def distributed_run(folder: Path, name: str, options: dict[str, Any], mesh: Any)
     dist.barrier()
     large = sharded.allocate(models.empty("causal-lm", target, {}), mesh)
     optimizer = torch.optim.AdamW(large.parameters(), lr=1e-3)
-    weights, moments = get_state_dict(large, optimizer)
+    weights, moments = cast("tuple[Any, Any]", get_state_dict(large, optimizer))
     state_dict_loader.load({"model": weights, "optimizer": moments}, checkpoint_id=folder / "run-out")
     steps = {float(entry["step"]) for entry in moments["state"].values()}
     return {"wrong": differing(large, target)[0], "steps": sorted(steps)}

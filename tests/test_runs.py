@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import lemonx
@@ -30,8 +31,13 @@ GROW: dict[str, Any] = {"width": 72, "heads": 6, "kv_heads": 3, "depth": 3}
 LLAMA, HEADS, KEYS, SIZE = "llama-untied", 4, 2, 12
 
 
+def states(model: Any, optimizer: Any) -> Any:
+    """Weights and moments by name, as torch gathers them for a checkpoint."""
+    return get_state_dict(model, optimizer)
+
+
 def save(state: dict[str, Any], folder: Path) -> Path:
-    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    state_dict_saver.save(state, checkpoint_id=folder, no_dist=True)
     return folder
 
 
@@ -41,7 +47,7 @@ def everything(folder: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
     state: dict[str, Any] = {}
-    _load_state_dict(state, dcp.FileSystemReader(folder), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    _load_state_dict(state, FileSystemReader(folder), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     return state
 
 
@@ -55,7 +61,7 @@ def trained(name: str) -> tuple[Any, Any]:
     return model, optimizer
 
 
-def grown(name: str, model: Any, folder: Path, options: dict[str, Any]) -> Any:
+def grown(model: Any, folder: Path, options: dict[str, Any]) -> Any:
     """The model that is grown from a folder."""
     model.save_pretrained(folder / "small")
     lemonx.expand(folder / "small", folder / "large", verify=False, **options)
@@ -63,10 +69,6 @@ def grown(name: str, model: Any, folder: Path, options: dict[str, Any]) -> Any:
 
 
 # ----------------------------------------------------------------- forms
-
-
-def as_it_is(state: dict[str, torch.Tensor], heads: int, keys: int) -> dict[str, torch.Tensor]:
-    return state
 
 
 def pairs(weight: torch.Tensor) -> torch.Tensor:
@@ -140,7 +142,7 @@ def test_runs_of_other_libraries_keep_their_names(form: Form, tmp_path: Path) ->
     run = save(
         {**form(state, HEADS, KEYS), "optimizer": flat, "train_state": {"step": torch.tensor(7)}}, tmp_path / "run"
     )
-    expected = grown(LLAMA, model, tmp_path, GROW)
+    expected = grown(model, tmp_path, GROW)
     lemonx.expand(run, tmp_path / "out", verify=False, config=tmp_path / "small", with_optimizer=True, **GROW)
     found, wanted = everything(tmp_path / "out"), form(dict(expected.state_dict()), 6, 3)
     rest = {key: found.pop(key) for key in ("optimizer", "train_state")}
@@ -153,7 +155,7 @@ def test_runs_of_other_libraries_keep_their_names(form: Form, tmp_path: Path) ->
     for key, value in wanted.items():
         assert rest["optimizer"][f"state.{key}.exp_avg"].shape == value.shape
     # The moments that transformers' names give, in the run's own form.
-    by_name = save({"model": state, "optimizer": get_state_dict(model, optimizer)[1]}, tmp_path / "named")
+    by_name = save({"model": state, "optimizer": states(model, optimizer)[1]}, tmp_path / "named")
     lemonx.expand(by_name, tmp_path / "by-name", verify=False, config=tmp_path / "small", with_optimizer=True, **GROW)
     theirs = everything(tmp_path / "by-name")["optimizer"]["state"]
     for field in ("exp_avg", "exp_avg_sq"):
@@ -168,12 +170,12 @@ def test_runs_of_other_libraries_keep_their_names(form: Form, tmp_path: Path) ->
 def test_runs_of_transformers_models(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Tied weights, experts that a module keeps in one tensor, names that differ on disk; and all is verified."""
     model, optimizer = trained(name)
-    weights, moments = get_state_dict(model, optimizer)
+    weights, moments = states(model, optimizer)
     run = save({"model": weights, "optimizer": moments, "note": "kept"}, tmp_path / "run")
     model.save_pretrained(tmp_path / "small")
     shutil.copy(tmp_path / "small" / "config.json", run)
     before = {file: (run / file).read_bytes() for file in os.listdir(run)}
-    expected = grown(name, model, tmp_path, options)
+    expected = grown(model, tmp_path, options)
     made = lemonx.expand(run, tmp_path / "out", processes=3, with_optimizer=True, **options)
     assert made.verified.passed and made.verified.skipped is None
     assert {file: (run / file).read_bytes() for file in os.listdir(run)} == before
@@ -184,9 +186,9 @@ def test_runs_of_transformers_models(name: str, options: dict[str, Any], tmp_pat
         parameter.grad = torch.zeros_like(parameter)
     other.step()
     wanted = type(model).from_pretrained(tmp_path / "large").state_dict()
-    filled, state = get_state_dict(expected, other)
+    filled, state = states(expected, other)
     target = {"model": filled, "optimizer": state, "note": ""}
-    dcp.load(target, checkpoint_id=made.path, no_dist=True)
+    state_dict_loader.load(target, checkpoint_id=made.path, no_dist=True)
     assert all(filled[key].equal(value) for key, value in wanted.items()) and target["note"] == "kept"
     if name != "mixtral":  # what is grown in memory, by name, has no way to follow fused experts
         in_memory = grow_optimizer(made.plan, moments["state"])
@@ -212,7 +214,7 @@ def test_runs_of_transformers_models(name: str, options: dict[str, Any], tmp_pat
 def test_accelerates_folders(tmp_path: Path) -> None:
     """The model and the optimizer lie in folders of their own."""
     model, optimizer = trained("llama-tied")
-    weights, moments = get_state_dict(model, optimizer)
+    weights, moments = states(model, optimizer)
     model.save_pretrained(tmp_path / "small")
     save({"model": weights}, tmp_path / "run" / "pytorch_model_fsdp_0")
     save({"optimizer": moments}, tmp_path / "run" / "optimizer_0")
@@ -257,6 +259,12 @@ def hostile_item(folder: Path) -> None:
     path.write_bytes(raw.replace(b"ctorch._utils\n_rebuild_tensor_v2", b"cposix\nsystem\n                  ", 1))
 
 
+def swollen(folder: Path) -> None:
+    """A short list, copied a million times by a pickle of a few megabytes."""
+    copies = b"".join(b"ctorch\nSize\nh\x00\x85R0" for _ in range(1000))
+    (folder / ".metadata").write_bytes(b"\x80\x02]q\x00(" + b"K\x01" * 100_000 + b"e0" + copies + b"N.")
+
+
 def truncated(folder: Path) -> None:
     os.truncate(folder / "__0_0.distcp", 1000)
 
@@ -291,6 +299,7 @@ def _shifted(metadata: Any) -> None:
 ATTACKS = {
     "asks for posix.system": hostile,
     "holds no readable tensor": hostile_item,
+    "is not the metadata of a distributed checkpoint": swollen,
     "is truncated": truncated,
     "does not exist": lacking,
     "lack a part of 'model.lm_head.weight'": rewritten(_hole),

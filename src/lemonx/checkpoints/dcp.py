@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _INSIDE: tuple[tuple[str, ...], ...] = (("model",), ("state_dict",), ("model_state_dict",), ("app", "model"), ())
 # Where Accelerate, and so Trainer, puts the model and the optimizer.
 _BELOW = re.compile(r"pytorch_model_fsdp_\d+")
+# What an archive may take beside its numbers; torch's take two kilobytes.
+_MOST_AROUND = 1 << 20
 _WRITER = re.compile(r"__(\d+)_\d+\.distcp")
 # From the config and the shapes of the stored tensors, by key: how the model's files name them. None: just so.
 Naming = Callable[[Mapping[str, object], Mapping[str, tuple[int, ...]]], Views | None]
@@ -73,6 +75,8 @@ class DcpFolder:
 
     def __init__(self, folder: Path, below: str = ".", *, weights: bool = True) -> None:
         self.folder, self.below = (folder / below).resolve(), below
+        if not self.folder.is_relative_to(folder):
+            raise BadCheckpoint("is a link out of its folder", "replace it with a copy", file=folder / below)
         with file_inside(self.folder, METADATA) as file:
             try:
                 raw = read_open(file, MOST_BYTES)
@@ -83,6 +87,8 @@ class DcpFolder:
         self._descriptors: dict[Path, int] = {}
         self._states: dict[Path, tuple[int, ...]] = {}
         self._located: dict[tuple[Path, int], int] = {}
+        # A tensor of a thousand chunks is read in a thousand blocks.
+        self._spans: dict[int, tuple[InChunks, list[tuple[int, int, Chunk]]]] = {}
         try:
             self._open()
             self.inside, self.weights = self._weights() if weights else ((), {})
@@ -169,8 +175,9 @@ class DcpFolder:
         """Read bytes `begin` onwards of a tensor, in the order of its numbers."""
         size = item_size(info.dtype)
         start, stop = begin // size, (begin + len(buffer)) // size
-        for chunk in info.chunks:
-            low, high = span(chunk, info.shape)
+        if id(info) not in self._spans:  # with the tensor, so that no other gets its id
+            self._spans[id(info)] = info, [(*span(chunk, info.shape), chunk) for chunk in info.chunks]
+        for low, high, chunk in self._spans[id(info)][1]:
             if low >= stop or high <= start:
                 continue
             fd, base = self._descriptors[chunk.file], self._base(chunk, info)
@@ -193,6 +200,9 @@ class DcpFolder:
         """The byte that the numbers of a chunk's item begin at; its archive is looked into once."""
         offset, length = chunk.item
         if (base := self._located.get((chunk.file, offset))) is None:
+            if length > math.prod(chunk.shape) * item_size(info.dtype) + _MOST_AROUND:
+                found = f"has {length} bytes at byte {offset} for {list(chunk.shape)} of {info.name!r}"
+                raise BadCheckpoint(found, "save it again", file=chunk.file)
             placed = locate(self._descriptors[chunk.file], chunk.file, offset, length)
             shape, strides = chunk.shape, zip(contiguous(chunk.shape), placed.strides, strict=False)
             apart = any(n > 1 and a != b for n, (a, b) in zip(shape, strides, strict=False))

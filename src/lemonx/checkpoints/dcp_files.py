@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from lemonx.checkpoints.chunks import Chunk, Views, contiguous, seen_as
 from lemonx.checkpoints.dcp import DcpFolder
@@ -162,13 +162,11 @@ class _Recorder(io.RawIOBase):
 @cache
 def _envelope(dtype: str, shape: tuple[int, ...]) -> _Envelope:
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
-        tensor = torch.empty(shape, dtype=torch_dtype(dtype))
     recorder = _Recorder()
-    with torch.serialization.skip_data(materialize_fake_tensors=True):
-        torch.save(tensor, recorder)
+    # Memory that nobody touches is not taken.
+    with torch.serialization.skip_data():
+        torch.save(torch.empty(shape, dtype=torch_dtype(dtype), device="cpu"), cast("BinaryIO", recorder))
     joined: list[tuple[int, bytearray]] = []
     for place, raw in recorder.pieces:
         if joined and joined[-1][0] + len(joined[-1][1]) == place:

@@ -31,6 +31,7 @@ _RECORDS = {
     _FILES: ("_StorageInfo", "_StoragePrefix"),
 }
 _AGAIN = "save it again"
+_MOST_AXES, _LONGEST_PATH = 64, 4096
 # A weight, its moments, and a dozen settings of its group, each under a key of its own.
 _MOST_KEYS = 16 * MOST_TENSORS
 
@@ -107,15 +108,15 @@ class _Plain(pickle.Unpickler):
         }
         self._known[_META, "TensorProperties"] = type("TensorProperties", (), {"__setstate__": _keep_state})
         functions: dict[tuple[str, str], Callable[..., Any]] = {
-            ("torch", "Size"): lambda sizes=(): tuple(sizes),
+            ("torch", "Size"): _size,
             ("torch.serialization", "_get_layout"): str,
             (_META, "_MEM_FORMAT_ENCODING"): lambda number: number,
-            ("collections", "OrderedDict"): lambda items=(): dict(items),
+            ("collections", "OrderedDict"): lambda: {},
         }
         self._known.update(functions)
         for module in ("pathlib", "pathlib._local"):
             for name in ("PosixPath", "WindowsPath", "PurePosixPath"):
-                self._known[module, name] = lambda *parts: str(PurePosixPath(*parts))
+                self._known[module, name] = _path
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if module_name == "torch" and (dtype := by_torch_name(global_name)) is not None:
@@ -127,6 +128,18 @@ class _Plain(pickle.Unpickler):
 
     def persistent_load(self, pid: Any, /) -> Any:
         raise _Asked("an object outside of it")
+
+
+def _size(sizes: Any = ()) -> tuple[Any, ...]:
+    if len(sizes) > _MOST_AXES:
+        raise ValueError("too many axes")  # a long list, copied a million times, would fill the memory
+    return tuple(sizes)
+
+
+def _path(*parts: str) -> str:
+    if sum(map(len, parts)) > _LONGEST_PATH:
+        raise ValueError("too long a path")
+    return str(PurePosixPath(*parts))
 
 
 def _keep_state(self: Any, state: Any) -> None:
@@ -200,7 +213,7 @@ def _stored(key: str, entry: Any, items: Mapping[Any, Item], path: Path) -> Stor
 
 
 def _sizes(value: Any, path: Path) -> tuple[int, ...]:
-    if not isinstance(value, tuple | list) or len(value) > 64:
+    if not isinstance(value, tuple | list) or len(value) > _MOST_AXES:
         _broken(path, "gives a size that is not a list of natural numbers")
     if not all(type(number) is int and 0 <= number < 2**40 for number in value):
         _broken(path, "gives a size that is not a list of natural numbers")

@@ -322,7 +322,7 @@ class Checkpoint:
             import torch
 
             # Whoever runs torch in another dtype than code asks for still wants what is stored.
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
                 return write_copy(temporary.path / "copy", entries, pieces, self._config_bytes, {})
         bare, count = temporary.path, len(self._descriptors)
         names = {path: f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i, path in enumerate(self._descriptors)}

@@ -42,7 +42,7 @@ class Files:
     entries: Mapping[str, Entry]
     places: Mapping[str, tuple[Chunk, ...]]
     check: Callable[[Path], None]
-    beside: Mapping[str, bytes] = field(default_factory=dict)
+    beside: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
 
 def together(first: Files, second: Files) -> Files:

@@ -111,7 +111,7 @@ def indices(name: str, tensor: torch.Tensor) -> list[list[tuple[int, int, int]]]
             return [[] for _ in axes]
         for place, placement in enumerate(tensor.placements):
             # Exact types: a subclass cuts in a way of its own.
-            if type(placement) in (Shard, _StridedShard):
+            if isinstance(placement, Shard | _StridedShard) and type(placement) in (Shard, _StridedShard):
                 axis, count = placement.dim, tensor.device_mesh.size(place)
                 spread = axes[axis].reshape([-1 if a == axis else 1 for a in range(tensor.ndim)])
                 cuts, _ = placement._split_tensor(spread, count, with_padding=False, contiguous=False)

@@ -62,7 +62,7 @@ def _part(key: str, shape: tuple[int, ...], view: torch.Tensor) -> Part | None:
         if axis is None:
             return None
         axes.append(axis)
-    begin = tuple(int(place) for place in np.unravel_index(view.storage_offset(), shape)) if shape else ()
+    begin = tuple(int(place) for place in np.unravel_index(int(view.storage_offset()), shape)) if shape else ()
     sizes = [1] * len(shape)
     for axis, size in zip(axes, view.shape, strict=True):
         sizes[axis] = size

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 
@@ -86,7 +87,7 @@ class RunState:
     def _origins(self) -> dict[str, str]:
         """The source's parameter of every parameter of the target that has state."""
         steps = {step.name: step.source for step in self.plan.steps}
-        origins = {}
+        origins: dict[str, str] = {}
         for name, parts in self.target.items():
             for part in parts:
                 origin = self.views[steps[name]][0].key
@@ -151,14 +152,15 @@ class RunState:
     def _renamed(self, raw: bytes, key: str) -> bytes:
         """The list of a group's parameters, with those of the target."""
         try:
-            listed = read_pickle(io.BytesIO(raw))
-        except Exception:
+            listed: Any = read_pickle(io.BytesIO(raw))
+        except Exception:  # what a broken or hostile pickle raises is not known in advance
             listed = None
-        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in cast("list[Any]", listed)):
             raise BadCheckpoint(f"holds no list of names in {key!r}", "save the run again", file=self.held.path)
-        frozen = [name for name in listed if name not in self.fields]
+        names = cast("list[str]", listed)
+        frozen = [name for name in names if name not in self.fields]
         saved = io.BytesIO()
-        torch.save([own for own, origin in self.origins.items() if origin in listed] + frozen, saved)
+        torch.save([own for own, origin in self.origins.items() if origin in names] + frozen, saved)
         return saved.getvalue()
 
     # ------------------------------------------------------------- then
