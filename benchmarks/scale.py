@@ -4,7 +4,8 @@ A folder of headers stands in for the source: config.json and a safetensors file
 content (a sparse file takes no disk), so that `lemonx plan` and this script see the real thing.
 
     python benchmarks/scale.py                          print the tables: Llama 7B to 13B on 8 processes; 8B, 70B, 405B
-    python benchmarks/scale.py --write                  put it into docs/scale.md, between its markers
+    python benchmarks/scale.py --table many             one of them: 70B on 64 processes, 405B on 512
+    python benchmarks/scale.py --write                  put them into docs/scale.md, between their markers
     python benchmarks/scale.py --headers FOLDER         leave the folder there, for `lemonx plan FOLDER ...`
     python benchmarks/scale.py --headers FOLDER --model 405B
 
@@ -35,6 +36,11 @@ SOURCE = {
 # The shapes of Llama 3: hidden, blocks, heads, FFN.
 SHAPES = {"8B": (4096, 32, 32, 14336), "70B": (8192, 80, 64, 28672), "405B": (16384, 126, 128, 53248)}
 GROWTH: dict[str, Any] = {"width": 5120, "depth": 40, "heads": 40, "kv_heads": 40, "ffn": 13824}
+# Growth by a quarter in width: the blocks of the target, and two meshes, (FSDP, tensor parallelism).
+MANY: dict[str, tuple[int, list[tuple[int, int]]]] = {
+    "70B": (96, [(64, 1), (8, 8)]),
+    "405B": (157, [(512, 1), (64, 8)]),
+}
 # What a kind of benchmarks/expand.py grows.
 GROWTHS = {"width": "width", "depth": "depth", "both": "width and depth"}
 # Weights, gradients and Adam's two moments, in float32 each.
@@ -96,6 +102,45 @@ def table(folder: Path, processes: int) -> str:
         ("checkpoint of the run: float32 weights and moments", _gb(12 * target)),
     ]  # fmt: skip
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {figure} |" for name, figure in rows)])
+
+
+def many() -> str:
+    """Two growths on many processes: what each reads, sends and holds, and that reads were counted to be just so."""
+    from meshes import Mesh, counted, on_paper
+
+    import lemonx
+
+    rate, columns = measured()["lemonx, 1 thread"][0], []
+    for model, (depth, meshes) in MANY.items():
+        with tempfile.TemporaryDirectory() as name:
+            folder = headers(Path(name), config_of(model))
+            plan = lemonx.plan(folder, width_factor="5/4", depth=depth, solve=True)
+            source = sum(info.nbytes for info in plan.tensors.values())
+            target = sum(math.prod(step.shape) for step in plan.steps)
+            column = {"": f"Llama {model} to {target / 1e9:.0f}B, {Mesh(*meshes[0]).processes} processes"}
+            column |= {"source, target (bf16)": f"{_gb(source)}, {_gb(2 * target)}"}
+            most = everyone = held = 0
+            for mesh in (Mesh(*mesh) for mesh in meshes):
+                parts = [on_paper(plan, mesh, process) for process in range(mesh.processes)]
+                most, everyone, held = max(r for r, _ in parts), sum(r for r, _ in parts), max(h for _, h in parts)
+                kind = "FSDP" if mesh.tensor == 1 else f"FSDP over TP of {mesh.tensor}"
+                column[f"{kind}: read by each"] = f"at most {_gb(most)}"
+                column[f"{kind}: read by all"] = f"{_gb(everyone)}, {everyone / source:.2f} times the source"
+                process = mesh.processes // 2 + 5  # in the midst, where copies begin
+                found = counted(plan, folder, mesh, process)
+                if found != parts[process][0]:
+                    raise SystemExit(f"{mesh}: process {process} read {found} bytes, on paper {parts[process][0]}")
+                column[f"{kind}: counted"] = f"process {process} read {found:,} bytes, as on paper"
+                column[f"{kind}: held by each, bf16"] = _gb(held)
+            column["sent by each"] = "0 bytes"
+            seconds = held / 1e9 / rate
+            column["time to make it, 1 thread"] = f"{seconds:.1f} s"
+            column["storage is the limit if it reads slower than"] = (
+                f"{most / 1e9 / seconds:.1f} GB/s per process, {everyone / 1e9 / seconds:.0f} GB/s in all"
+            )
+            columns.append(column)
+    lines = [f"| {row} | {' | '.join(column[row] for column in columns)} |" for row in columns[0]]
+    return "\n".join([lines[0], "|---|" + "---|" * len(columns), *lines[1:]])
 
 
 def sizes() -> str:
@@ -182,18 +227,23 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--headers", type=Path, help="only make the folder of headers")
     parser.add_argument("--model", choices=SHAPES, help="the headers of this model instead of Llama 7B")
+    parser.add_argument("--table", action="append", choices=("scale", "many", "sizes", "speed"), help="only this one")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/scale.md")
     options = parser.parse_args()
     if options.headers:
         print(headers(options.headers, config_of(options.model) if options.model else SOURCE))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        scale = table(headers(Path(folder) / "llama-7b"), options.processes)
-    tables = {"scale": scale, "sizes": sizes(), "speed": speed()}
-    print("\n\n".join(tables.values()))
-    if options.write:
-        for name, text in tables.items():
+    known = {"scale": lambda: _scale(options.processes), "many": many, "sizes": sizes, "speed": speed}
+    for name in options.table or known:
+        text = known[name]()
+        print(f"{text}\n")
+        if options.write:
             pages.write("docs/scale.md", name, text)
+
+
+def _scale(processes: int) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return table(headers(Path(folder) / "llama-7b"), processes)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lemonx
 import pico
+from distributed_worker import FUSED
 from lemonx import api
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
@@ -34,12 +40,13 @@ pytestmark = pytest.mark.xdist_group("distributed")
 PROCESSES = 2
 BLOCK = 1500
 ROUNDING = torch.finfo(torch.float32).eps
-# A decoder; weights kept transposed and fused; names that differ on disk, and means; the paper's BERT.
+# A decoder; weights kept transposed and fused; names that differ on disk, and means; the paper's BERT; experts.
 EXPANSIONS: dict[str, dict[str, Any]] = {
     "llama-tied": {"width": 72, "heads": 6, "kv_heads": 3, "depth": 3},
     "gpt2-lm": {"width": 72, "depth": 3},
     "vit-cls": {"width": 72, "depth": 3, "depth_type": 2},
     "pre-ln-mlm": {"width": 120},
+    "mixtral": {"width": 72, "depth": 3},
 }
 MODEL = {
     **{"model_type": "llama", "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -145,7 +152,7 @@ def test_each_process_holds_half(name: str, two: list[dict[str, Any]]) -> None:
     assert max(held) < 0.52 * whole
 
 
-@every_expansion
+@pytest.mark.parametrize("name", [name for name in EXPANSIONS if name not in FUSED])
 def test_bytes_read_are_those_on_paper(name: str, folder: Path, two: list[dict[str, Any]]) -> None:
     """Counted at the system call. Together they read what one process reads, and the blocks at the cut again."""
     read = [found["expand"][name]["read"] for found in two]
@@ -175,7 +182,7 @@ def test_a_decoder_is_read_once(folder: Path, two: list[dict[str, Any]]) -> None
     assert all(r <= 0.75 * whole for r, whole in zip(read, half, strict=True))
 
 
-@every_expansion
+@pytest.mark.parametrize("name", [name for name in EXPANSIONS if name not in FUSED])
 def test_what_they_save_is_a_normal_checkpoint(name: str, folder: Path, two: list[dict[str, Any]]) -> None:
     model_class = type(pico.PICO[name]())
     saved, info = model_class.from_pretrained(folder / name / "saved", output_loading_info=True)
@@ -195,7 +202,25 @@ def test_what_they_save_is_a_normal_checkpoint(name: str, folder: Path, two: lis
 def test_what_cannot_be_filled_is_refused(two: list[dict[str, Any]]) -> None:
     for found in two:
         assert "call model.to_empty" in found["refused"]["on the meta device"]
-        assert "can only fill slices of the first axis" in found["refused"]["another axis"]
+
+
+def test_tensors_cut_along_their_last_axis(two: list[dict[str, Any]], folder: Path) -> None:
+    """Each process reads about the columns that it needs, and none is sent any."""
+    name = next(iter(EXPANSIONS))
+    whole = sum(info.nbytes for info in api.plan(folder / name / "source", **EXPANSIONS[name]).tensors.values())
+    for found in two:
+        assert found["columns"]["wrong"] == [] and found["columns"]["sent"] == 0
+        assert found["columns"]["read"] == found["columns"]["on_paper"] < whole
+
+
+def test_a_run_that_two_processes_saved_grows(two: list[dict[str, Any]], folder: Path) -> None:
+    """In torch's own form, for another number of processes; both load it again, weights and moments."""
+    with Checkpoint.open(folder / "run-out") as written:
+        assert written.dcp is not None and written.dcp.processes == 3
+    with Checkpoint.open(folder / "run", config=folder / "llama-tied" / "source") as saved:
+        assert saved.dcp is not None and saved.dcp.processes == 2
+    for found in two:
+        assert found["run"]["wrong"] == [] and 1.0 in found["run"]["steps"]
 
 
 def test_the_wrong_model_is_refused(folder: Path, two: list[dict[str, Any]]) -> None:
@@ -248,6 +273,51 @@ def test_a_shared_model_grows_while_it_trains(folder: Path, two: list[dict[str, 
     saved = AutoModelForCausalLM.from_pretrained(folder / "in-place")
     assert saved.config.num_hidden_layers == 3 and saved.config.hidden_size == 64
     assert example.measured(saved) == pytest.approx(alone.last, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gpt2-lm", "mixtral"])
+def test_meshes_of_two_dimensions(name: str, folder: Path, two: list[dict[str, Any]]) -> None:
+    """Four processes in turn, without a network: tensor parallelism, FSDP over it, and a stage of a pipeline."""
+    source, target = folder / name / "source", folder / name / "target"
+    expected = type(pico.PICO[name]()).from_pretrained(target)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(row_readers, "BLOCK", BLOCK)
+    for rank in range(4):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+        try:
+            # Names of their own: torch would take equal meshes for that of the process before.
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=(f"dp{rank}", f"tp{rank}"))
+            model = type(expected)(expected.config).float()
+            wanted = cut(model, expected, mesh)
+            if stage := rank == 3 and name == "llama-tied":  # the end of a pipeline, under the model's own names
+                model.model.layers[0] = model.model.layers[1] = torch.nn.Identity()
+            load_expanded(model, source, stage=stage, **EXPANSIONS[name])
+            for parameter, tensor in model.named_parameters():
+                assert tensor.to_local().equal(wanted[parameter]), parameter
+        finally:
+            dist.destroy_process_group()
+    patch.undo()
+
+
+def cut(model: Any, expected: Any, mesh: Any) -> dict[str, torch.Tensor]:
+    """Place parameters as FSDP over tensor parallelism does, without values; what this process is to hold of each."""
+    wanted = {}
+    for number, (name, whole) in enumerate(list(expected.named_parameters())):
+        whole, last = whole.detach(), Shard(whole.ndim - 1)
+        over = [_StridedShard(0, split_factor=2), Shard(0)]
+        ways = (over, [Shard(0), last], [Replicate(), last], [last, Replicate()])
+        placements = ways[number % len(ways)]
+        if placements is over:  # first tensor parallelism, then FSDP of what that left
+            parts = torch.chunk(torch.chunk(whole, 2, 0)[mesh.get_local_rank(1)], 2, 0)
+            wanted[name] = parts[mesh.get_local_rank(0)]
+        else:
+            wanted[name] = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+        empty = torch.full_like(wanted[name], torch.nan)
+        made = DTensor.from_local(empty, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, torch.nn.Parameter(made))
+    model.tie_weights()
+    return wanted
 
 
 # ----------------------------------------------------------------- training

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import peft
 import pytest
+import torch
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import AutoModelForCausalLM
 
 import pico
@@ -64,7 +67,19 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pico.save(pico.PICO["vit-cls"](), folder / "vit")
     changes = {"steps": 8, "save_every": 8, "eval_every": 8, "config.hidden_size": 16, "config.num_hidden_layers": 1}
     train(read_recipe("lm-small", changes), folder / "run")
+    distributed_run(folder)
     return folder
+
+
+def distributed_run(folder: Path) -> None:
+    """What a loop of FSDP2 saves after a step."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "small")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=torch.tensor([[1, 2]]), labels=torch.tensor([[1, 2]])).loss.backward()
+    optimizer.step()
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments}
+    state_dict_saver.save(state, checkpoint_id=folder / "fsdp-run" / "step-1000", no_dist=True)
 
 
 @pytest.fixture

@@ -23,6 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import faults
 from commands import state
@@ -30,6 +33,7 @@ from forkserver import Server, alive
 from lemonx.checkpoints.destination import leftovers
 
 KILLS = 52  # half of them with an OUTPUT that is to be replaced
+RUN_KILLS = 6
 POLL = 0.0005
 PHASES = ("planning", "writing", "verifying", "finishing")
 # Some megabytes in many shards, so that no phase is too short to be hit.
@@ -168,3 +172,37 @@ def test_copies_of_pickles_are_cleared_too(
     assert not (tmp_path / "out").exists() and len(list(temporary.glob("lemonx-*"))) == 1
     assert server().run(*asked, "--no-verify", environment=environment).code == 0
     assert not list(temporary.glob("lemonx-*"))
+
+
+def test_a_run_is_whole_whenever_its_growth_is_killed(
+    server: Callable[[], Server], good: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A distributed checkpoint, weights and moments: OUTPUT is absent or whole, and SOURCE is never touched."""
+    run, output = distributed(good(), tmp_path / "run"), tmp_path / "out"
+    before, options = state(run), (*GROW, "--with-optimizer", "--no-verify", "--processes", 3)
+    began = time.perf_counter()
+    assert server().run("expand", run, output, *options).code == 0
+    spent, whole, draw = time.perf_counter() - began, state(output), random.Random(1)
+    for number in range(RUN_KILLS):
+        shutil.rmtree(output, ignore_errors=True)
+        wanted = ("planning", "writing", "finishing")[number % 3]
+        kill(server(), ("expand", run, output, *options), output, wanted, draw.uniform(0, 0.1 * spent))
+        assert not output.exists() or state(output) == whole
+        assert state(run) == before and len(leftovers(output)) <= 1
+    shutil.rmtree(output, ignore_errors=True)
+    assert server().run("expand", run, output, *options).code == 0
+    assert state(output) == whole and sorted(os.listdir(tmp_path)) == ["out", "run"]
+
+
+def distributed(source: Path, folder: Path) -> Path:
+    """The same weights as a run saves them, with Adam's moments."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=torch.tensor([[1, 2]]), labels=torch.tensor([[1, 2]])).loss.backward()
+    optimizer.step()
+    weights, moments = get_state_dict(model, optimizer)
+    state_dict_saver.save({"model": weights, "optimizer": moments}, checkpoint_id=folder, no_dist=True)
+    shutil.copy(source / "config.json", folder)
+    return folder

@@ -58,6 +58,7 @@ def plan(
     solve: bool = False,
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
+    config: PathLike | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Plan:
@@ -104,7 +105,7 @@ def plan(
     )
     try:
         with (
-            opened(source, allow_pickle=allow_pickle, adapter=adapter) as checkpoint,
+            opened(source, allow_pickle=allow_pickle, adapter=adapter, config=config) as checkpoint,
             table_for(checkpoint, growth.tables),
         ):
             return plan_growth(checkpoint, growth, solve=solve)
@@ -173,6 +174,8 @@ def expand(
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
     keep_adapter: bool = False,
+    config: PathLike | None = None,
+    processes: int | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Expanded: ...
@@ -240,6 +243,8 @@ def expand(
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
     keep_adapter: bool = False,
+    config: PathLike | None = None,
+    processes: int | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Expanded | PreTrainedModel:
@@ -296,6 +301,9 @@ def expand(
     with_optimizer (grow Adam's moments too), allow_pickle (read pytorch_model.bin as plain tensors), adapter (a LoRA
     adapter of PEFT's that is merged into the source; an adapter may also be the source, if its base is found),
     keep_adapter (do not merge it: grow it along, into `adapter/` of the output, for PeftModel.from_pretrained).
+
+    A distributed checkpoint (torch.distributed.checkpoint) is written back as one: config (the model's config.json, or
+    a folder with one, where the run has none), processes (for how many to cut it; default: as many as wrote it).
     """
     # These import torch, which a plan does not need.
     from lemonx.models.in_memory import unwrapped
@@ -339,17 +347,19 @@ def expand(
         tables=tables(infer, spec),
     )
     writing = Writing(
-        verify,
-        threads,
-        max_shard_size,
-        force,
-        with_optimizer,
-        allow_pickle,
-        adapter,
-        keep_adapter,
-        lessons,
-        planned,
-        progress,
+        verify=verify,
+        threads=threads,
+        max_shard_size=max_shard_size,
+        force=force,
+        with_optimizer=with_optimizer,
+        allow_pickle=allow_pickle,
+        adapter=adapter,
+        keep_adapter=keep_adapter,
+        config=config,
+        processes=processes,
+        lessons=lessons,
+        planned=planned,
+        progress=progress,
     )
     if isinstance(source, str | os.PathLike):
         return expand_folder(located(source, Wish(allow_pickle=allow_pickle)), Path(output or ""), growth, writing)
@@ -363,6 +373,7 @@ def verify(
     layerwise: bool = False,
     allow_pickle: bool = False,
     adapter: PathLike | None = None,
+    config: PathLike | None = None,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> Verified:
@@ -385,7 +396,12 @@ def verify(
     wishes = ((source, False), (target, True))
     folders = [located(given, Wish(whole=whole, allow_pickle=allow_pickle)) for given, whole in wishes]
     return verify_folders(
-        *folders, layerwise=layerwise, allow_pickle=allow_pickle, adapter=adapter, tables=tables(infer, spec)
+        *folders,
+        layerwise=layerwise,
+        allow_pickle=allow_pickle,
+        adapter=adapter,
+        config=config,
+        tables=tables(infer, spec),
     )
 
 

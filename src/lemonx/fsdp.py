@@ -1,8 +1,9 @@
 """Expands a checkpoint straight into a model that many processes share: none of them reads, or holds, the whole.
 
-A model under FSDP2 (`fully_shard`) keeps a slice of the first axis of every tensor in each process. A process makes
-the blocks that its slices lie in, from the source rows of these blocks, by the code that writes folders; a block's
-noise belongs to its tensor and number. So the model is, bit for bit, what `lemonx expand` would have written.
+A process holds some rows, and perhaps only some columns, of every tensor. It makes the blocks of rows that these lie
+in, from the source rows of these blocks and from the columns that are needed, by the code that writes folders; a
+block's noise belongs to its tensor and number. So the model is, bit for bit, what `lemonx expand` would have written,
+and nothing is sent from one process to another.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lemonx import api, methods
 from lemonx.algebra.recipes import SILENT, Vector
-from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadTarget, Refused
-from lemonx.execution.row_readers import blocks_within, is_whole, source_rows
+from lemonx.execution.held import Held, HeldSink, held_of
+from lemonx.execution.row_readers import blocks_within, is_whole, needed_columns, source_rows
 from lemonx.execution.runner import everything, run_plan
 from lemonx.models.building import compute_buffers
+from lemonx.models.module_views import traced
+from lemonx.models.sources import open_source
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.config import flat_fields
@@ -35,22 +36,32 @@ if TYPE_CHECKING:
 
 
 def load_expanded(
-    model: PreTrainedModel, source: str | Path, *, threads: int | None = None, **options: Any
+    model: PreTrainedModel, source: str | Path, *, threads: int | None = None, stage: bool = False, **options: Any
 ) -> PreTrainedModel:
     """Fill a model of the target's sizes, sharded or not, with the expansion of a checkpoint; every rank calls it.
 
-    `options` are those of `lemonx.expand`, without those that say how to write; a model may hold what is made in
-    bfloat16 as float32. Build it from `plan(source, **options).target_config` on the meta device, and call `to_empty`
-    after `fully_shard`.
+    Parameters may be cut along any axes and copied, over meshes of any number of dimensions: FSDP2, tensor parallelism
+    (`parallelize_module`), or both. `stage`: this process has only a part of the model's modules, under their own
+    names, as a stage of a pipeline has. `options` are those of `lemonx.expand`, without those that say how to write; a
+    model may hold what is made in bfloat16 as float32. Build it from `plan(source, **options).target_config` on the
+    meta device, and call `to_empty` after `fully_shard`.
     """
     plan = api.plan(source, solve=True, **options)
     if methods.find(plan.policy.method).make is not None:
         raise Refused(f"{plan.policy.method} makes its model whole", "write it with lemonx expand, and load that")
     _check_config(model, plan)
-    held = {name: _part(name, tensor) for name, tensor in tensors_on_disk(model).items()}
-    _check_tensors(held, plan)
-    with Checkpoint.open(source) as checkpoint:
-        run_plan(plan, checkpoint, _Shards(held), wanted=lambda step: held[step.name].rows, threads=threads)
+    held = held_tensors(model)
+    _check_tensors(held, plan, stage)
+    nothing = Held((), torch.float32, ())
+    with open_source(Path(source), config=options.get("config")) as checkpoint:
+        run_plan(
+            plan,
+            checkpoint,
+            HeldSink(held),
+            wanted=lambda step: held.get(step.name, nothing).rows,
+            columns=lambda step: held[step.name].columns,
+            threads=threads,
+        )
     compute_buffers(model)
     return model
 
@@ -66,88 +77,37 @@ def _check_config(model: PreTrainedModel, plan: Plan) -> None:
             )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What this process holds of a tensor: some rows of its first axis, and where they are kept."""
-
-    shape: tuple[int, ...]
-    rows: range
-    local: torch.Tensor
-
-
-@dataclass(frozen=True)
-class _Shards:
-    """Takes rows of whole tensors and keeps those that this process holds."""
-
-    held: Mapping[str, _Part]
-
-    def write(self, name: str, start: int, values: torch.Tensor, column: int = 0, /) -> None:
-        part = self.held[name]
-        values, local = (values, part.local) if part.shape else (values.reshape(1), part.local.reshape(1))
-        low, high = max(start, part.rows.start), min(start + len(values), part.rows.stop)
-        if low < high:
-            local = local[low - part.rows.start : high - part.rows.start]
-            local[..., column : column + values.shape[-1]].copy_(values[low - start : high - start])
-
-
-def _part(name: str, tensor: torch.Tensor) -> _Part:
-    shape = tuple(tensor.shape)
-    if tensor.is_meta:
-        raise BadTarget(f"{name} is on the meta device", "call model.to_empty(device=...) first")
-    if not isinstance(tensor, DTensor):
-        return _Part(shape, range(shape[0] if shape else 1), tensor.detach())
-    # Exact types: a strided shard (FSDP over tensor parallelism) is a subclass, and its rows are not one slice.
-    if any(type(p) is not Replicate and not (type(p) is Shard and p.dim == 0) for p in tensor.placements):
-        raise Refused(
-            f"{name} is placed as {list(tensor.placements)}, and lemonx can only fill slices of the first axis",
-            "shard with FSDP2 and without tensor parallelism",
-        )
-    return _Part(shape, local_rows(tensor), tensor.to_local().detach())
-
-
-def local_rows(tensor: torch.Tensor) -> range:
-    """The rows of a DTensor's first axis that this process holds."""
-
-    assert isinstance(tensor, DTensor)
-    local, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return range(offset[0], offset[0] + local[0])
+def held_tensors(model: PreTrainedModel) -> dict[str, Held]:
+    """What this process holds of every tensor that `save_pretrained` would write, by name on disk; tied ones once."""
+    own = model.state_dict(keep_vars=True)
+    return {name: held_of(name, part, own[part.key]) for name, (part,) in traced(model).items()}
 
 
 def tensors_on_disk(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Every tensor that `save_pretrained` would write, by its name on disk; tied ones once."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    seen, mine = set[int](), dict[str, torch.Tensor]()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            mine[name] = tensor
-    # Empty stand-ins go through transformers' renaming: what is renamed comes out as the same object.
-    standing = {name: torch.empty(tensor.shape, device="meta") for name, tensor in mine.items()}
-    original = {id(empty): name for name, empty in standing.items()}
-    result = {}
-    for name, empty in revert_weight_conversion(model, dict(standing)).items():
-        if id(empty) not in original:
+    """The same tensors themselves; Refused where a parameter holds more than one of them."""
+    own, found = model.state_dict(keep_vars=True), {}
+    for name, (part,) in traced(model).items():
+        found[name] = own[part.key]
+        if tuple(found[name].shape) != tuple(part.sizes[axis] for axis in part.axes):
             raise Refused(
                 f"{type(model).__name__} stores {name} in another form than its file does",
                 "write the target with lemonx expand, and load that",
             )
-        result[name] = mine[original[id(empty)]]
-    return result
+    return found
 
 
-def _check_tensors(held: Mapping[str, _Part], plan: Plan) -> None:
+def _check_tensors(held: Mapping[str, Held], plan: Plan, stage: bool) -> None:
     steps = {step.name: step for step in plan.steps}
-    for name in sorted(steps.keys() ^ held.keys()):
+    for name in sorted(held.keys() - steps.keys() if stage else steps.keys() ^ held.keys()):
         where = "the expansion" if name in steps else "the model"
         raise BadTarget(f"only {where} has {name}", "build the class that the source's config.json names")
-    for name, step in steps.items():
+    for name, step in ((name, steps[name]) for name in held):
         if held[name].shape != step.shape:
             raise BadTarget(
                 f"{name} is {held[name].shape} in the model and {step.shape} in the expansion",
                 "build it from the target's config",
             )
-        kept, made_in = held[name].local.dtype, torch_dtype(step.dtype)
+        kept, made_in = held[name].dtype, torch_dtype(step.dtype)
         if torch.promote_types(kept, made_in) != kept:
             raise BadTarget(f"{name} is {kept} in the model and {made_in} in the expansion", "give another dtype")
 
@@ -187,8 +147,8 @@ def _row_bytes(step: Step) -> int:
     return int(np.prod(step.shape[1:], dtype=np.int64)) * torch_dtype(step.dtype).itemsize
 
 
-def bytes_read(plan: Plan, step: Step, rows: range) -> int:
-    """What the runner reads of the source for these rows of a target tensor."""
+def bytes_read(plan: Plan, step: Step, rows: range, columns: range | None = None) -> int:
+    """What the runner reads of the source for these rows, and these columns, of a target tensor."""
     info, how = plan.tensors[step.source], step.recipe
     if not rows:
         return 0
@@ -204,4 +164,6 @@ def bytes_read(plan: Plan, step: Step, rows: range) -> int:
     blocks = [run for _, run in blocks_within(step, rows)]
     copied = sum(run.length for run in blocks if run.is_copy)
     mean = count if any(run.needs_every_unit for run in blocks) else 0
+    if columns is not None and (needed := needed_columns(step, info.shape, columns)) is not None:
+        row_bytes = sum(map(len, needed)) * torch_dtype(info.dtype).itemsize
     return (copied + mean) * row_bytes

@@ -44,7 +44,12 @@ class Layout:
 
 
 def layout_of(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of an open checkpoint; None where a text is not UTF-8, and JSON could not hold it as it is."""
+    """The layout of an open checkpoint; None where a text is not UTF-8, and JSON could not hold it as it is.
+
+    A distributed checkpoint has none: how its processes cut the tensors is nothing that has to come back.
+    """
+    if checkpoint.dcp is not None:
+        return None
     try:
         texts = {name: raw.decode() for name, raw in checkpoint.opening_bytes().items()}
     except UnicodeDecodeError:

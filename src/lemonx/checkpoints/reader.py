@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +17,18 @@ from typing import TYPE_CHECKING, BinaryIO, Concatenate, ParamSpec, TypeVar, fin
 
 from lemonx.checkpoints import copying, pickles, quantised
 from lemonx.checkpoints.adapters import is_adapter
+from lemonx.checkpoints.chunks import InChunks
 from lemonx.checkpoints.config import parse_config
-from lemonx.checkpoints.copying import row_pieces
+from lemonx.checkpoints.copying import row_pieces, write_copy
 from lemonx.checkpoints.creating import write_new
+from lemonx.checkpoints.dcp import DcpFolder, Naming, find_dcp
+from lemonx.checkpoints.finding import (
+    config_beside,
+    index_problems,
+    instead_of_a_file,
+    instead_of_nothing,
+    repeated_tensors,
+)
 from lemonx.checkpoints.folder import (
     CONFIG,
     INDEX,
@@ -63,7 +71,7 @@ class Checkpoint:
     `config` is config.json; `tensors` is name to TensorInfo, in file order; `companions` is relative name to
     real path of the other files to carry along; `left_behind` names the rest. Reads may come from any thread.
     `origin` is the folder that was asked for; `path` is another only where weights were `converted`, from what that
-    says.
+    says. `dcp` is the distributed checkpoint that holds the weights, where no safetensors do.
     """
 
     path: Path
@@ -73,31 +81,51 @@ class Checkpoint:
     companions: Mapping[str, Path]
     left_behind: tuple[str, ...]
     converted: str | None = None
+    dcp: DcpFolder | None = None
 
-    def __init__(self, path: Path, *, origin: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, *, origin: Path | None = None, config: Path | None = None, naming: Naming | None = None
+    ) -> None:
         self.path = path
         self.origin = origin or path
         self._temporary: list[Temporary] = []
+        self._kept: list[DcpFolder] = []
         self._descriptors: dict[Path, int] = {}
         self._states: dict[Path, tuple[int, ...]] = {}
         self._closed = self._headers_only = False
-        self._config_bytes = read_inside(path, CONFIG)
-        self.config = parse_config(self._config_bytes, path / CONFIG)
+        self._beside, self._config_bytes = config_beside(path, config)
+        self.config = parse_config(self._config_bytes, self._beside / CONFIG)
+        self._files: list[SafetensorsFile] = []
         try:
-            self._files = self._open_shards()
+            if not has_weights(path) and (below := find_dcp(path)):
+                self.dcp = DcpFolder(path, below)
+                self.keep(self.dcp)
+                shapes = {name: stored.shape for name, stored in self.dcp.weights.items()}
+                self.tensors = self.dcp.infos(naming(self.config, shapes) if naming else None)
+            else:
+                self._files = self._open_shards()
+                self.tensors = {tensor.name: tensor for file in self._files for tensor in file.tensors}
             used = {CONFIG, INDEX, *(file.path.name for file in self._files)}
-            self._companions, self.left_behind = other_files(path, used)
+            self._companions, self.left_behind = other_files(self._beside, used)
         except BaseException:
             self.close()
             raise
         self.companions = {name: companion.path for name, companion in self._companions.items()}
-        self.tensors = {tensor.name: tensor for file in self._files for tensor in file.tensors}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        allow_pickle: bool = False,
+        config: Path | None = None,
+        naming: Naming | None = None,
+    ) -> Checkpoint:
         """The checkpoint in the folder `path`, its config, index and headers validated.
 
-        `allow_pickle`: if there are only pickled weights, convert them to a temporary copy, as plain tensors.
+        `allow_pickle`: if there are only pickled weights, convert them to a temporary copy, as plain tensors. `config`:
+        a config.json, or a folder with one and the files beside it, in place of those in `path`. `naming`: what the
+        tensors of a distributed checkpoint are called in a model's files.
         """
         given = Path(path)
         try:
@@ -114,14 +142,14 @@ class Checkpoint:
                         file=given,
                     )
                 pickled = pickled_weights(folder) if allow_pickle and not has_weights(folder) else None
-                return cls._unpickled(folder, pickled) if pickled else cls._in_floats(folder)
+                return cls._unpickled(folder, pickled) if pickled else cls._in_floats(folder, config, naming)
             if allow_pickle and folder.name.endswith(PICKLED) and has(folder.parent, CONFIG):
                 return cls._unpickled(folder.parent, folder.name)
         except (FileNotFoundError, RuntimeError):
-            raise BadCheckpoint("does not exist", _instead(given), file=given) from None
+            raise BadCheckpoint("does not exist", instead_of_nothing(given), file=given) from None
         except OSError as error:
             raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=given) from None
-        raise BadCheckpoint("is not a folder", _of_a_file(given), file=given)
+        raise BadCheckpoint("is not a folder", instead_of_a_file(given), file=given)
 
     @classmethod
     def _unpickled(cls, folder: Path, name: str) -> Checkpoint:
@@ -129,9 +157,9 @@ class Checkpoint:
         return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name), what))
 
     @classmethod
-    def _in_floats(cls, folder: Path) -> Checkpoint:
+    def _in_floats(cls, folder: Path, config: Path | None, naming: Naming | None) -> Checkpoint:
         """The checkpoint as it is, or converted to floats where its weights are quantised in a known way."""
-        stored = cls(folder)
+        stored = cls(folder, config=config, naming=naming)
         if not quantised.is_known(stored.config):
             return stored
         with stored:
@@ -179,9 +207,13 @@ class Checkpoint:
             raise_first(index_problems(mapping, files, self.path / INDEX))
         return files
 
+    def keep(self, other: DcpFolder) -> None:
+        """Close another part of the same run with this one, and check that it does not change either."""
+        self._kept.append(other)
+
     def open_companion(self, name: str) -> BinaryIO:
         """Open a companion: the file that was checked when the checkpoint was opened, and no other."""
-        return open_companion(self.path, name, self._companions[name])
+        return open_companion(self._beside, name, self._companions[name])
 
     def read(
         self,
@@ -214,20 +246,20 @@ class Checkpoint:
         elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device.type != "cpu":
             raise ValueError(f"out for {name!r} must be contiguous, on the CPU, {dtype} of shape {shape}")
         row_bytes = info.nbytes // rows if rows else 0
-        begin, buffer = info.begin + start * row_bytes, out.reshape(-1).view(torch.uint8).numpy().data
+        begin, buffer = start * row_bytes, out.reshape(-1).view(torch.uint8).numpy().data
         stride = size = (stop - start) * row_bytes
         if columns is not None and len(columns) < info.shape[-1]:
             stride, size = info.shape[-1] * dtype.itemsize, len(columns) * dtype.itemsize
             begin += columns.start * dtype.itemsize
         for piece in range(len(buffer) // size if size else 0):
             part = buffer[piece * size : (piece + 1) * size]
-            read_into(self._descriptor(info.file), info.file, begin + piece * stride, part)
+            self._fill(info, begin + piece * stride, part)
         return out
 
     def blocks(self, name: str) -> Iterator[torch.Tensor]:
         """A tensor's numbers in order, as flat pieces of a few megabytes; each is valid until the next is read."""
         info = self.tensors[name]
-        return blocks(self._descriptor(info.file), info)
+        return blocks(info, lambda begin, buffer: self._fill(info, begin, buffer))
 
     def pieces(self, name: str, nbytes: int) -> Iterator[tuple[int, torch.Tensor]]:
         """A tensor as groups of rows, each with its first; `nbytes`: what the whole takes once it is converted."""
@@ -252,6 +284,14 @@ class Checkpoint:
             for start, end in zip(starts, ends, strict=True)
         )
 
+    def _fill(self, info: TensorInfo, begin: int, buffer: memoryview) -> None:
+        """Read bytes `begin` onwards of a tensor."""
+        if self.dcp is not None and isinstance(info, InChunks):
+            self._require_weights()
+            self.dcp.fill(info, begin, buffer)
+        else:
+            read_into(self._descriptor(info.file), info.file, info.begin + begin, buffer)
+
     def _descriptor(self, file: Path) -> int:
         self._require_weights()
         return self._descriptors[file]
@@ -266,12 +306,24 @@ class Checkpoint:
     def bare(self) -> Path:
         """A folder with only the weights, under the names that loaders know; `close` removes it.
 
-        Its links lead to the open files, so what is loaded from it is what was checked, whatever happens to the
-        original folder meanwhile.
+        A distributed checkpoint is copied there. Otherwise it has links to the open files, so what is loaded from it is
+        what was checked, whatever happens to the original folder meanwhile.
         """
         self._require_weights()
         temporary = Temporary()
         self._temporary.append(temporary)
+        if self.dcp is not None:
+            entries = [(info.name, info.dtype, info.shape) for info in self.tensors.values()]
+            pieces = (
+                (info.name, start, rows)
+                for info in self.tensors.values()
+                for start, rows in self.pieces(info.name, info.nbytes)
+            )
+            import torch
+
+            # Whoever runs torch in another dtype than code asks for still wants what is stored.
+            with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+                return write_copy(temporary.path / "copy", entries, pieces, self._config_bytes, {})
         bare, count = temporary.path, len(self._descriptors)
         names = {path: f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i, path in enumerate(self._descriptors)}
         if count == 1:
@@ -289,16 +341,25 @@ class Checkpoint:
         for path, fd in self._descriptors.items():
             if identity(fd) != self._states[path]:
                 raise changed(path)
+        for held in self._kept:
+            held.check_unchanged()
 
     def digest(self) -> str:
         """SHA-256 of config.json and of every weight file's name, size and header: cheap, but blind to values."""
         total = hashlib.sha256(hashlib.sha256(self._config_bytes).digest())
         for file in self._files:
             total.update(os.fsencode(f"{file.path.name}\0{file.size}\0{file.header_sha256}\n"))
+        if self.dcp is not None:
+            total.update(self.dcp.digest.encode())
         return total.hexdigest()
 
     def content_digest(self, progress: Callable[[int], None] | None = None) -> str:
-        """SHA-256 of config.json and of every byte of the weights; `progress` gets counts of bytes read."""
+        """SHA-256 of config.json and of every byte of the weights; `progress` gets counts of bytes read.
+
+        Of a distributed checkpoint the tensors are what counts, not the files that they lie in.
+        """
+        import torch
+
         total = hashlib.sha256(hashlib.sha256(self._config_bytes).digest())
         buffer = memoryview(bytearray(_BLOCK))
         for file in self._files:
@@ -309,6 +370,12 @@ class Checkpoint:
                 total.update(block)
                 if progress is not None:
                     progress(len(block))
+        for info in self.tensors.values() if self.dcp is not None else ():
+            total.update(f"{info.name}\0{info.dtype}\0{list(info.shape)}\n".encode())
+            for piece in self.blocks(info.name):
+                total.update(piece.view(torch.uint8).numpy().data)
+                if progress is not None:
+                    progress(piece.nbytes)
         return total.hexdigest()
 
     def opening_bytes(self) -> dict[str, bytes]:
@@ -326,6 +393,8 @@ class Checkpoint:
         self._closed = True
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
+        while self._kept:
+            self._kept.pop().close()
         while self._temporary:
             self._temporary.pop().close()
 
@@ -349,49 +418,3 @@ def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Cal
             raise error.in_folder(checkpoint.origin) from error
 
     return wrapped
-
-
-def _of_a_file(given: Path) -> str:
-    """The advice for a file that is given in place of a folder."""
-    ways = {
-        ".gguf": "here, give a folder: `lemonx expand` reads such a file",
-        ".safetensors": "give the folder it is in, with the model's config.json beside it",
-        **dict.fromkeys(PICKLED, "put the model's config.json beside it, and use --allow-pickle"),
-    }
-    return ways.get(given.suffix.lower(), "give the folder that holds config.json")
-
-
-def _instead(given: Path) -> str:
-    """The advice for a folder that does not exist, where `org/name` would not be taken for a name on the hub."""
-    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(given))
-    download = "here lemonx downloads nothing, so download the model first, and " if named else ""
-    return f"{download}give the folder of a saved model"
-
-
-def repeated_tensors(files: list[SafetensorsFile]) -> Iterator[BadCheckpoint]:
-    """An error for every tensor that two files hold."""
-    home: dict[str, str] = {}
-    for file in files:
-        for tensor in file.tensors:
-            if tensor.name in home:
-                yield BadCheckpoint(
-                    f"holds the tensor {tensor.name!r}, and so does {home[tensor.name]!r}",
-                    "keep one of them",
-                    file=file.path,
-                )
-            home.setdefault(tensor.name, file.path.name)
-
-
-def index_problems(mapping: dict[str, str], files: list[SafetensorsFile], index: Path) -> Iterator[BadCheckpoint]:
-    """An error wherever the index and the shards disagree."""
-    actual = {tensor.name: file.path.name for file in files for tensor in file.tensors}
-    for name, shard in mapping.items():
-        if name not in actual:
-            yield BadCheckpoint(f"names the tensor {name[:200]!r}, which no shard holds", "save it again", file=index)
-        elif actual[name] != shard:
-            yield BadCheckpoint(
-                f"puts the tensor {name!r} in {shard!r}, but {actual[name]!r} holds it", "save it again", file=index
-            )
-    for name, shard in actual.items():
-        if name not in mapping:
-            yield BadCheckpoint(f"omits the tensor {name!r} of {shard!r}", "save it again", file=index)

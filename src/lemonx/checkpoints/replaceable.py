@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from lemonx.checkpoints.dcp import find_dcp
+from lemonx.checkpoints.dcp_metadata import METADATA
 from lemonx.checkpoints.folder import (
     ADAPTER_FOLDER,
     CERTIFICATE,
@@ -59,7 +61,7 @@ def check_replaceable(output: Path) -> None:
     if not os.listdir(output):
         return
     check_holds(output, "a checkpoint", _may_hold(output))
-    if not any(os.path.lexists(output / name) for name in _WEIGHTS):
+    if not any(os.path.lexists(output / name) for name in _WEIGHTS) and not find_dcp(output):
         raise BadOutput("holds no weights, so lemonx does not replace it", "choose another output", file=output)
 
 
@@ -106,7 +108,8 @@ def _may_hold(output: Path) -> Callable[[str], bool]:
     if not isinstance(listed, list):
         return is_of_a_model
     names = frozenset(name for name in listed if isinstance(name, str))
-    return lambda name: _is_known_folder(name) or (name in names and not _is_hidden(name))
+    below = {f"{name.rpartition('/')[0]}/" for name in names if "/" in name}
+    return lambda name: name in below or _is_known_folder(name) or (name in names and not _is_hidden(name))
 
 
 def is_of_a_model(name: str) -> bool:
@@ -137,4 +140,4 @@ def _is_known_folder(name: str) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
-    return re.search(r"(^|/)\.", name) is not None
+    return re.search(rf"(^|/)\.(?!{METADATA.removeprefix('.')}$)", name) is not None

@@ -110,11 +110,19 @@ def dtype_name(dtype: torch.dtype) -> str:
     >>> dtype_name(torch.float8_e4m3fn)
     'F8_E4M3'
     """
-    torch_name = str(dtype).removeprefix("torch.")
-    for name, (_, candidate) in _DTYPES.items():
-        if candidate == torch_name:
-            return name
-    raise ValueError(f"{dtype} has no safetensors name")
+    name = by_torch_name(str(dtype).removeprefix("torch."))
+    if name is None:
+        raise ValueError(f"{dtype} has no safetensors name")
+    return name
+
+
+def by_torch_name(name: str) -> str | None:
+    """The safetensors dtype that torch calls by this name, if there is one.
+
+    >>> by_torch_name("bfloat16")
+    'BF16'
+    """
+    return next((own for own, (_, theirs) in _DTYPES.items() if theirs == name), None)
 
 
 def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
-from lemonx.checkpoints.folder import WEIGHTS
+from lemonx.checkpoints.chunks import Chunk, contiguous
+from lemonx.checkpoints.folder import INDEX, WEIGHTS
 from lemonx.checkpoints.safetensors_file import encode_header, item_size
 
 Entry: TypeAlias = tuple[str, str, tuple[int, ...]]
@@ -24,6 +26,57 @@ class Shard:
     entries: tuple[Entry, ...]
     offsets: tuple[int, ...]
     size: int
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files to be, of any form, before a number is written.
+
+    `sizes`: by name; `opening`: the bytes around the numbers, by file and place; `entries` and `places`: every tensor
+    and the chunks that it is written to, from the byte on that is the first of the chunk's item; `beside`: small files;
+    `check`: raises unless the finished files can be read back from a folder.
+    """
+
+    sizes: Mapping[str, int]
+    opening: Sequence[tuple[str, int, bytes]]
+    entries: Mapping[str, Entry]
+    places: Mapping[str, tuple[Chunk, ...]]
+    check: Callable[[Path], None]
+    beside: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+def together(first: Files, second: Files) -> Files:
+    """The files of both."""
+
+    def check(folder: Path) -> None:
+        first.check(folder)
+        second.check(folder)
+
+    return Files(
+        {**first.sizes, **second.sizes},
+        [*first.opening, *second.opening],
+        {**first.entries, **second.entries},
+        {**first.places, **second.places},
+        check,
+        {**first.beside, **second.beside},
+    )
+
+
+def safetensors_files(shards: Sequence[Shard], *, indexed: bool, check: Callable[[Path], None]) -> Files:
+    """Safetensors files, with an index where there is more than one."""
+    placed = [
+        (entry, Chunk(Path(shard.name), (0,) * len(entry[2]), entry[2], contiguous(entry[2]), item=(offset, 0)))
+        for shard in shards
+        for entry, offset in zip(shard.entries, shard.offsets, strict=True)
+    ]
+    return Files(
+        {shard.name: shard.size for shard in shards},
+        [(shard.name, 0, shard.header) for shard in shards],
+        {entry[0]: entry for entry, _ in placed},
+        {entry[0]: (chunk,) for entry, chunk in placed},
+        check,
+        {INDEX: index_text(shards).encode()} if indexed and len(shards) > 1 else {},
+    )
 
 
 def entry_bytes(entry: Entry) -> int:

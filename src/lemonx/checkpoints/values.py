@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,14 +31,29 @@ def read_into(fd: int, path: Path, offset: int, buffer: memoryview) -> None:
         done += count
 
 
-def blocks(fd: int, info: TensorInfo) -> Iterator[torch.Tensor]:
-    """The tensor's numbers in order, as flat pieces; each is valid until the next is asked for."""
+def scatter_into(fd: int, path: Path, offset: int, buffers: list[memoryview]) -> None:
+    """Fill buffers one after the other from a stretch of the open file `fd`, by one system call if it can be."""
+    try:
+        count = os.preadv(fd, buffers, offset)
+    except OSError as error:
+        raise BadCheckpoint(f"cannot be read ({error.strerror})", "check the disk", file=path) from None
+    for buffer in buffers:
+        if count < len(buffer):
+            read_into(fd, path, offset + count, buffer[count:])
+        count, offset = max(0, count - len(buffer)), offset + len(buffer)
+
+
+def blocks(info: TensorInfo, fill: Callable[[int, memoryview], None]) -> Iterator[torch.Tensor]:
+    """The tensor's numbers in order, as flat pieces; each is valid until the next is asked for.
+
+    `fill` reads the bytes from a given one on.
+    """
     import torch
 
     buffer = torch.empty(min(_BLOCK, info.nbytes), dtype=torch.uint8)
-    for begin in range(info.begin, info.end, _BLOCK):
-        piece = buffer[: min(_BLOCK, info.end - begin)]
-        read_into(fd, info.file, begin, piece.numpy().data)
+    for begin in range(0, info.nbytes, _BLOCK):
+        piece = buffer[: min(_BLOCK, info.nbytes - begin)]
+        fill(begin, piece.numpy().data)
         yield piece.view(torch_dtype(info.dtype))
 
 

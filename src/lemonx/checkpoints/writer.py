@@ -8,10 +8,12 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, final
 
+from lemonx.checkpoints.chunks import contiguous, joined, runs, span, write_through
 from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.destination import (
     check_destination,
@@ -22,10 +24,9 @@ from lemonx.checkpoints.destination import (
     sync_folder,
     unmake,
 )
-from lemonx.checkpoints.folder import INDEX
 from lemonx.checkpoints.opening import name_of, open_file
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header
-from lemonx.checkpoints.shards import Entry, Shard, entry_bytes, index_text, lay_out
+from lemonx.checkpoints.shards import Entry, Files, Shard, entry_bytes, lay_out, safetensors_files
 from lemonx.errors import BadCheckpoint, BadOutput
 
 if TYPE_CHECKING:
@@ -55,11 +56,15 @@ class CheckpointWriter:
         source: Path | None = None,
         kept: bool = True,
         shards: Sequence[Shard] | None = None,
+        files: Files | None = None,
     ) -> None:
         self._kept = kept
-        # Files that are to be just as they were come with a layout of their own, and their own index.
-        self._shards, self._indexed = (lay_out(infos, max_shard_size), True) if shards is None else (shards, False)
-        self.total_bytes = sum(shard.size for shard in self._shards)
+        if files is None:
+            # Files that are to be just as they were come with a layout of their own, and their own index.
+            laid = lay_out(infos, max_shard_size) if shards is None else shards
+            files = safetensors_files(laid, indexed=shards is None, check=partial(check_readable, laid))
+        self._files = files
+        self.total_bytes = sum(files.sizes.values())
         self._made = make_parents(Path(output), source)
         try:
             self.output = check_destination(Path(output), source=source, needed=self.total_bytes, force=force)
@@ -68,24 +73,21 @@ class CheckpointWriter:
             raise
         self._force = force
         self._held: int | None = None
-        self._place = {
-            entry[0]: (shard, entry, offset)
-            for shard in self._shards
-            for entry, offset in zip(shard.entries, shard.offsets, strict=True)
-        }
         # By columns, which rows: most tensors are written in whole rows.
-        self._written: dict[str, dict[tuple[int, int], list[tuple[int, int]]]] = {name: {} for name in self._place}
-        self._names = {shard.name for shard in self._shards}
+        self._written: dict[str, dict[tuple[int, int], list[tuple[int, int]]]] = {name: {} for name in files.entries}
+        self._names = set(files.sizes)
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> CheckpointWriter:
         try:
             self.folder, self._held = claim(self.output)
-            for shard in self._shards:
-                self._create(shard)
-            if self._indexed and len(self._shards) > 1:
-                self.add_text(INDEX, index_text(self._shards))
+            for name, size in self._files.sizes.items():
+                self._create(name, size)
+            for name, offset, raw in self._files.opening:
+                _write_all(self._descriptors[name], memoryview(raw), offset)
+            for name, raw in self._files.beside.items():
+                self._add(name, raw)
         except OSError as error:
             self._discard()
             raise self._failed(error) from None
@@ -94,11 +96,11 @@ class CheckpointWriter:
             raise
         return self
 
-    def _create(self, shard: Shard) -> None:
-        fd = os.open(self.folder / shard.name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
-        self._descriptors[shard.name] = fd
-        _reserve(fd, shard.size)
-        _write_all(fd, memoryview(shard.header), 0)
+    def _create(self, name: str, size: int) -> None:
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
+        self._descriptors[name] = fd
+        _reserve(fd, size)
 
     def write(self, name: str, start_row: int, tensor: torch.Tensor, start_column: int = 0) -> None:
         """Write rows `start_row` onwards of tensor `name` (a scalar is row 0); no copy if contiguous.
@@ -107,7 +109,7 @@ class CheckpointWriter:
         """
         import torch
 
-        shard, (_, dtype, shape), offset = self._place[name]
+        _, dtype, shape = self._files.entries[name]
         rows, width = (shape[0] if shape else 1), (shape[-1] if len(shape) > 1 else 1)
         count = (tensor.shape[0] if tensor.ndim else 0) if shape else 1
         part = tensor.shape[-1] if len(shape) > 1 and tensor.ndim else width
@@ -121,17 +123,30 @@ class CheckpointWriter:
             raise ValueError(f"columns {start_column} to {start_column + part} of {name!r}, which has {width}")
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
         row_bytes = entry_bytes((name, dtype, shape[1:]))
-        begin, stride = offset + start_row * row_bytes + start_column * tensor.itemsize, width * tensor.itemsize
+        begin, stride = start_row * row_bytes + start_column * tensor.itemsize, width * tensor.itemsize
         size = part * tensor.itemsize if part < width else len(flat)
         try:
             for piece in range(len(flat) // size if size else 0):
-                data = flat[piece * size : (piece + 1) * size]
-                _write_all(self._descriptors[shard.name], data, begin + piece * stride)
+                self._put(name, begin + piece * stride, flat[piece * size : (piece + 1) * size], tensor.itemsize)
         except OSError as error:
             raise self._failed(error) from None
         with self._lock:
             written = self._written[name].setdefault((start_column, start_column + part), [])
             written.append((start_row, start_row + count))
+
+    def _put(self, name: str, begin: int, data: memoryview, size: int) -> None:
+        """Write bytes `begin` onwards of a tensor, of so many bytes per number, to every chunk that holds any."""
+        shape, places = self._files.entries[name][2], self._files.places[name]
+        start, stop = begin // size, (begin + len(data)) // size
+        for chunk in places:
+            fd, base = self._descriptors[str(chunk.file)], chunk.item[0]
+            if len(places) == 1 and chunk.sizes == shape and chunk.strides == contiguous(shape):
+                _write_all(fd, data, base + chunk.begin * size + begin)
+                return
+            low, high = span(chunk, shape)
+            for group in joined(runs(chunk, shape, start, stop)) if low < stop and start < high else ():
+                buffers = [data[(place - start) * size : (place - start + count) * size] for place, _, count in group]
+                write_through(fd, base + group[0][1] * size, buffers)
 
     def add_text(self, name: str, text: str) -> None:
         """Add a text file, in UTF-8."""
@@ -174,7 +189,7 @@ class CheckpointWriter:
         try:
             self._check_complete()
             self._sync()
-            self._check_readable()
+            self._files.check(self.folder)
             move_in(self.folder, self.output, force=self._force)
             self._release()
         except OSError as problem:
@@ -186,7 +201,7 @@ class CheckpointWriter:
 
     def _check_complete(self) -> None:
         """Every row of every tensor was written exactly once, and all of its columns."""
-        for name, (_, entry, _) in self._place.items():
+        for name, entry in self._files.entries.items():
             shape = entry[2]
             if not entry_bytes(entry):
                 continue
@@ -205,28 +220,6 @@ class CheckpointWriter:
                 finally:
                     os.close(fd)
             sync_folder(Path(root))
-
-    def _check_readable(self) -> None:
-        """Our reader and the safetensors library both find exactly the tensors that were asked for."""
-        from safetensors import SafetensorError, safe_open
-
-        for shard in self._shards:
-            path = self.folder / shard.name
-            try:
-                ours = tuple((t.name, t.dtype, t.shape) for t in read_header(path).tensors if t.nbytes)
-                # By the name of what is open: the library takes no name that is not UTF-8.
-                with open_file(path) as opened, safe_open(name_of(opened.fileno()), framework="pt") as file:
-                    theirs = set(file.keys())
-            except (BadCheckpoint, SafetensorError, RuntimeError) as error:  # RuntimeError: no memory to map it in
-                reason = " ".join(str(error).split())[:300]
-                raise BadOutput(
-                    f"cannot be read back ({reason})", "check the disk and memory, and start again", file=path
-                ) from None
-            wanted = tuple(entry for entry in shard.entries if entry_bytes(entry))
-            if ours != wanted or theirs != {entry[0] for entry in shard.entries}:
-                raise BadOutput(
-                    "reads back different from what was written", "check the disk, and start again", file=path
-                )
 
     def _close(self) -> None:
         while self._descriptors:
@@ -263,6 +256,27 @@ class CheckpointWriter:
                 file=self.output,
             )
         return BadOutput(f"cannot be written ({error})", "choose another output", file=self.output)
+
+
+def check_readable(shards: Sequence[Shard], folder: Path) -> None:
+    """Our reader and the safetensors library both find exactly the tensors that were asked for."""
+    from safetensors import SafetensorError, safe_open
+
+    for shard in shards:
+        path = folder / shard.name
+        try:
+            ours = tuple((t.name, t.dtype, t.shape) for t in read_header(path).tensors if t.nbytes)
+            # By the name of what is open: the library takes no name that is not UTF-8.
+            with open_file(path) as opened, safe_open(name_of(opened.fileno()), framework="pt") as file:
+                theirs = set(file.keys())
+        except (BadCheckpoint, SafetensorError, RuntimeError) as error:  # RuntimeError: no memory to map it in
+            reason = " ".join(str(error).split())[:300]
+            raise BadOutput(
+                f"cannot be read back ({reason})", "check the disk and memory, and start again", file=path
+            ) from None
+        wanted = tuple(entry for entry in shard.entries if entry_bytes(entry))
+        if ours != wanted or theirs != {entry[0] for entry in shard.entries}:
+            raise BadOutput("reads back different from what was written", "check the disk, and start again", file=path)
 
 
 def _check_joined(parts: Iterable[tuple[int, int]], size: int, what: str) -> None:

@@ -13,6 +13,7 @@ from lemonx.cli.options import (
     AdapterOption,
     AllowPickle,
     Choices,
+    ConfigOption,
     Depth,
     DepthType,
     DtypeOption,
@@ -75,6 +76,7 @@ def plan_command(
     dtype: DtypeOption = None,
     allow_pickle: AllowPickle = False,
     adapter: AdapterOption = None,
+    config: ConfigOption = None,
     infer: Infer = True,
     spec: SpecFile = None,
     solve: Annotated[
@@ -101,7 +103,7 @@ def plan_command(
     asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
     chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle)
     if params is not None and from_ is None:
-        found = _shapes(source, params, asked, chosen, adapter)
+        found = _shapes(source, params, asked, chosen, adapter, config)
         print_json([shape.as_dict() for shape in found]) if as_json else show.print_shapes(source, params, found)
         return
     plan = api.plan(
@@ -109,6 +111,7 @@ def plan_command(
         **merged(asked, chosen, from_),
         solve=solve,
         adapter=adapter,
+        config=config,
         infer=infer,
         spec=spec,
     )
@@ -118,12 +121,14 @@ def plan_command(
         show.print_plan(plan, tensors=tensors)
 
 
-def _shapes(source: str, params: str, asked: Sizes, chosen: Choices, adapter: str | None) -> list[Shape]:
+def _shapes(
+    source: str, params: str, asked: Sizes, chosen: Choices, adapter: str | None, config: Path | None
+) -> list[Shape]:
     from lemonx.models.sources import opened
     from lemonx.workflows import budget, options
 
     growth = options.GrowthOptions(options.sizes(**asked), chosen["method"], free=chosen["free"])
-    with opened(source, allow_pickle=chosen["allow_pickle"], adapter=adapter) as checkpoint:
+    with opened(source, allow_pickle=chosen["allow_pickle"], adapter=adapter, config=config) as checkpoint:
         return budget.shapes(checkpoint, growth, params)
 
 
@@ -186,9 +191,18 @@ def expand_command(
         bool,
         typer.Option(
             "--with-optimizer",
-            help="Grow Adam's moments too, to resume a run at the new size: SOURCE is Trainer's checkpoint-N folder.",
+            help="Grow Adam's moments too, to resume a run at the new size: SOURCE is Trainer's checkpoint-N folder, "
+            "or a distributed checkpoint.",
         ),
     ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="For how many processes a distributed checkpoint is cut. Default: as many as wrote SOURCE.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
     push: Push = None,
     private: Private = False,
@@ -198,6 +212,7 @@ def expand_command(
     allow_pickle: AllowPickle = False,
     adapter: AdapterOption = None,
     keep_adapter: KeepAdapter = False,
+    config: ConfigOption = None,
     infer: Infer = True,
     spec: SpecFile = None,
     as_json: Json = False,
@@ -221,7 +236,7 @@ def expand_command(
         check_destination(push)
     if dry_run:
         merged_in = None if keep_adapter else adapter
-        planned = api.plan(source, **growth, solve=True, adapter=merged_in, infer=infer, spec=spec)
+        planned = api.plan(source, **growth, solve=True, adapter=merged_in, config=config, infer=infer, spec=spec)
         _print_dry_run(planned, output, force=force, as_json=as_json)
         return
     folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
@@ -242,6 +257,8 @@ def expand_command(
             with_optimizer=with_optimizer,
             adapter=adapter,
             keep_adapter=keep_adapter,
+            config=config,
+            processes=processes,
         )
     if not as_json:
         show.print_expanded(source, expanded)
@@ -316,6 +333,7 @@ def verify_command(
     ] = False,
     allow_pickle: AllowPickle = False,
     adapter: AdapterOption = None,
+    config: ConfigOption = None,
     infer: Infer = True,
     spec: SpecFile = None,
     as_json: Json = False,
@@ -335,7 +353,13 @@ def verify_command(
     both = [hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=allow_pickle) for one in (source, output)]
     with waiting("reading both checkpoints", quiet=as_json):
         measured = api.verify(
-            *both, layerwise=layerwise, allow_pickle=allow_pickle, adapter=adapter, infer=infer, spec=spec
+            *both,
+            layerwise=layerwise,
+            allow_pickle=allow_pickle,
+            adapter=adapter,
+            config=config,
+            infer=infer,
+            spec=spec,
         )
     if as_json:
         print_json(show.verified_json(measured))

@@ -36,8 +36,9 @@ SIZES, CHOICES = "Target sizes", "Choices"
 SourceArgument = Annotated[
     str,
     typer.Argument(
-        help="Folder with config.json and safetensors, or a model of the hub: org/name, org/name@revision. Also a LoRA "
-        "adapter's folder, with its base here or in the hub's cache, or a .gguf file.",
+        help="Folder with config.json and safetensors, or a model of the hub: org/name, org/name@revision. Also a "
+        "distributed checkpoint (.metadata and .distcp files), a LoRA adapter's folder, with its base here or in the "
+        "hub's cache, or a .gguf file.",
         show_default=False,
     ),
 ]
@@ -167,6 +168,14 @@ KeepAdapter = Annotated[
         "--keep-adapter",
         help="Do not merge the adapter: grow it along, into OUTPUT/adapter, so that both together compute what they "
         "did. PeftModel.from_pretrained loads it.",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE|DIR",
+        help="For a distributed checkpoint without config.json: the model's, or a folder with it and a tokenizer.",
     ),
 ]
 Push = Annotated[

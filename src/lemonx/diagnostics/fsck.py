@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.config import parse_config
+from lemonx.checkpoints.dcp import DcpFolder, find_dcp
+from lemonx.checkpoints.dcp_metadata import METADATA
 from lemonx.checkpoints.destination import leftovers
+from lemonx.checkpoints.finding import index_problems, repeated_tensors
 from lemonx.checkpoints.folder import (
     CONFIG,
     INDEX,
@@ -31,12 +35,12 @@ from lemonx.checkpoints.folder import (
 )
 from lemonx.checkpoints.opening import file_inside, read_inside, real_file
 from lemonx.checkpoints.plain import JsonValue, parse_flat
-from lemonx.checkpoints.reader import index_problems, repeated_tensors
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
-from lemonx.checkpoints.values import all_finite, blocks
+from lemonx.checkpoints.values import all_finite, blocks, read_into
 from lemonx.diagnostics.fsck_others import fsck_adapter, fsck_gguf
 from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING, Finding, Report
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
+from lemonx.models.run_names import naming
 from lemonx.planning.tensor_steps import FLOATS
 from lemonx.planning.typecheck import with_tied
 from lemonx.specs.coverage import (
@@ -96,11 +100,15 @@ class _Check:
         self.spec: Spec | None = None
         self.config: dict[str, JsonValue] | None = None
         self.dropped = frozenset[str]()
+        self.below = None if has_weights(folder) else find_dcp(folder)
 
     def run(self, *, quick: bool) -> None:
         self._read_config()
-        files = self._read_weights()
+        files = [] if self.below else self._read_weights()
         self._look_at_names()
+        if self.below:
+            self._check_dcp(self.below, quick)
+            return
         tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
         self.report.files, self.report.tensors = len(files), len(tensors)
         if self.spec is not None and tensors:
@@ -108,6 +116,26 @@ class _Check:
         if not quick:
             self._scan(files)
             self._compare_tied(tensors)
+
+    def _check_dcp(self, below: str, quick: bool) -> None:
+        """Check a distributed checkpoint: its metadata, its files, what they hold, and the weights as any others."""
+        try:
+            dcp = DcpFolder(self.folder, below)
+        except BadCheckpoint as error:
+            self._add(error, METADATA)
+            return
+        with closing(dcp):
+            shapes = {name: stored.shape for name, stored in dcp.weights.items()}
+            tensors = dcp.infos(naming(self.config, shapes) if self.config else None)
+            self.report.files, self.report.tensors = dcp.count, len(tensors)
+            if self.spec is not None:
+                self._compare_with_spec(self.spec, dict(tensors))
+            try:
+                dcp.check_items()
+                for tensor in tensors.values() if not quick else ():
+                    self._scan_tensor(tensor, partial(dcp.fill, tensor))
+            except BadCheckpoint as error:
+                self._add(error, METADATA)
 
     def _add(self, error: LemonxError, name: str = "", level: str = ERROR) -> None:
         """List a complaint: under the file that it names, if it names one of this folder, else under `name`."""
@@ -159,6 +187,10 @@ class _Check:
             self._say(ERROR, name, f"is not valid JSON ({error})", "download or save it again")
 
     def _read_config(self) -> None:
+        if self.below and not has(self.folder, CONFIG):
+            found = "is not in this distributed checkpoint, so the weights cannot be compared with it"
+            self._say(NOTE, CONFIG, found, "give the model's to other commands with --config")
+            return
         try:
             self.config = parse_config(read_inside(self.folder, CONFIG), self.folder / CONFIG)
             if self.config.get("quantization_config"):
@@ -231,15 +263,15 @@ class _Check:
             try:
                 with file_inside(self.folder, file.path.name) as opened:
                     for tensor in file.tensors:
-                        self._scan_tensor(opened.fileno(), tensor)
+                        self._scan_tensor(tensor, partial(_fill, opened.fileno(), tensor))
             except BadCheckpoint as error:
                 self._add(error, file.path.name)
             except OSError as error:
                 self._say(ERROR, file.path.name, f"cannot be read ({error.strerror})", "check its permissions")
 
-    def _scan_tensor(self, fd: int, tensor: TensorInfo) -> None:
+    def _scan_tensor(self, tensor: TensorInfo, fill: Callable[[int, memoryview], None]) -> None:
         finite = True
-        for block in blocks(fd, tensor):
+        for block in blocks(tensor, fill):
             finite = finite and all_finite(block)
             self.report.scanned += block.nbytes
             self.tell(block.nbytes)
@@ -264,11 +296,15 @@ class _Check:
                     )
 
 
+def _fill(fd: int, tensor: TensorInfo, begin: int, buffer: memoryview) -> None:
+    read_into(fd, tensor.file, tensor.begin + begin, buffer)
+
+
 def total_bytes(path: str | os.PathLike[str]) -> int:
-    """The bytes of all safetensors files in a folder, about what a scan reads; 0 if the folder cannot be read."""
+    """The bytes of all files of weights in a folder, about what a scan reads; 0 if the folder cannot be read."""
     try:
         if os.path.isfile(path):
             return os.path.getsize(path)
-        return sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".safetensors"))
+        return sum(e.stat().st_size for e in os.scandir(path) if e.name.endswith((".safetensors", ".distcp")))
     except OSError:
         return 0

@@ -81,10 +81,34 @@ def source_rows(step: Step, rows: int, wanted: range) -> Iterator[tuple[int, int
             yield int(block[0]), int(block[-1]) + 1
 
 
-class Source:
-    """The rows of a step's source tensors, as matrices in the target's dtype."""
+def needed_columns(step: Step, shape: tuple[int, ...], wanted: range) -> list[range] | None:
+    """Which columns of a source of this shape the wanted columns of its target need; None: all, or nearly.
 
-    def __init__(self, step: Step, how: Matrix, plan: Plan, checkpoint: Checkpoint, scratch: Scratch) -> None:
+    A column of the target needs the column that it is a copy of, unless it is a mean or a mixture of columns.
+    """
+    how = step.recipe
+    assert isinstance(how, Matrix)
+    here, mixed = slice(wanted.start, wanted.stop), how.columns.is_mean | how.columns.is_weighed_mean
+    if len(shape) != 2 or how.columns.frame is not None or how.as_if is not None or mixed[here].any():
+        return None
+    units = np.unique(how.columns.unit[here][how.columns.is_copy[here]])
+    if len(units) > 0.75 * shape[1]:
+        return None
+    return [range(int(run[0]), int(run[-1]) + 1) for run in np.split(units, np.flatnonzero(np.diff(units) > 1) + 1)]
+
+
+class Source:
+    """The rows of a step's source tensors, as matrices in the target's dtype; `columns`: those of the target wanted."""
+
+    def __init__(
+        self,
+        step: Step,
+        how: Matrix,
+        plan: Plan,
+        checkpoint: Checkpoint,
+        scratch: Scratch,
+        columns: range | None = None,
+    ) -> None:
         from lemonx.checkpoints.safetensors_file import torch_dtype
 
         self.dtype = torch_dtype(step.dtype)
@@ -93,7 +117,9 @@ class Source:
         self._step = step
         self._checkpoint = checkpoint
         self._scratch = scratch
-        self._stored = torch_dtype(checkpoint.tensors[step.source].dtype)
+        info = checkpoint.tensors[step.source]
+        self._stored = torch_dtype(info.dtype)
+        self._needed_columns = None if columns is None else needed_columns(step, info.shape, columns)
         self._lock = threading.Lock()
         self._mean: torch.Tensor | None = None
         self._spread: float | None = None
@@ -131,7 +157,13 @@ class Source:
 
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
         shape = (stop - start, *self._checkpoint.tensors[name].shape[1:])
-        rows = self._checkpoint.read(name, start, stop, out=self._scratch.tensor("source", self._stored, *shape))
+        rows = self._scratch.tensor("source", self._stored, *shape)
+        if self._needed_columns is None:
+            self._checkpoint.read(name, start, stop, out=rows)
+        else:  # a block is wholly made, but only the needed columns of it are kept
+            rows.zero_()
+            for columns in self._needed_columns:
+                rows[:, columns.start : columns.stop] = self._checkpoint.read(name, start, stop, columns=columns)
         return rows.view(stop - start, self.how.columns.size)
 
     def _mean_row(self) -> torch.Tensor:
@@ -184,14 +216,17 @@ class StripReader(Source):
         self._held: dict[tuple[str, int], torch.Tensor] = {}
         self._reading = threading.Lock()
 
-    def pieces(self) -> Iterator[range]:
-        """The rows that are computed at a time: a table, or a strip of a transposed one."""
+    def pieces(self, columns: range | None = None) -> Iterator[range]:
+        """The rows that are computed at a time: a table, or a strip of a transposed one that has wanted `columns`."""
         count = tables(self._step.shape)
         size = self.how.rows.target_size // count
         limit = self._limit(size, self.how.columns.target_size, self.dtype)
         for first in (table * size for table in (self._wanted if count > 1 else (0,))):
             for start in range(first, first + size, limit):
-                yield range(start, min(start + limit, first + size))
+                stop = min(start + limit, first + size)
+                apart = columns and (start - first >= columns.stop or columns.start >= stop - first)
+                if not (self.how.transposed and apart):
+                    yield range(start, stop)
 
     def _limit(self, size: int, width: int, dtype: torch.dtype) -> int:
         return min(size, max(1, STRIP // (width * dtype.itemsize))) if self.how.transposed else size

@@ -33,7 +33,7 @@ from lemonx.planning.tensor_steps import Step
 
 CountBytes = Callable[[int], None]
 Job = Callable[[], None]
-# Which rows of a tensor, along its first axis as the file keeps it, are wanted here.
+# Which rows of a tensor, along its first axis as the file keeps it, are wanted here; or which columns, along its last.
 WantedRows = Callable[[Step], range]
 
 
@@ -49,21 +49,30 @@ def everything(step: Step) -> range:
     return range(step.shape[0] if step.shape else 1)
 
 
+def every_column(step: Step) -> range:
+    """All of the last axis."""
+    return range(step.shape[-1] if step.shape else 1)
+
+
 def run_plan(
     plan: Plan,
     checkpoint: Checkpoint,
     writer: Sink,
     *,
     wanted: WantedRows = everything,
+    columns: WantedRows = every_column,
     threads: int | None = None,
     progress: CountBytes | None = None,
 ) -> None:
-    """Write every tensor of the plan, at least the rows that are `wanted`; `progress` gets counts of bytes written."""
+    """Write every tensor of the plan, at least the rows that are `wanted`; `progress` gets counts of bytes written.
+
+    Of these rows, only the `columns` need be right: what the others are made of is not read.
+    """
     if not plan.solved:
         raise TypeError("this plan is an outline: make it with solve=True")
     tell = progress or (lambda count: None)
     _check_tied(plan, checkpoint, wanted)
-    task = _Task(plan, checkpoint, writer, wanted, tell)
+    task = _Task(plan, checkpoint, writer, wanted, columns, tell)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -132,13 +141,22 @@ def run_jobs(parts: list[Iterator[Job]]) -> None:
 class _Task:
     """A plan, where it reads from and where it writes to."""
 
-    def __init__(self, plan: Plan, checkpoint: Checkpoint, writer: Sink, wanted: WantedRows, tell: CountBytes) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        checkpoint: Checkpoint,
+        writer: Sink,
+        wanted: WantedRows,
+        columns: WantedRows,
+        tell: CountBytes,
+    ) -> None:
         from lemonx.execution import noise
 
         self.plan = plan
         self.checkpoint = checkpoint
         self.writer = writer
         self.wanted = wanted
+        self.columns = columns
         self.tell = tell
         self.scratch = noise.Scratch()
         self.whole_tensors = threading.Semaphore(2)
@@ -153,10 +171,10 @@ class _Task:
                 yield partial(self._write_vector, step, step.recipe)
             elif is_whole(step):
                 source = StripReader(step, step.recipe, self.plan, self.checkpoint, self.scratch, wanted)
-                for rows in source.pieces():
+                for rows in source.pieces(self.columns(step)):
                     yield partial(self._write_piece, step, step.recipe, source, rows)
             else:
-                source = Source(step, step.recipe, self.plan, self.checkpoint, self.scratch)
+                source = Source(step, step.recipe, self.plan, self.checkpoint, self.scratch, self.columns(step))
                 for part, run in blocks_within(step, wanted):
                     yield partial(self._write_block, step, step.recipe, source, part, run)
 

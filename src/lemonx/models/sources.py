@@ -12,25 +12,36 @@ from lemonx.checkpoints.folder import ADAPTER, has
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.hub import headers, names
 from lemonx.hub.download import Wish, located
+from lemonx.models.run_names import naming
 
 
 def opened(
-    given: str | os.PathLike[str], *, allow_pickle: bool = False, adapter: str | os.PathLike[str] | None = None
+    given: str | os.PathLike[str],
+    *,
+    allow_pickle: bool = False,
+    adapter: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
     """The checkpoint that is meant; reading a weight of it raises NotDownloaded if only headers were fetched."""
     if adapter is None and (found := headers.fetched(given)):
         return found
-    return open_source(
-        located(given, Wish(whole=False, allow_pickle=allow_pickle)), allow_pickle=allow_pickle, adapter=adapter
-    )
+    folder = located(given, Wish(whole=False, allow_pickle=allow_pickle))
+    return open_source(folder, allow_pickle=allow_pickle, adapter=adapter, config=config)
 
 
 def open_source(
-    given: Path, *, allow_pickle: bool = False, adapter: str | os.PathLike[str] | None = None
+    given: Path,
+    *,
+    allow_pickle: bool = False,
+    adapter: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
-    """The checkpoint in a folder, or what it is converted to; with an adapter, both as one model."""
+    """The checkpoint in a folder, or what it is converted to; with an adapter, both as one model.
+
+    `config`: the config.json of a run that has none, as a file or as the folder of a model.
+    """
     if adapter is None and not is_adapter(given):
-        return _model(given, allow_pickle)
+        return _model(given, allow_pickle, None if config is None else Path(config))
     base, found = open_pair(given, adapter, allow_pickle=allow_pickle)
     with base:
         made = Checkpoint.converted_copy(base.origin, lambda into: merge(base, found, in_files(base), into))
@@ -50,12 +61,12 @@ def open_pair(
     return _model(given, allow_pickle), found
 
 
-def _model(given: Path, allow_pickle: bool) -> Checkpoint:
+def _model(given: Path, allow_pickle: bool, config: Path | None = None) -> Checkpoint:
     if given.suffix.lower() == ".gguf" and given.is_file():
         from lemonx.models.gguf import open_gguf
 
         return open_gguf(given)
-    return Checkpoint.open(given, allow_pickle=allow_pickle)
+    return Checkpoint.open(given, allow_pickle=allow_pickle, config=config, naming=naming)
 
 
 def _adapter(folder: Path, allow_pickle: bool) -> Adapter:

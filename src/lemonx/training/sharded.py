@@ -20,13 +20,14 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.copying import BLOCK, row_pieces
 from lemonx.checkpoints.creating import remove
 from lemonx.errors import BadCheckpoint, Refused
-from lemonx.fsdp import local_rows, tensors_on_disk
+from lemonx.execution.held import HeldSink
+from lemonx.fsdp import held_tensors, tensors_on_disk
 from lemonx.models.building import compute_buffers
 from lemonx.optimizer_state.by_name import FOLDER, STATE, has_named_state
 from lemonx.optimizer_state.trainer import OPTIMIZER
@@ -82,20 +83,18 @@ def allocate(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
 def load(model: PreTrainedModel, folder: str | Path) -> bool:
     """Fill a sharded model from a checkpoint; each process reads its own slices. False if the names do not match."""
     try:
-        held = tensors_on_disk(model)
+        held = held_tensors(model)
     except Refused:
         return False
+    sink = HeldSink(held)
     with Checkpoint.open(folder) as checkpoint:
-        shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-        if shapes != {name: tuple(tensor.shape) for name, tensor in held.items()}:
+        if {name: info.shape for name, info in checkpoint.tensors.items()} != {n: one.shape for n, one in held.items()}:
             return False
-        for name, tensor in held.items():
-            if isinstance(tensor, DTensor):
-                rows, local = local_rows(tensor), tensor.to_local().detach()
-                if rows:
-                    local.copy_(checkpoint.read(name, rows.start, rows.stop))
-            else:
-                tensor.detach().copy_(checkpoint.read(name))
+        for name, one in held.items():
+            row_bytes = checkpoint.tensors[name].nbytes // max(1, one.shape[0] if one.shape else 1)
+            for start, stop in row_pieces(len(one.rows), len(one.rows) * row_bytes, BLOCK):
+                first = one.rows.start + start
+                sink.write(name, first, checkpoint.read(name, first, first + stop - start))
     compute_buffers(model)
     return True
 

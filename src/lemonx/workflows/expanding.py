@@ -30,6 +30,7 @@ from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.adapters import GrowingAdapter
 from lemonx.workflows.options import GrowthOptions, Writing
 from lemonx.workflows.planning import plan_growth
+from lemonx.workflows.run_output import RunOutput
 from lemonx.workflows.tables import require_sample, table_for
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
     if writing.keep_adapter:
         opened, kept = open_pair(source, writing.adapter, allow_pickle=writing.allow_pickle)
     else:
-        opened = open_source(source, allow_pickle=writing.allow_pickle, adapter=writing.adapter)
+        opened = open_source(source, allow_pickle=writing.allow_pickle, adapter=writing.adapter, config=writing.config)
     with opened as checkpoint, table_for(checkpoint, growth.tables), ExitStack() as stack:
         plan = plan_growth(checkpoint, growth)
         beside_it = stack.enter_context(GrowingAdapter(kept, checkpoint, plan, output)) if kept else None
@@ -92,8 +93,14 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
         if writing.planned:
             writing.planned(plan)
         entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
+        run = _run_output(plan, checkpoint, writing)
         with CheckpointWriter(
-            output, entries, max_shard_size=writing.max_shard_size, force=writing.force, source=checkpoint.origin
+            output,
+            entries,
+            max_shard_size=writing.max_shard_size,
+            force=writing.force,
+            source=checkpoint.origin,
+            files=run.files() if run else None,
         ) as writer:
             _write_tensors(plan, checkpoint, writer, writing)
             if plan.ramp:
@@ -107,8 +114,19 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
                         writer.add_file(file, name)
             if beside_it:
                 beside_it.write(writer)
-            verified, certified = _certify(plan, checkpoint, writer, writing, beside_it)
+            verified, certified = _certify(plan, checkpoint, writer, writing, beside_it, run)
     return Expanded(output, plan, verified, certified)
+
+
+def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutput | None:
+    """What a distributed checkpoint is written back as; None for a folder of safetensors."""
+    if checkpoint.dcp is not None:
+        return RunOutput(plan, checkpoint, processes=writing.processes, with_state=writing.with_optimizer)
+    if writing.processes is not None:
+        raise BadTarget(
+            "--processes is for a distributed checkpoint, and the source is a folder of safetensors", "leave it out"
+        )
+    return None
 
 
 def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing) -> None:
@@ -122,17 +140,24 @@ def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter,
 
 
 def _certify(
-    plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing, kept: GrowingAdapter | None
+    plan: Plan,
+    checkpoint: Checkpoint,
+    writer: CheckpointWriter,
+    writing: Writing,
+    kept: GrowingAdapter | None,
+    run: RunOutput | None,
 ) -> tuple[Verified, Certificate]:
     """Verify the folder while it is still hidden, and add the certificate with what was measured."""
     optimizer = None
-    if writing.with_optimizer:
+    if run is not None:
+        optimizer = run.state.write(writer) if run.state else None
+    elif writing.with_optimizer:
         from lemonx.optimizer_state.on_disk import grow_folder
 
         optimizer = grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=writing.max_shard_size)
     verified = Verified(None, skipped="--no-verify", adapter=kept.measured(None) if kept else None)
     if writing.verify:
-        with Checkpoint.open(writer.folder) as written:
+        with open_source(writer.folder) as written:
             # Hours of expansion must not be thrown away because the machine is small.
             verified = measure(plan, checkpoint, written, must=False)
             if kept and verified.passed:

@@ -60,6 +60,9 @@ class Writing:
     allow_pickle: bool = False
     adapter: PathLike | None = None
     keep_adapter: bool = False
+    config: PathLike | None = None
+    # For how many processes a distributed checkpoint is written; as many as wrote the source if nothing is said.
+    processes: int | None = None
     lessons: Lessons | None = None
     planned: Callable[[Plan], None] | None = None
     progress: Callable[[int], None] | None = None

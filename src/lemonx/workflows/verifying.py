@@ -18,7 +18,14 @@ from lemonx.workflows.tables import Tables, table_for
 
 
 def verify_folders(
-    source: Path, target: Path, *, layerwise: bool, allow_pickle: bool, adapter: PathLike | None, tables: Tables
+    source: Path,
+    target: Path,
+    *,
+    layerwise: bool,
+    allow_pickle: bool,
+    adapter: PathLike | None,
+    config: PathLike | None,
+    tables: Tables,
 ) -> Verified:
     """Check everything that the certificate makes checkable; without a certificate, only the outputs."""
     beside = (adapter is not None or is_adapter(source)) and is_adapter(target / ADAPTER_FOLDER)
@@ -26,7 +33,7 @@ def verify_folders(
     if beside:  # it was grown along, not merged
         opened, kept = open_pair(source, adapter, allow_pickle=allow_pickle)
     else:
-        opened = open_source(source, allow_pickle=allow_pickle, adapter=adapter)
+        opened = open_source(source, allow_pickle=allow_pickle, adapter=adapter, config=config)
     with opened as small, open_source(target, allow_pickle=allow_pickle) as large:
         said = read_certificate(large)
         require_fitting(small)

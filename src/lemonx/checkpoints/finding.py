@@ -1,0 +1,76 @@
+"""Whether the parts of a checkpoint fit together, and what to say to someone who gave something else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from lemonx.checkpoints.dcp import find_dcp
+from lemonx.checkpoints.folder import CONFIG, PICKLED, has
+from lemonx.checkpoints.opening import MAX_JSON, read_given, read_inside
+from lemonx.checkpoints.safetensors_file import SafetensorsFile
+from lemonx.errors import BadCheckpoint
+
+
+def config_beside(path: Path, given: Path | None) -> tuple[Path, bytes]:
+    """The folder that config.json and the files beside it are in, and the content of config.json."""
+    if given is not None:
+        try:
+            raw, file = read_given(given, CONFIG, MAX_JSON)
+        except OSError as error:
+            raise BadCheckpoint(f"cannot be read ({error.strerror})", "give a config.json", file=given) from None
+        return (file.resolve().parent if given.is_dir() else path), raw
+    if not has(path, CONFIG) and find_dcp(path):
+        raise BadCheckpoint(
+            "is a distributed checkpoint without a config.json",
+            "give the model's with --config, as a file or as the folder of a model",
+            file=path,
+        )
+    return path, read_inside(path, CONFIG)
+
+
+def instead_of_a_file(given: Path) -> str:
+    """The advice for a file that is given in place of a folder."""
+    ways = {
+        ".gguf": "here, give a folder: `lemonx expand` reads such a file",
+        ".safetensors": "give the folder it is in, with the model's config.json beside it",
+        **dict.fromkeys(PICKLED, "put the model's config.json beside it, and use --allow-pickle"),
+    }
+    return ways.get(given.suffix.lower(), "give the folder that holds config.json")
+
+
+def instead_of_nothing(given: Path) -> str:
+    """The advice for a folder that does not exist, where `org/name` would not be taken for a name on the hub."""
+    named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(given))
+    download = "here lemonx downloads nothing, so download the model first, and " if named else ""
+    return f"{download}give the folder of a saved model"
+
+
+def repeated_tensors(files: list[SafetensorsFile]) -> Iterator[BadCheckpoint]:
+    """An error for every tensor that two files hold."""
+    home: dict[str, str] = {}
+    for file in files:
+        for tensor in file.tensors:
+            if tensor.name in home:
+                yield BadCheckpoint(
+                    f"holds the tensor {tensor.name!r}, and so does {home[tensor.name]!r}",
+                    "keep one of them",
+                    file=file.path,
+                )
+            home.setdefault(tensor.name, file.path.name)
+
+
+def index_problems(mapping: dict[str, str], files: list[SafetensorsFile], index: Path) -> Iterator[BadCheckpoint]:
+    """An error wherever the index and the shards disagree."""
+    actual = {tensor.name: file.path.name for file in files for tensor in file.tensors}
+    for name, shard in mapping.items():
+        if name not in actual:
+            yield BadCheckpoint(f"names the tensor {name[:200]!r}, which no shard holds", "save it again", file=index)
+        elif actual[name] != shard:
+            yield BadCheckpoint(
+                f"puts the tensor {name!r} in {shard!r}, but {actual[name]!r} holds it", "save it again", file=index
+            )
+    for name, shard in actual.items():
+        if name not in mapping:
+            yield BadCheckpoint(f"omits the tensor {name!r} of {shard!r}", "save it again", file=index)
