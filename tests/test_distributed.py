@@ -207,10 +207,12 @@ def test_what_cannot_be_filled_is_refused(two: list[dict[str, Any]]) -> None:
 def test_tensors_cut_along_their_last_axis(two: list[dict[str, Any]], folder: Path) -> None:
     """Each process reads about the columns that it needs, and none is sent any."""
     name = next(iter(EXPANSIONS))
-    whole = sum(info.nbytes for info in api.plan(folder / name / "source", **EXPANSIONS[name]).tensors.values())
+    alone = shares(api.plan(folder / name / "source", **EXPANSIONS[name]), 1)[0].read
     for found in two:
         assert found["columns"]["wrong"] == [] and found["columns"]["sent"] == 0
-        assert found["columns"]["read"] == found["columns"]["on_paper"] < whole
+        assert found["columns"]["read"] == found["columns"]["on_paper"]
+    # Vectors are read by both, and so are columns whose copies lie in both halves.
+    assert sum(found["columns"]["read"] for found in two) <= 1.35 * alone
 
 
 def test_a_run_that_two_processes_saved_grows(two: list[dict[str, Any]], folder: Path) -> None:
