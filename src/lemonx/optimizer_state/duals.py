@@ -84,7 +84,9 @@ def untied(plan: Plan, row: Row) -> bool:
 
 def framed(plan: Plan) -> set[str]:
     """The spaces that frames carry, and those with neurons that pass one frame into the next."""
-    streams = plan.frames.streams if plan.frames is not None else ()
+    if plan.frames is None:
+        return set()
+    streams = plan.frames.streams
     carried = {name for stream in streams for name in stream.placement.spaces}
     return carried | {name for name, units in plan.types.spaces.items() if units.is_spare.any() or units.is_dense}
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from lemonx.algebra.expansions import Expansion, concat, identity, product
-from lemonx.algebra.recipes import KEEP, Vector
+from lemonx.algebra.recipes import KEEP, Matrix, Vector
 from lemonx.errors import Refused
 from lemonx.optimizer_state.along import Along, of_copies, reads
 from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals, framed, untied
@@ -124,18 +124,45 @@ def moments(plan: Plan) -> dict[str, Moments]:
     """How the moments of every tensor of the target follow from the source's, by name on disk."""
     if plan.source_config["model_type"] not in plan.family.model_types:
         raise Refused(ANOTHER, "expand without --with-optimizer")
-    found = duals(plan)
-    return {step.name: _moments(plan, found, step) for step in plan.steps}
+    found, left = duals(plan), _Open.of(plan)
+    return {step.name: _moments(plan, found, left, step) for step in plan.steps}
 
 
-def _moments(plan: Plan, found: Mapping[str, Dual], step: Step) -> Moments:
+@dataclass(frozen=True)
+class _Open:
+    """What of a plan copies do not carry: spaces in frames, rows of an embedding and the head untied from it, spaces
+    that shrink because experts are split, and experts of which some are unused."""
+
+    framed: frozenset[str]
+    untied: frozenset[str]
+    shrunk: frozenset[str]
+    experts: frozenset[str]
+    unused: frozenset[str]
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Open:
+        spaces, types = plan.source_spec.spaces, plan.types.spaces
+        heads = {name: getattr(plan.source_spec.rows[name], "tied", None) for name in plan.rows}
+        heads = {name: tied for name, tied in heads.items() if untied(plan, plan.source_spec.rows[name])}
+        experts = {name for name, space in spaces.items() if isinstance(space, Experts)}
+        return cls(
+            framed=frozenset(framed(plan)),
+            untied=frozenset({*heads, *(tied for tied in heads.values() if tied)}),
+            shrunk=frozenset(n for n, space in spaces.items() if plan.target_spec.spaces[n].size < space.size),
+            experts=frozenset(experts),
+            unused=frozenset(name for name in experts if not types[name].is_copy.all()),
+        )
+
+
+def _moments(plan: Plan, found: Mapping[str, Dual], left: _Open, step: Step) -> Moments:
     row = plan.source_spec.rows[step.row]
     sizes = plan.tensors[step.source].shape
-    fresh = _fresh(plan, step, row) or _unknown(plan, step, row)
+    named = {name for axis in row.tensors()[step.suffix] for name in axis.side.axes} | {*UNIT.findall(step.row)}
+    fresh = _fresh(plan, step, row) or _unknown(left, step, named)
     if fresh is not None:
         return Moments(step.name, step.source, sizes, step.shape, None, frozenset({fresh}))
     why = {LOSSY} if not plan.policy.lossless else set[str]()
-    why |= _experts(plan, step, row)
+    why |= {UNUSED} if named & left.unused else set()
     axes = []
     for axis, size in zip(row.tensors()[step.suffix], sizes, strict=False):
         if axis.role == "w":
@@ -174,35 +201,19 @@ def _fresh(plan: Plan, step: Step, row: Row) -> str | None:
     return REPLACED if replaced or isinstance(row, WeightNormed) else None
 
 
-def _unknown(plan: Plan, step: Step, row: Row) -> str | None:
-    """Why nothing of this tensor's moments follows from the source's, though it is made from the source's tensor."""
-    axes = {name for axis in row.tensors()[step.suffix] for name in axis.side.axes}
-    if plan.frames is not None and axes & framed(plan):
+def _unknown(left: _Open, step: Step, named: Collection[str]) -> str | None:
+    """Why nothing of this tensor's moments follows from the source's, though it is made from the source's tensor.
+
+    `named`: the spaces of its axes, and that of the experts of which it belongs to one.
+    """
+    if left.framed.intersection(named):
         return FRAMES
-    decoder = next((name for name in plan.rows if untied(plan, plan.source_spec.rows[name])), None)
-    if decoder is not None and step.row in (decoder, getattr(plan.source_spec.rows[decoder], "tied", None)):
+    if step.row in left.untied:
         return UNTIED
-    smaller = {n for n, space in plan.source_spec.spaces.items() if plan.target_spec.spaces[n].size < space.size}
-    if smaller and (axes & smaller or any(_is_experts(plan, name) for name in _all(axes, step))):
+    if left.shrunk and (left.shrunk | left.experts).intersection(named):
         return PARTS
-    copied = getattr(step.recipe, "copied", None)
+    copied = step.recipe.copied if isinstance(step.recipe, Matrix) else None
     return UNUSED if step.unit is not None and copied is not None and all(copied.unused) else None
-
-
-def _experts(plan: Plan, step: Step, row: Row) -> set[str]:
-    """Why a tensor with a part for each expert is not exact: some of them are unused."""
-    named = _all({name for axis in row.tensors()[step.suffix] for name in axis.side.axes}, step)
-    unused = [name for name in named if _is_experts(plan, name) and not plan.types.spaces[name].is_copy.all()]
-    return {UNUSED} if unused else set()
-
-
-def _is_experts(plan: Plan, name: str) -> bool:
-    return isinstance(plan.source_spec.spaces.get(name), Experts)
-
-
-def _all(axes: Collection[str], step: Step) -> set[str]:
-    """The spaces of a tensor's axes, and that of the experts of which it belongs to one."""
-    return {*axes, *UNIT.findall(step.row)}
 
 
 def _written(
