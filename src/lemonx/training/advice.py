@@ -184,7 +184,8 @@ def advise(grown: Growth, own: OwnTraining) -> Advice:
         warmup = round(paper.warmup * scratch / paper.length)
     minimum = own.min_learning_rate
     if minimum is None:
-        minimum = own.learning_rate * paper.minimum / paper.maximum
+        # Six digits, as people write rates: the quotient of the paper's two is not one of binary numbers.
+        minimum = float(f"{own.learning_rate * paper.minimum / paper.maximum:.6g}")
     return Advice(
         grown, unit, scratch, length, min(warmup, length - 1), own.batch_size, own.learning_rate, minimum
     )  # fmt: skip
