@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,15 +82,8 @@ class StateGrowth:
         for other in self.needed(name):
             if found := flattened(state.get(other, {})):
                 entries[other] = found
-        layout = self._layout(origin, entries)
-        # Copies: optimizers count in place, and two targets may come from one source.
-        result = {key: copy.copy(own[key]) for key in layout.measured}
-        if COUNT in own:
-            # Where nothing is known, an optimizer starts from zero, with the bias correction that belongs to it.
-            result[COUNT] = own[COUNT] * (0 if self._is_fresh(name) else 1)
-        for form in layout.forms(own.keys()):
-            result |= form.encoded(self._moment(name, form, entries), own)
-        return wrapped_like(state[origin], {key: result[key] for key in own})
+        grown = _grown(entries, origin, self.source.shapes, self._is_fresh(name), partial(self._moment, name))
+        return wrapped_like(state[origin], grown)
 
     def status(self, name: str, forms: Collection[Form], *, decayed: bool = False) -> tuple[str, frozenset[str]]:
         """How well the state of a target parameter is known, if it is kept in these forms, and why not better."""
@@ -114,23 +108,61 @@ class StateGrowth:
     def _is_fresh(self, name: str) -> bool:
         return all(reading.status == FRESH for reading in self._of(name))
 
-    def _layout(self, origin: str, entries: Mapping[str, State]) -> Layout:
-        for name, entry in entries.items():
-            if entry.keys() != entries[origin].keys():
-                raise Refused(
-                    f"the optimizer keeps {', '.join(sorted(entry))} for {name}, but other things for {origin}",
-                    "expand without --with-optimizer",
-                )
-        found = [checked_layout(name, entry, self.source.shapes[name]) for name, entry in entries.items()]
-        return found[0]
-
     def _moment(self, name: str, form: Form, entries: Mapping[str, State]) -> torch.Tensor:
         """One moment of a target parameter: decoded, as it would stand on disk, mapped, and joined again."""
         known: dict[str, torch.Tensor] = {}
         for source, entry in entries.items():
             known |= self.source.split(source, moment(form, source, entry))
-        grown = {FIRST: Moments.first, SECOND: Moments.second, STEPS: Moments.steps}[form.moment]
-        return self.target.joined(name, {reading.name: grown(reading, known) for reading in self._of(name)})
+        return self.target.joined(name, {reading.name: _mapped(reading, form, known) for reading in self._of(name)})
+
+
+def grow_tensor(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, Any] | None:
+    """The state of one target tensor from that of the source's, by name on disk; None where its source has none."""
+    entries = {
+        name: flattened(on_disk[name]) for name in (reading.source, reading.appended) if name and name in on_disk
+    }
+    if not entries.get(reading.source):
+        return None
+
+    def made(form: Form, known: Mapping[str, State]) -> torch.Tensor:
+        return _mapped(reading, form, {name: moment(form, name, entry) for name, entry in known.items()})
+
+    shapes = dict.fromkeys(entries, reading.source_shape)
+    return _grown(entries, reading.source, shapes, reading.status == FRESH, made)
+
+
+def _grown(
+    entries: Mapping[str, State],
+    origin: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    fresh: bool,
+    made: Callable[[Form, Mapping[str, State]], torch.Tensor],
+) -> dict[str, Any]:
+    """A state with the keys of the origin's; `made` makes each of its moments."""
+    own, layout = entries[origin], _layout(origin, entries, shapes)
+    # Copies: optimizers count in place, and two targets may come from one source.
+    result = {key: copy.copy(own[key]) for key in layout.measured}
+    if COUNT in own:
+        # Where nothing is known, an optimizer starts from zero, with the bias correction that belongs to it.
+        result[COUNT] = own[COUNT] * (0 if fresh else 1)
+    for form in layout.forms(own.keys()):
+        result |= form.encoded(made(form, entries), own)
+    return {key: result[key] for key in own}
+
+
+def _layout(origin: str, entries: Mapping[str, State], shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    for name, entry in entries.items():
+        if entry.keys() != entries[origin].keys():
+            raise Refused(
+                f"the optimizer keeps {', '.join(sorted(entry))} for {name}, but other things for {origin}",
+                "expand without --with-optimizer",
+            )
+    layouts = {name: checked_layout(name, entry, shapes[name]) for name, entry in entries.items()}
+    return layouts[origin]
+
+
+def _mapped(reading: Moments, form: Form, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return {FIRST: Moments.first, SECOND: Moments.second, STEPS: Moments.steps}[form.moment](reading, known)
 
 
 def reasons(reading: Moments, forms: Collection[Form], *, decayed: bool = False) -> frozenset[str]:

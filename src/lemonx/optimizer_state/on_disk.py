@@ -1,4 +1,4 @@
-"""The optimizer state of a checkpoint folder, in whichever of the two forms it is there."""
+"""The optimizer state of a checkpoint folder, in whichever form it is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lemonx.errors import BadCheckpoint
 from lemonx.optimizer_state import by_name, trainer
-from lemonx.optimizer_state.grow import reasons
+from lemonx.optimizer_state.grow import Grown, reasons
 from lemonx.optimizer_state.moments import EXACT, EXPECTED, FRESH, moments
 from lemonx.planning.plan import Plan
 
@@ -18,8 +18,8 @@ from lemonx.planning.plan import Plan
 class GrownState:
     """What a certificate says of a grown optimizer state.
 
-    `form`: Trainer's own file, or tensors by name. `moments` counts the tensors by how well their moments are known,
-    `reasons` why they are not known exactly.
+    `form`: Trainer's own file, tensors by name, or a distributed checkpoint. `moments` counts the tensors by how well
+    their moments are known, `reasons` why they are not known exactly.
     """
 
     form: str
@@ -41,6 +41,11 @@ def grow_folder(plan: Plan, source: Path, into: Path, *, max_shard_size: int) ->
             "give a checkpoint-N folder of a training run, or expand without --with-optimizer",
             file=source,
         )
+    return told(form, plan, grown)
+
+
+def told(form: str, plan: Plan, grown: Grown) -> GrownState:
+    """What a certificate says of a state that was grown."""
     readings = moments(plan).values()
     why = {
         reading.name: reasons(reading, grown.kept.get(reading.source, ()), decayed=reading.source in grown.decayed)

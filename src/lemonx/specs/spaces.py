@@ -20,7 +20,8 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
-from lemonx.algebra.expansions import Expansion, Fill, expansion
+from lemonx.algebra.expansions import Expansion, expansion
+from lemonx.algebra.runs import Fill
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.guards.limits import LARGEST

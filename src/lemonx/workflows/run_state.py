@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -20,9 +19,10 @@ from lemonx.checkpoints.pickles import read_pickle
 from lemonx.checkpoints.shards import Entry
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.models.run_names import naming
-from lemonx.optimizer_state.grow import grow_entry
-from lemonx.optimizer_state.moments import Moments, moments
-from lemonx.optimizer_state.on_disk import GrownState
+from lemonx.optimizer_state.grow import Grown, grow_tensor
+from lemonx.optimizer_state.layouts import COUNT, layout_of
+from lemonx.optimizer_state.moments import moments
+from lemonx.optimizer_state.on_disk import GrownState, told
 from lemonx.planning.plan import Plan
 
 _STATE, _GROUPS = "state", "param_groups"
@@ -134,7 +134,7 @@ class RunState:
                 "in a distributed checkpoint lemonx grows only state of the parameter's shape",
                 "expand without --with-optimizer",
             )
-        return shape == weight and field != "step"
+        return shape == weight and field != COUNT
 
     def _add_objects(self) -> None:
         """Copy objects as they are; settings of parameters go to all that come from them."""
@@ -176,7 +176,7 @@ class RunState:
             reading = self.readings[name]
             needed = {disk for disk in (reading.source, reading.appended) if disk}
             states = {disk: self._state(disk, infos) for disk in needed}
-            grown = grow_entry(reading, {disk: state for disk, state in states.items() if state})
+            grown = grow_tensor(reading, {disk: state for disk, state in states.items() if state})
             for field, value in (grown or {}).items():
                 assert isinstance(value, torch.Tensor)
                 scalar = not self._is_moment(self.origins[parts[0].key], field)
@@ -185,11 +185,13 @@ class RunState:
                 if not scalar:
                     writer.write(_entry(name, field), 0, value)
             done |= {part.key for part in parts}
-            step = max(step or 0, int(grown["step"])) if grown and "step" in grown else step
+            step = max(step or 0, int(grown[COUNT])) if grown and COUNT in grown else step
         for key in self.rest:
             info = self.held.infos(None, under={key: self.held.saved.tensors[key]})[key]
             writer.write(_entry(key, ""), 0, self.held.read(info))
-        return _told(step, self.readings)
+        forms = {own: layout_of(known, own).forms(known) for own, known in self.fields.items()}
+        kept = {disk: forms[parts[0].key] for disk, parts in self.views.items() if parts[0].key in forms}
+        return told("distributed", self.plan, Grown(step, kept))
 
     def _infos(self, field: str) -> Mapping[str, InChunks]:
         under = {key: known[field].stored for key, known in self.fields.items() if field in known}
@@ -200,16 +202,6 @@ class RunState:
 
     def _state(self, name: str, infos: Mapping[str, Mapping[str, InChunks]]) -> dict[str, torch.Tensor]:
         return {field: self.held.read(known[name]) for field, known in infos.items() if name in known}
-
-
-def _told(step: int | None, readings: Mapping[str, Moments]) -> GrownState:
-    return GrownState(
-        "distributed",
-        step,
-        moments=dict(Counter(reading.status for reading in readings.values())),
-        reasons=dict(Counter(why for reading in readings.values() for why in sorted(reading.why))),
-        tensors={reading.name: reading.status for reading in readings.values()},
-    )
 
 
 def _starred(path: Way, parameter: str) -> Way:
