@@ -257,3 +257,7 @@ def test_an_experiment_runs_and_runs_again_from_its_cache(tmp_path: Path) -> Non
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("done.json")}
     run_all([cell.trained for cell in nodes.cells(asked.shortened())], cache, tell=pytest.fail)
     assert before == {path: path.stat().st_mtime_ns for path in cache.rglob("done.json")}
+    # Killed in its first step, a run has but the record that it took along from beside its source.
+    trained = next(cell.trained for cell in nodes.cells(asked.shortened()))
+    shutil.copy(trained.after[0].folder(cache) / nodes.DONE, trained.folder(cache) / nodes.DONE)
+    assert not trained.done(cache) and trained.after[0].done(cache)

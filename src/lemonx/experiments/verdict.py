@@ -147,12 +147,22 @@ def _rivals(content: Result, arm: ArmResult, other: ArmResult) -> bool:
 
 def variants(content: Result) -> list[ArmComparison]:
     """The further LEMON arms of a source against the reference, which is its first if the experiment names none."""
+    named = [arm for arm in lemons(content) if arm["label"] == content["experiment"].get("reference")]
     arms = [arm for arm in lemons(content) if not is_baseline(content, arm)]
-    named = [arm for arm in arms if arm["label"] == content["experiment"].get("reference")]
     first: dict[str, ArmResult] = {}
     for arm in [*named, *arms]:
         first.setdefault(arm["source"], arm)
     return [judge(content, arm, first[arm["source"]]) for arm in arms if arm is not first[arm["source"]]]
+
+
+def finals(content: Result) -> list[ArmComparison]:
+    """The same pairs, and LEMON arms against other methods from their source, by final quality at equal length."""
+    arms = {arm["label"]: arm for arm in content["arms"]}
+    pairs = [(arms[c.arm], arms[c.other]) for c in variants(content)]
+    others = [arm for arm in content["arms"] if arm["method"] not in (LEMON, "scratch")]
+    pairs += [(arm, other) for other in others for arm in lemons(content) if arm["source"] == other["source"]]
+    common = [(arm, other, _common_length(arm, other)) for arm, other in pairs]
+    return [_at_equal_length(content, arm, other, length) for arm, other, length in common if length is not None]
 
 
 def tuned(content: Result) -> list[tuple[str, ArmComparison]]:
