@@ -513,3 +513,10 @@ def test_the_readme_says_what_the_report_says() -> None:
         assert said in " ".join(paragraph.split())
         for outcome in {c.outcome for c in verdict.claims(content)} - {verdict.AHEAD}:
             assert words[outcome] in paragraph, (name, outcome)
+    arms = {arm["label"]: arm for arm in report.read(DOCS / "results" / "start")["arms"]}
+    assert arms["LEMON"]["reach"]["steps"] is None and arms["LEMON"]["at"][-1]["steps"] == 0.7 * 1200
+    own = arms["own copies, no warm-up"]
+    assert own["saved"] is not None and wording.saved_bound(own) == "at least "
+    for what in ("steps", "flops_with_source"):
+        mean, spread = own["saved"][what]["mean"], own["saved"][what]["spread"] or 0.0
+        assert f"at least {100 * mean:.0f} ± {100 * spread:.0f} %" in " ".join(paragraph.split())

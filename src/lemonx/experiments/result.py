@@ -39,7 +39,8 @@ def result(experiment: Experiment, cache: Path, *, quick: bool) -> Result:
     baseline = measured[experiment.baseline]
     longest = max(run["steps"] for run in baseline)
     marks = {run["seed"]: run["final"] for run in baseline if run["steps"] == longest}
-    costs = Costs(fmean(run["flops"] / run["steps"] for run in baseline), 0.0, longest)
+    grown = next(arm.method for arm in experiment.arms if arm.label == experiment.baseline) != "scratch"
+    costs = _costs(baseline, longest, grown=grown)
     certificate, plan = _shown(experiment, cache)
     return {
         "experiment": _question(experiment),
@@ -124,12 +125,7 @@ def _arm(
 ) -> ArmResult:
     answer = reach(marks, runs, experiment.better)
     scratch = arm.label == experiment.baseline
-    costs = Costs(
-        fmean(run["flops"] / run["steps"] for run in runs),
-        # Training from scratch needs no source.
-        0.0 if scratch or arm.method == "scratch" else fmean(run["source_flops"] for run in runs),
-        baseline.steps,
-    )
+    costs = _costs(runs, baseline.steps, grown=arm.method != "scratch")
     lengths = sorted({run["steps"] for run in runs})
     at: list[FigureAt] = [{"steps": n, **figure([run["final"] for run in runs if run["steps"] == n])} for n in lengths]
     return {
@@ -149,6 +145,12 @@ def _arm(
             for task in experiment.downstream
         },
     }
+
+
+def _costs(runs: Sequence[RunResult], steps: int, *, grown: bool) -> Costs:
+    """Training from scratch needs no source."""
+    source = fmean(run["source_flops"] for run in runs) if grown else 0.0
+    return Costs(fmean(run["flops"] / run["steps"] for run in runs), source, steps)
 
 
 def _source(name: str, experiment: Experiment, cache: Path) -> SourceResult | NoSource:
