@@ -92,6 +92,10 @@ def test_what_is_saved_with_and_without_the_source() -> None:
     parts = saved(reach({0: 1.5}, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 0.0, 1000))
     assert parts is not None
     assert [parts[name]["mean"] for name in ("steps", "flops", "flops_with_source")] == pytest.approx([0.8, 0.8, 0.7])
+    # A baseline that is grown has a source too: 300 of 1100.
+    parts = saved(reach({0: 1.5}, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 1000.0, 1000))
+    assert parts is not None and parts["flops"]["mean"] == pytest.approx(0.8)
+    assert parts["flops_with_source"]["mean"] == pytest.approx(8 / 11)
     assert saved(reach({0: 0.5}, runs, "lower"), Costs(10.0, 0.0, 1000), Costs(10.0, 0.0, 1000)) is None
 
 
