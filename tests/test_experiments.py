@@ -92,6 +92,10 @@ def test_what_is_saved_with_and_without_the_source() -> None:
     parts = saved(reach({0: 1.5}, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 0.0, 1000))
     assert parts is not None
     assert [parts[name]["mean"] for name in ("steps", "flops", "flops_with_source")] == pytest.approx([0.8, 0.8, 0.7])
+    # A baseline that is grown has a source too: 300 of 1100.
+    parts = saved(reach({0: 1.5}, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 1000.0, 1000))
+    assert parts is not None and parts["flops"]["mean"] == pytest.approx(0.8)
+    assert parts["flops_with_source"]["mean"] == pytest.approx(8 / 11)
     assert saved(reach({0: 0.5}, runs, "lower"), Costs(10.0, 0.0, 1000), Costs(10.0, 0.0, 1000)) is None
 
 
@@ -257,3 +261,7 @@ def test_an_experiment_runs_and_runs_again_from_its_cache(tmp_path: Path) -> Non
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("done.json")}
     run_all([cell.trained for cell in nodes.cells(asked.shortened())], cache, tell=pytest.fail)
     assert before == {path: path.stat().st_mtime_ns for path in cache.rglob("done.json")}
+    # Killed in its first step, a run has but the record that it took along from beside its source.
+    trained = next(cell.trained for cell in nodes.cells(asked.shortened()))
+    shutil.copy(trained.after[0].folder(cache) / nodes.DONE, trained.folder(cache) / nodes.DONE)
+    assert not trained.done(cache) and trained.after[0].done(cache)

@@ -307,6 +307,11 @@ def test_variants_are_compared_with_the_reference() -> None:
     assert [(c.arm, c.other) for c in verdict.variants(content)] == [("other choice", "LEMON")]
     content["experiment"]["reference"] = "other choice"
     assert [(c.arm, c.other) for c in verdict.variants(content)] == [("LEMON", "other choice")]
+    # Also where the reference is what sets the mark; finals are compared at every length, with other methods too.
+    content["experiment"] |= {"reference": "LEMON", "baseline": "LEMON"}
+    found = [(c.arm, c.other, c.length, round(c.advantage, 3)) for c in verdict.finals(content)]
+    assert found[:2] == [("other choice", "LEMON", 400, 0.0), ("other choice", "LEMON", 800, 0.0)]
+    assert found[2:4] == [("LEMON", "AKI", 400, 0.4), ("LEMON", "AKI", 800, 0.1)] and len(found) == 6
 
 
 def test_what_does_not_reproduce_is_said_first(results: list[dict[str, Any]], page: Path) -> None:
@@ -513,3 +518,10 @@ def test_the_readme_says_what_the_report_says() -> None:
         assert said in " ".join(paragraph.split())
         for outcome in {c.outcome for c in verdict.claims(content)} - {verdict.AHEAD}:
             assert words[outcome] in paragraph, (name, outcome)
+    arms = {arm["label"]: arm for arm in report.read(DOCS / "results" / "start")["arms"]}
+    assert arms["LEMON"]["reach"]["steps"] is None and arms["LEMON"]["at"][-1]["steps"] == 0.7 * 1200
+    own = arms["own copies, no warm-up"]
+    assert own["saved"] is not None and wording.saved_bound(own) == "at least "
+    for what in ("steps", "flops_with_source"):
+        mean, spread = own["saved"][what]["mean"], own["saved"][what]["spread"] or 0.0
+        assert f"at least {100 * mean:.0f} ± {100 * spread:.0f} %" in " ".join(paragraph.split())

@@ -86,7 +86,9 @@ def saved(answer: Reach, arm: Costs, baseline: Costs) -> Savings | None:
     return {
         "steps": figure([1 - n / baseline.steps for n in steps]),
         "flops": figure([1 - n * arm.per_step / baseline.total for n in steps]),
-        "flops_with_source": figure([1 - (n * arm.per_step + arm.source) / baseline.total for n in steps]),
+        "flops_with_source": figure(
+            [1 - (n * arm.per_step + arm.source) / (baseline.total + baseline.source) for n in steps]
+        ),
     }
 
 

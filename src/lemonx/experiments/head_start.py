@@ -87,6 +87,8 @@ def measured_growths(content: Result) -> list[Growth]:
     """
     kind = "vision" if content["recipe"]["train"]["task"].startswith("image") else "language"  # type: ignore[index,union-attr]
     base = next(arm for arm in content["arms"] if arm["label"] == content["experiment"]["baseline"])
+    if base["method"] != "scratch":  # where starts alone are compared, nothing says what training from scratch needs
+        return []
     per_step = min(run["flops"] / run["steps"] for run in base["runs"])
     ahead = {(one.arm, one.steps): one for one in head_starts(content) if not one.bound}
     found = []

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from lemonx.checkpoints.creating import remove, write_whole
-from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.opening import read_inside
+from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadRecipe, BadTarget
 from lemonx.experiments.fingerprint import GROWTH, TRAINING, fingerprint
 from lemonx.experiments.spec import AS_IT_IS, GROWN_FROM, Arm, Downstream, Experiment
@@ -54,7 +55,15 @@ class Node:
         return cache / f"{self.kind}-{self.key}"
 
     def done(self, cache: Path) -> bool:
-        return (self.folder(cache) / DONE).exists()
+        """Whether its record is there, and its own: a run takes along what lies beside its source, also a record."""
+        if not (self.folder(cache) / DONE).exists():
+            return False
+        found = self.record(cache)
+        return (found.get("kind"), found.get("what")) == (self.kind, self.what)
+
+    def record(self, cache: Path) -> Trained:
+        """What it left when it was finished."""
+        return parse_json(read_inside(self.folder(cache).resolve(), DONE))
 
 
 DONE = "done.json"

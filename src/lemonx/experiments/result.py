@@ -12,7 +12,7 @@ from typing import Any
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.experiments.answer import Costs, figure, reach, saved
-from lemonx.experiments.nodes import DONE, GROWN, Measurement, Node, Trained, cells
+from lemonx.experiments.nodes import GROWN, Measurement, Node, cells
 from lemonx.experiments.result_file import (
     ArmResult,
     Curve,
@@ -39,7 +39,8 @@ def result(experiment: Experiment, cache: Path, *, quick: bool) -> Result:
     baseline = measured[experiment.baseline]
     longest = max(run["steps"] for run in baseline)
     marks = {run["seed"]: run["final"] for run in baseline if run["steps"] == longest}
-    costs = Costs(fmean(run["flops"] / run["steps"] for run in baseline), 0.0, longest)
+    grown = next(arm.method for arm in experiment.arms if arm.label == experiment.baseline) != "scratch"
+    costs = _costs(baseline, longest, grown=grown)
     certificate, plan = _shown(experiment, cache)
     return {
         "experiment": _question(experiment),
@@ -86,12 +87,8 @@ def _recipe(experiment: Experiment) -> dict[str, JsonValue]:
     return experiment.model_dump(mode="json", include=_ANSWERED, exclude_defaults=True)
 
 
-def _read(node: Node, cache: Path) -> Trained:
-    return parse_json(read_inside(node.folder(cache).resolve(), DONE))
-
-
 def _run(cell: Measurement, experiment: Experiment, cache: Path) -> RunResult:
-    done, source = _read(cell.trained, cache), _read(cell.source, cache)
+    done, source = cell.trained.record(cache), cell.source.record(cache)
     start = next((row for row in done["curve"] if row.get("validation_loss") is not None), {})
     return {
         "length": cell.length,
@@ -105,7 +102,7 @@ def _run(cell: Measurement, experiment: Experiment, cache: Path) -> RunResult:
         "seconds": done["seconds"],
         "key": cell.trained.key,
         "downstream": {
-            task.name: _read(cell.downstream[task.name], cache)["final"][task.metric] for task in experiment.downstream
+            task.name: cell.downstream[task.name].record(cache)["final"][task.metric] for task in experiment.downstream
         },
         "beside": {name: [start[f"{name}_loss"], done["final"][f"{name}_loss"]] for name in _beside(cell.trained)},
     }
@@ -119,7 +116,7 @@ def _beside(node: Node) -> list[str]:
 
 def _spent(node: Node, cache: Path) -> float:
     """FLOPs of a source's training, and of all that it was grown from."""
-    own = 0.0 if node.kind == GROWN else _read(node, cache)["flops"]
+    own = 0.0 if node.kind == GROWN else node.record(cache)["flops"]
     return own + sum(_spent(before, cache) for before in node.after)
 
 
@@ -128,12 +125,7 @@ def _arm(
 ) -> ArmResult:
     answer = reach(marks, runs, experiment.better)
     scratch = arm.label == experiment.baseline
-    costs = Costs(
-        fmean(run["flops"] / run["steps"] for run in runs),
-        # Training from scratch needs no source.
-        0.0 if scratch or arm.method == "scratch" else fmean(run["source_flops"] for run in runs),
-        baseline.steps,
-    )
+    costs = _costs(runs, baseline.steps, grown=arm.method != "scratch")
     lengths = sorted({run["steps"] for run in runs})
     at: list[FigureAt] = [{"steps": n, **figure([run["final"] for run in runs if run["steps"] == n])} for n in lengths]
     return {
@@ -155,13 +147,19 @@ def _arm(
     }
 
 
+def _costs(runs: Sequence[RunResult], steps: int, *, grown: bool) -> Costs:
+    """Training from scratch needs no source."""
+    source = fmean(run["source_flops"] for run in runs) if grown else 0.0
+    return Costs(fmean(run["flops"] / run["steps"] for run in runs), source, steps)
+
+
 def _source(name: str, experiment: Experiment, cache: Path) -> SourceResult | NoSource:
     arms = {arm.label for arm in experiment.arms if arm.source == name}
     used = {cell.source.key: cell.source for cell in cells(experiment) if cell.arm in arms}
     nodes = [used[key] for key in sorted(used)]
     if not nodes:
         return {}
-    done = [_read(node, cache) for node in nodes]
+    done = [node.record(cache) for node in nodes]
     return {
         "final": figure([run["final"][experiment.metric] for run in done]),
         "flops": fmean(_spent(node, cache) for node in nodes),
@@ -170,7 +168,7 @@ def _source(name: str, experiment: Experiment, cache: Path) -> SourceResult | No
 
 
 def _curve(cell: Measurement, cache: Path) -> Curve:
-    rows = [row for row in _read(cell.trained, cache)["curve"] if row.get("validation_loss") is not None]
+    rows = [row for row in cell.trained.record(cache)["curve"] if row.get("validation_loss") is not None]
     return {
         "arm": cell.arm,
         "steps": cell.trained.steps,

@@ -80,8 +80,8 @@ def judge(content: Result, arm: ArmResult, other: ArmResult) -> ArmComparison:
     larger, smaller = first.less or second.more, first.more or second.less
     # A bound decides only if the truth behind it can but add to the difference.
     unsure = {AHEAD: smaller, BEHIND: larger, NOISE: larger or smaller, OPEN: True}[leans]
-    if unsure and (length := _common_length(arm, other)) is not None:
-        return _at_equal_length(content, arm, other, length)
+    if unsure and (lengths := _common_lengths(arm, other)):
+        return _at_equal_length(content, arm, other, max(lengths))
     outcome = OPEN if unsure or noise is None else leans
     bound = {(True, False): AT_LEAST, (False, True): AT_MOST}.get((larger, smaller), "")
     return ArmComparison(arm["label"], other["label"], outcome, STEPS, advantage, noise, None, bound, not unsure)
@@ -94,8 +94,8 @@ def _at_equal_length(content: Result, arm: ArmResult, other: ArmResult, length: 
     return ArmComparison(arm["label"], other["label"], outcome_of(advantage, noise), FINAL, advantage, noise, length)
 
 
-def _common_length(arm: ArmResult, other: ArmResult) -> int | None:
-    return max({at["steps"] for at in arm["at"]} & {at["steps"] for at in other["at"]}, default=None)
+def _common_lengths(arm: ArmResult, other: ArmResult) -> set[int]:
+    return {at["steps"] for at in arm["at"]} & {at["steps"] for at in other["at"]}
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, float | None]:
@@ -147,12 +147,25 @@ def _rivals(content: Result, arm: ArmResult, other: ArmResult) -> bool:
 
 def variants(content: Result) -> list[ArmComparison]:
     """The further LEMON arms of a source against the reference, which is its first if the experiment names none."""
+    named = [arm for arm in lemons(content) if arm["label"] == content["experiment"].get("reference")]
     arms = [arm for arm in lemons(content) if not is_baseline(content, arm)]
-    named = [arm for arm in arms if arm["label"] == content["experiment"].get("reference")]
     first: dict[str, ArmResult] = {}
     for arm in [*named, *arms]:
         first.setdefault(arm["source"], arm)
     return [judge(content, arm, first[arm["source"]]) for arm in arms if arm is not first[arm["source"]]]
+
+
+def finals(content: Result) -> list[ArmComparison]:
+    """The same pairs, and LEMON arms against other methods from their source, by final quality at equal lengths."""
+    arms = {arm["label"]: arm for arm in content["arms"]}
+    pairs = [(arms[c.arm], arms[c.other]) for c in variants(content)]
+    others = [arm for arm in content["arms"] if arm["method"] not in (LEMON, "scratch")]
+    pairs += [(arm, other) for other in others for arm in lemons(content) if arm["source"] == other["source"]]
+    return [
+        _at_equal_length(content, arm, other, length)
+        for arm, other in pairs
+        for length in sorted(_common_lengths(arm, other))
+    ]
 
 
 def tuned(content: Result) -> list[tuple[str, ArmComparison]]:

@@ -221,6 +221,7 @@ class Section:
     claims: Sequence[ComparisonGroup]
     variants: Sequence[ComparisonGroup]
     finals: Finals
+    head_starts: Sequence[Sequence[str]]
     downstream: FineTuning | None
     tuned: Sequence[ComparisonGroup]
     charts: Charts

@@ -29,7 +29,7 @@ def styles(content: Result, others: Sequence[str]) -> dict[str, Style]:
     arms = content["arms"]
     methods = {arm["method"] for arm in arms}
     by_method = len(methods) > len(arms) / 2
-    first = next(iter(lemons(content)), None)
+    first = next((arm for arm in lemons(content) if not is_baseline(content, arm)), None)
     keys = list(others) if by_method else [a["label"] for a in arms if a is not first and not is_baseline(content, a)]
     seen: dict[int, int] = {}
     found: dict[str, Style] = {}

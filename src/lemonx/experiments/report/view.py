@@ -85,6 +85,7 @@ class _Viewer:
             claims=self.compared([("", c) for c in compared], verdict.CLAIM),
             variants=self.compared([("", c) for c in verdict.variants(content)], verdict.VARIANT, by_other=True),
             finals=self.finals(),
+            head_starts=wording.head_start_table(content),
             downstream=self.downstream(),
             tuned=self.compared(verdict.tuned(content), verdict.TUNED),
             charts=curves.charts(content, self.looks, self.key),
