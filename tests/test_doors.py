@@ -64,6 +64,9 @@ KNOWN = {
 }
 KNOWN_IN = {
     ("architectures/__init__.py", "point.load"): "a package that the user installed",
+    ("checkpoints/dcp_files.py", "torch.save"): "into memory",
+    ("checkpoints/dcp_items.py", "_Plain(archive.read(named['data.pkl'])).load"): "bytes that were read",
+    ("checkpoints/dcp_metadata.py", "_Plain(raw).load"): "bytes that were read",
     ("checkpoints/pickles.py", "torch.load"): "by the name of a descriptor that is open",
     ("checkpoints/reader.py", "(bare / names[path]).symlink_to"): "from a temporary folder to checked weights",
     ("models/door.py", "(shown / 'model.gguf').symlink_to"): "from a temporary folder to a file that is open",
@@ -98,6 +101,7 @@ KNOWN_IN = {
     ("training/sharded.py", "state_dict_loader.load"): "checkpoints of a run, as safetensors",
     ("training/trainer.py", "os.rename"): "a folder that was just made",
     ("guards/terminal.py", "os.open"): "the null device",
+    ("workflows/run_state.py", "torch.save"): "into memory",
 }
 
 

@@ -23,12 +23,12 @@ _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}")
 
 
 class Temporary:
-    """A new private folder in the system's temporary directory; it is removed by `close`, or after the process."""
+    """A new private folder in `parent`, or the system's temporary directory; `close` removes it, or the process's end."""
 
     path: Path
 
-    def __init__(self) -> None:
-        parent = Path(tempfile.gettempdir()).resolve()
+    def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
+        parent = Path(parent or tempfile.gettempdir()).resolve()
         clear(parent)
         private = partial(make_folder, mode=0o700)
         self.path, held = make_and_hold(lambda: parent / f"{_PREFIX}{secrets.token_hex(8)}", private)

@@ -7,7 +7,6 @@ belongs to their old parameters.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from lemonx import api
-from lemonx.checkpoints.creating import remove
+from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import Refused
 from lemonx.fsdp import load_expanded
 from lemonx.in_place.growing import GrownInPlace, report, require_same_family
@@ -68,14 +67,15 @@ def grow_shared(
 @contextmanager
 def _common_folder(parent: PathLike | None) -> Iterator[Path]:
     """A new folder that all processes use, and that is removed in the end."""
-    made: list[Any] = [tempfile.mkdtemp(prefix="lemonx-", dir=parent) if dist.get_rank() == 0 else None]
+    own = Temporary(parent) if dist.get_rank() == 0 else None
+    made: list[Any] = [own and own.path]
     dist.broadcast_object_list(made, src=0)
     try:
         yield Path(made[0])
         dist.barrier()
     finally:
-        if dist.get_rank() == 0:
-            remove(Path(made[0]))
+        if own is not None:
+            own.close()
 
 
 def _built(model: Any, plan: Plan, growth: StateGrowth) -> PreTrainedModel:
