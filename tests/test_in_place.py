@@ -271,3 +271,20 @@ def test_mistakes_in_the_call(llama: Any) -> None:
     with pytest.raises(TypeError, match="not a Linear"):
         lemonx.grow_in_place(nn.Linear(2, 2), width=96)  # type: ignore[arg-type]
     assert model.config.hidden_size == 48
+
+
+def test_parts_with_configs_of_their_own_and_names_in_groups() -> None:
+    """The halves of a T5 have copies of its config; an optimizer may keep the names of its parameters."""
+    model: Any = pico.PICO["t5"]().double()
+    optimizer = torch.optim.AdamW([(f"module.{name}", p) for name, p in model.named_parameters()])
+    before = step(model, optimizer) and loss_of(model)
+    lemonx.grow_in_place(model, optimizer, width="2x", depth="+1", verify=False)
+    assert float(loss_of(model)) == pytest.approx(float(before), rel=TOLERANCE)
+    for part in (model.encoder, model.decoder):
+        assert (part.config.d_model, part.config.num_layers) == (model.config.d_model, len(part.block))
+    (group,), parameters = optimizer.param_groups, dict(model.named_parameters())
+    assert [f"module.{name}" for name in parameters] == group["param_names"]
+    assert all(
+        parameters[name.removeprefix("module.")] is p
+        for name, p in zip(group["param_names"], group["params"], strict=True)
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -287,3 +289,34 @@ def test_blocks_that_are_lists_of_branches_are_added() -> None:
     small, large = Nested(2).double(), Nested(5).double()
     lemonx.grow(small, large, torch.randn(3, 10, dtype=torch.float64))
     assert_same(small, large, (torch.randn(2, 10, dtype=torch.float64),))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda width, tokens: width + tokens.shape[1],
+        lambda width, tokens: 1 + width * tokens.shape[0],
+        lambda width, tokens: max(width, tokens.shape[1]),
+        lambda width, tokens: 1 + tokens.shape[1] % width,
+        lambda width, tokens: width ** (tokens.shape[1] / 7),
+        lambda width, tokens: width + tokens.double().mean(),
+        lambda width, tokens: torch.where(tokens > 45, width, 1)[..., None],
+    ],
+)
+def test_a_number_of_the_width_and_of_the_input_is_no_number_of_the_width(number: Callable[[int, Tensor], Any]) -> None:
+    """The example shows one number in each size, for which the head could make up."""
+
+    class Model(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(50, width), nn.Linear(width, 9)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = torch.relu(self.embed(tokens))
+            return self.head(x) * number(x.shape[2], tokens)
+
+    small, large = Model(16).double(), Model(32).double()
+    before = copy.deepcopy(large.state_dict())
+    with pytest.raises(lemonx.LemonxError, match=r"differ|number"):
+        lemonx.grow(small, large, torch.randint(40, (3, 7)))
+    assert all(torch.equal(before[key], value) for key, value in large.state_dict().items())

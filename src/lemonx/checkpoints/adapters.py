@@ -162,6 +162,8 @@ class Adapter:
 
     def scale(self, module: str, rank: int) -> float:
         """What B A is multiplied by; the error if its rank is not the one that the settings say."""
+        if not self._selects(module):
+            raise self.odd(f"holds weights of {module[:200]}, which {ADAPTER} leaves out, so peft would ignore them")
         said = self.rank_of(module)
         if said != rank:
             raise self.odd(f"holds {module[:200]} with rank {rank}, but {ADAPTER} says {said!r}", "save it again")
@@ -169,6 +171,18 @@ class Adapter:
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
             raise self._wrong(f"has lora_alpha {str(alpha)[:40]!r}, which is not a number", "save it again")
         return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
+
+    def _selects(self, module: str) -> bool:
+        """Whether the settings name a module, as peft reads them; a pattern is not tried: some names keep one busy."""
+
+        def named(field: str) -> bool | None:
+            given = self.settings.get(field)
+            return any(f".{module}".endswith(f".{name}") for name in given) if isinstance(given, list) else None
+
+        layers, at = self.settings.get("layers_to_transform"), re.match(r".*\.[^.]*\.(\d+)\.", f".{module}")
+        layers = [layers] if isinstance(layers, int) else layers
+        outside = isinstance(layers, list) and at is not None and int(at[1]) not in layers
+        return named("target_modules") is not False and not named("exclude_modules") and not outside
 
     def rank_of(self, module: str) -> JsonValue:
         return self._by_pattern("rank_pattern", "r", module)

@@ -23,7 +23,7 @@ _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}")
 
 
 class Temporary:
-    """A new private folder in `parent`, or the system's temporary directory; `close` removes it, or the process's end."""
+    """A new private folder in `parent`, or where the system has such; `close` removes it, or the end of its process."""
 
     path: Path
 

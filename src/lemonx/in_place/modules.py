@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from lemonx.models.building import skeleton
 from lemonx.planning.plan import Plan
@@ -27,7 +28,7 @@ def take_over(model: PreTrainedModel, large: PreTrainedModel, plan: Plan) -> Non
     """Give a model the parameters, buffers, added blocks, sizes and config of a larger one of its class."""
     before, after = skeleton(plan.source_config), skeleton(plan.target_config)
     configs = _take_config(model.config, large.config, before.config, after.config)
-    _take_module(model, large, before, after, {})
+    _take_module(model, large, before, after, {}, configs)
     for module in model.modules():
         for key, value in vars(module).items():
             if id(value) in configs:
@@ -67,14 +68,22 @@ def _is_plain(value: Any) -> bool:
 
 
 def _take_module(
-    module: nn.Module, large: nn.Module, before: nn.Module, after: nn.Module, taken: dict[int, nn.Module]
+    module: nn.Module,
+    large: nn.Module,
+    before: nn.Module,
+    after: nn.Module,
+    taken: dict[int, nn.Module],
+    configs: dict[int, Any],
 ) -> None:
-    """`taken`: what stands for each of the larger model's modules, of which some are in two places."""
+    """`taken`: what stands for each of the larger model's modules, of which some are in two places; and `configs`."""
     taken[id(large)] = module
     _take_attributes(module, before, after, leave=_COMMON)
     for key, value in vars(large).items():
         if isinstance(value, torch.Tensor):
             vars(module)[key] = value
+        elif isinstance(value, PreTrainedConfig) and id(value) not in configs:
+            # A part may have a config of its own, as the halves of T5 have.
+            configs |= _take_config(*(vars(one)[key] for one in (module, large, before, after)))
     module._parameters.clear()
     module._parameters.update(large._parameters)
     module._buffers.clear()
@@ -87,7 +96,7 @@ def _take_module(
         elif None in parts or type(parts[0]) is not type(child):
             children[name] = child  # an added block, or one that is of another kind at this place
         else:
-            _take_module(parts[0], child, parts[1], parts[2], taken)  # pyright: ignore[reportArgumentType]
+            _take_module(parts[0], child, parts[1], parts[2], taken, configs)  # pyright: ignore[reportArgumentType]
             children[name] = parts[0]
     module._modules.clear()
     module._modules.update(children)

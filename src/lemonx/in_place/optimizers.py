@@ -14,6 +14,8 @@ from lemonx.optimizer_state.layouts import adds_decay, flattened, layout_of
 from lemonx.planning.plan import Plan
 
 Named = Mapping[str, Tensor]
+# What a group calls its parameters, if the optimizer was given names.
+_NAMES = "param_names"
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,16 @@ class Repointing:
 
     optimizer: Optimizer
     groups: list[list[Any]]
+    names: list[list[str] | None]
     state: dict[Any, dict[str, Any]]
     replaced: list[Any]
 
     def apply(self) -> None:
         """Change groups and state in place: schedulers and wrappers hold the same lists."""
-        for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
+        for group, parameters, names in zip(self.optimizer.param_groups, self.groups, self.names, strict=True):
             group["params"][:] = parameters
+            if names is not None:
+                group[_NAMES][:] = names
         for old in self.replaced:
             self.optimizer.state.pop(old, None)
         self.optimizer.state.update(self.state)
@@ -60,7 +65,18 @@ class Repointer:
                 keys = flattened(state[origin]).keys()
                 forms = layout_of(keys, name).forms(keys)
                 self.status[name] = self.growth.status(name, forms, decayed=origin in decayed)
-        return Repointing(optimizer, groups, grown, replaced=list(held.values()))
+        names = [self._called(*pair, large) for pair in zip(optimizer.param_groups, groups, strict=True)]
+        return Repointing(optimizer, groups, names, grown, replaced=list(held.values()))
+
+    def _called(self, group: Mapping[str, Any], parameters: Sequence[Any], large: Named) -> list[str] | None:
+        """The names of a group's new parameters; what a wrapper puts in front of the model's names stays."""
+        if _NAMES not in group:
+            return None
+        called = {id(p): name for p, name in zip(group["params"], group[_NAMES], strict=True)}
+        in_front = {called[at].removesuffix(name) for at, name in self._names.items() if at in called}
+        prefix = in_front.pop() if len(in_front) == 1 else ""
+        called |= {id(p): prefix + name for name, p in large.items()}
+        return [called[id(p)] for p in parameters]
 
     def gathered(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
         """The state of a parameter as whole tensors."""

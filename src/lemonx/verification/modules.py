@@ -102,7 +102,7 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
 def difference(small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example]) -> float:
     """The largest difference of any output in float64, relative to the largest number of that output."""
     with Float64(), torch.no_grad():
-        wide = _cast(inputs, torch.float64)
+        wide = cast(inputs, torch.float64)
         ours, theirs = (tree_leaves(outputs(copy.deepcopy(module).double(), wide)) for module in (small, large))
     if len(ours) != len(theirs):
         raise NotVerified(f"the modules give {len(ours)} and {len(theirs)} outputs", _UNCHANGED)
@@ -110,13 +110,13 @@ def difference(small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[
     return max((_apart(a, b) for a, b in pairs), default=0.0)
 
 
-def _cast(inputs: Sequence[Example], dtype: torch.dtype) -> list[Example]:
+def cast(inputs: Sequence[Example], dtype: torch.dtype) -> list[Example]:
     """The same inputs, their numbers in another dtype."""
 
-    def cast(leaf: Any) -> Any:
+    def placed(leaf: Any) -> Any:
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
-    return [Example(*tree_map(cast, (one.args, dict(one.kwargs)))) for one in inputs]
+    return [Example(*tree_map(placed, (one.args, dict(one.kwargs)))) for one in inputs]
 
 
 def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -167,7 +167,7 @@ def _computed(module: torch.nn.Module, inputs: Sequence[Example], dtype: torch.d
     """The outputs that hold numbers, of a copy of the module in this dtype if it has another."""
     with Float64() if dtype == torch.float64 else contextlib.nullcontext():
         module = copy.deepcopy(module).double() if dtype == torch.float64 else module
-        leaves = tree_leaves(outputs(module, _cast(inputs, dtype)))
+        leaves = tree_leaves(outputs(module, cast(inputs, dtype)))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 

@@ -45,6 +45,7 @@ from lemonx.verification.modules import (
 )
 from lemonx.verification.stability import REMEDY, Stability
 from lemonx.verification.symmetry import Symmetry, find_twins
+from lemonx.verification.variations import variations
 
 # Outputs in float64 may differ by so much of the largest.
 TOLERANCE = 1e-10
@@ -239,6 +240,23 @@ def _rehearse(
             "inferred is not true of the code",
             "please report this module; nothing was changed",
         )
+    return max(off, _elsewhere(source, made, inputs, plan))
+
+
+def _elsewhere(source: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], plan: Plan) -> float:
+    """How much outputs differ on inputs unlike the examples; Refused if they do."""
+    off = 0.0
+    for example in variations(source, inputs):
+        try:
+            off = max(off, difference(source, made, [example]))
+        except Exception:  # whatever the larger module raises where the smaller one does not
+            off = float("inf")
+        if not off <= _exact(plan):
+            raise Refused(
+                f"on inputs of other sizes or values than the examples the outputs would differ by {off:.1e} of the "
+                "largest: some number depends on the width and on the input, or the examples do not take every branch",
+                "give examples of several lengths and values",
+            )
     return off
 
 
