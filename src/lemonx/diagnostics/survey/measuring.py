@@ -176,7 +176,7 @@ def _cell(subject: Subject, sizes: Sizes, grow: Grow) -> Cell:
         return Cell(NOT_RUN, why=f"the larger one does not run: {reason(error)}")
     answers = same_size(*given) & subject.learned
     names = same_size(*given) if answers else larger(*given) & subject.learned
-    if not names:
+    if not names or given[0].keys() != given[1].keys():  # an output per block, say, whatever the weights are
         return Cell(NOT_COMPARED, why="the larger one gives other outputs")
     try:
         claim = grow(subject.model, large, subject.batch, names)
