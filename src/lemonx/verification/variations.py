@@ -56,7 +56,7 @@ def _changed(example: Example, change: Change, bound: int | None) -> Example | N
 
 
 def _drawn(leaf: torch.Tensor, bound: int | None, rng: torch.Generator) -> torch.Tensor:
-    """Other values of the same kind: whole numbers below a bound, and masks in another order."""
+    """Other values of the same kind: whole numbers below a bound; masks stay as they are."""
     if leaf.is_floating_point():
         noise = torch.randn(leaf.shape, generator=rng, dtype=torch.float64).to(leaf)
         return leaf + noise * leaf.detach().abs().mean()
