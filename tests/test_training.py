@@ -26,7 +26,7 @@ from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Recipe, parse_recipe, read_recipe
 from lemonx.training.schedule import Decay, Schedule
 from lemonx.training.stages import legs
-from lemonx.training.stream import ExampleStream
+from lemonx.training.stream import ExampleStream, Rehearsal
 
 GOOD: dict[str, Any] = {
     "task": "causal-lm",
@@ -318,6 +318,40 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
         return [int(item["x"][0]) for item in stream.__getitems__(range(50 * epoch, 50 * epoch + 50))]
 
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=3), st.integers(1, 12), st.integers(0, 3))
+def test_a_rehearsed_batch_has_its_share_of_every_stream(counts: list[int], steps: int, seed: int) -> None:
+    """Batch by batch each stream goes on where it was, as it would alone."""
+    alone = [ExampleStream(Numbers(7 + i), steps * count, seed) for i, count in enumerate(counts)]
+    mixed, size = Rehearsal(alone, counts), sum(counts)
+    assert len(mixed) == steps * size
+    for step in range(steps):
+        batch = [item["x"].tolist() for item in mixed.__getitems__(range(step * size, (step + 1) * size))]
+        wanted = [
+            item["x"].tolist()
+            for stream, count in zip(alone, counts, strict=True)
+            for item in stream.__getitems__(range(step * count, (step + 1) * count))
+        ]
+        assert batch == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rehearse": {"old": 0.5}, "beside": {}}, "not among the sections of beside"),
+        ({"rehearse": {"old": 0.01}}, "every batch needs examples"),
+        ({"rehearse": {"old": 0.99}}, "every batch needs examples"),
+        ({"rehearse": {"old": 1.5}}, "less than 1"),
+        (
+            {"rehearse": {"old": 0.5}, "beside": {"old": GOOD["data"]}, "steps": None, "epochs": 2.0},
+            "instead of epochs",
+        ),
+    ],
+)
+def test_rehearsals_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRecipe, match=message):
+        parse_recipe(recipe_file.with_changes({**GOOD, "beside": {"old": GOOD["data"]}}, changes))
 
 
 # Stages.

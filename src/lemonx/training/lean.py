@@ -19,7 +19,7 @@ from lemonx.data import Prepared
 from lemonx.training.curve import CurveRow
 from lemonx.training.recipe import Optimizer, Recipe
 from lemonx.training.schedule import Schedule
-from lemonx.training.stream import ExampleStream
+from lemonx.training.stream import training_examples
 from lemonx.training.trainer import TellStep, batch_flops, require_finite
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class LeanLoop:
         self.device = args.device
         self.model.to(self.device)  # type: ignore[arg-type]
         self.optimizers = _optimizers(model, args, recipe.optimizer)
-        self.examples = ExampleStream(data.train, schedule.total * recipe.batch_size, recipe.seed)
+        self.examples = training_examples(recipe, data, self.beside, schedule.total)
         self.history: list[CurveRow] = []
         self._flops, self._counted, self._started = 0, dict[tuple[Any, ...], int](), time.monotonic()
 

@@ -134,6 +134,7 @@ class Recipe(Strict):
     train: Literal["all", "new"] = "all"
     lora: Lora | None = None
     beside: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    rehearse: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     inheritance: Inheritance | None = None
     seed: int = Field(0, ge=0, le=LARGEST_RUN_SEED)
     eval_every: Steps | None = None
@@ -190,6 +191,8 @@ class Recipe(Strict):
             yield "lora adapts a source in the lean loop; give loop: lean, and leave out train: new"
         if any(not name.isidentifier() or name in ("loss", "validation", "train") for name in self.beside):
             yield "beside maps names of your choice, made of letters, to sections such as data's"
+        if self.rehearse:
+            yield from self._of_rehearsal()
         if self.optimizer.kind == "muon" and self.loop != "lean":
             yield "the optimizer muon is in the lean loop alone; give loop: lean"
         if self.loop == "lean" and (
@@ -206,6 +209,18 @@ class Recipe(Strict):
             )
         if self.inheritance is not None and self.stages:
             yield "inheritance and stages cannot be combined: the teacher's weight falls over one run"
+
+    def _of_rehearsal(self) -> Iterator[str]:
+        if unknown := sorted(self.rehearse.keys() - self.beside.keys()):
+            yield f"rehearse: {unknown[0]!r} is not among the sections of beside; add it there"
+        if self.epochs is not None:
+            yield "with rehearse a run is as long as its steps; give these instead of epochs"
+        if 0 in self.rehearsed().values() or sum(self.rehearsed().values()) >= self.batch_size:
+            yield "rehearse: every batch needs examples of the data and of each section; change a share or batch_size"
+
+    def rehearsed(self) -> dict[str, int]:
+        """How many examples of every batch are of each section beside the data."""
+        return {name: round(share * self.batch_size) for name, share in self.rehearse.items()}
 
     def total_steps(self, examples: int) -> int:
         """Updates of the weights, given the number of training examples."""

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lemonx.data import Prepared
+from lemonx.training.recipe import Recipe
+
 
 class ExampleStream(Dataset[Mapping[str, Tensor]]):
     """A run's examples in order: epoch after epoch, each shuffled differently."""
@@ -45,3 +48,40 @@ class ExampleStream(Dataset[Mapping[str, Tensor]]):
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
             self._order = epoch, torch.randperm(len(self.examples), generator=generator).tolist()
         return self._order[1]
+
+
+class Rehearsal(Dataset[Mapping[str, Tensor]]):
+    """Streams side by side: every batch has as many examples of each as `counts` says, one stream after the other."""
+
+    def __init__(self, streams: Sequence[ExampleStream], counts: Sequence[int]) -> None:
+        self.streams = streams
+        # Of each example of a batch: its stream, how many of that stream a batch has, and which of them it is.
+        self._places = [(i, count, k) for i, count in enumerate(counts) for k in range(count)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.streams))
+
+    def __getitems__(self, positions: Sequence[int]) -> list[Mapping[str, Tensor]]:
+        found: list[Mapping[str, Tensor]] = []
+        for stream, group in groupby(map(self._place, positions), key=lambda place: place[0]):
+            found += self.streams[stream].__getitems__([at for _, at in group])
+        return found
+
+    def __getitem__(self, position: int) -> Mapping[str, Tensor]:
+        return self.__getitems__([position])[0]
+
+    def _place(self, position: int) -> tuple[int, int]:
+        batch, within = divmod(position, len(self._places))
+        stream, count, k = self._places[within]
+        return stream, batch * count + k
+
+
+def training_examples(
+    recipe: Recipe, data: Prepared, beside: Mapping[str, Prepared], steps: int
+) -> ExampleStream | Rehearsal:
+    """The examples of a run in order; with `rehearse`, a part of every batch is of the sections beside its own."""
+    counts = recipe.rehearsed()
+    own = recipe.batch_size - sum(counts.values())
+    streams = [ExampleStream(data.train, steps * own, recipe.seed)]
+    streams += [ExampleStream(beside[name].train, steps * count, recipe.seed) for name, count in counts.items()]
+    return streams[0] if len(streams) == 1 else Rehearsal(streams, [own, *counts.values()])

@@ -26,7 +26,7 @@ from lemonx.training.inheritance import alpha_at, inheritance_loss
 from lemonx.training.recipe import Inheritance, Recipe
 from lemonx.training.run_folder import saved_folders
 from lemonx.training.schedule import Schedule
-from lemonx.training.stream import ExampleStream
+from lemonx.training.stream import training_examples
 
 # Told the step, what was logged so far, and figures after an evaluation.
 TellStep = Callable[[int, list[CurveRow], Mapping[str, float]], None]
@@ -56,7 +56,7 @@ def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> Trainin
         eval_strategy="no",
         logging_strategy="no",
         save_strategy="no",
-        train_sampling_strategy="sequential",  # the order is that of ExampleStream
+        train_sampling_strategy="sequential",  # the order is that of training_examples
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
         label_names=["labels"],
@@ -110,7 +110,7 @@ class LemonTrainer(Trainer):
             model,
             args,
             data_collator=data.collate,
-            train_dataset=ExampleStream(data.train, schedule.total * recipe.batch_size, recipe.seed),
+            train_dataset=training_examples(recipe, data, self.beside, schedule.total),
             eval_dataset=data.validation,
             compute_metrics=_metrics(data),
         )
