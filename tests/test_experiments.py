@@ -109,6 +109,25 @@ def test_equal_pieces_are_one_piece_and_changed_ones_are_not() -> None:
     assert scratch.after[0].key == ki.after[0].key and scratch.key != ki.key
 
 
+def test_the_files_that_data_name_are_part_of_a_result_s_name(tmp_path: Path) -> None:
+    def keys(section: dict[str, object], **more: object) -> set[str]:
+        fingerprint.files.cache_clear()  # as in another process
+        return {cell.trained.key for cell in nodes.cells(tiny(train={**TINY["train"], "data": section, **more}))}
+
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "a.txt").write_text("one")
+    folder, file = ({"kind": "text", "path": str(path)} for path in (text, text / "a.txt"))
+    beside = {"beside": {"old": file}}
+    before = keys(folder), keys(file), keys(TINY["train"]["data"], **beside)
+    assert before == (keys(folder), keys(file), keys(TINY["train"]["data"], **beside))
+    (text / "a.txt").write_text("two")
+    after = keys(folder), keys(file), keys(TINY["train"]["data"], **beside)
+    assert not any(one & other for one, other in zip(before, after, strict=True))
+    (text / "b.txt").write_text("three")
+    assert not keys(folder) & after[0] and keys(file) == after[1]
+
+
 def test_the_code_that_decides_a_result_is_part_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comment is not, and a change of the growth leaves trained models as they are."""
     shutil.copytree(fingerprint.PACKAGE, tmp_path / "lemonx")

@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).parents[1]
 # The rooms that make a target, and those that train a model.
 GROWTH = ("algebra", "architectures", "data", "execution", "frames", "methods", "models", "planning", "specs")
 TRAINING = ("data", "models", "training")
+_BLOCK = 2**20
 
 
 @cache
@@ -30,6 +31,18 @@ def fingerprint(rooms: tuple[str, ...]) -> dict[str, str]:
         digest.update(f"{path.relative_to(PACKAGE)}\n{as_it_runs(path.read_bytes())}\n".encode())
     libraries = {name: version(name) for name in ("torch", "transformers")}
     return {"code": digest.hexdigest(), "python": platform.python_version(), **libraries}
+
+
+@cache
+def files(path: Path) -> str:
+    """A digest of a file, or of all files of a folder and their names: other data make another result."""
+    digest = hashlib.sha256()
+    for one in [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file()):
+        digest.update(f"{one.relative_to(path)}\0{one.stat().st_size}\n".encode())
+        with one.open("rb") as content:
+            while block := content.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def as_it_runs(source: str | bytes) -> str:

@@ -20,7 +20,7 @@ from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadRecipe, BadTarget
-from lemonx.experiments.fingerprint import GROWTH, TRAINING, fingerprint
+from lemonx.experiments.fingerprint import GROWTH, TRAINING, files, fingerprint
 from lemonx.experiments.spec import AS_IT_IS, GROWN_FROM, Arm, Downstream, Experiment
 from lemonx.training.curve import CurveRow
 
@@ -44,7 +44,15 @@ class Node:
         # Once: a node takes its name along to the process that works on it, whatever the code on disk has become.
         content = {"kind": self.kind, "what": self.what, "after": [node.key for node in self.after]}
         content |= fingerprint(GROWTH if self.kind == GROWN else TRAINING)
+        content |= {"files": digests} if (digests := [files(path) for path in self._paths()]) else {}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _paths(self) -> Iterator[Path]:
+        """The files and folders that its data sections name."""
+        beside = self.what.get("beside")
+        for section in (self.what.get("data"), *(beside.values() if isinstance(beside, dict) else ())):
+            named = (section.get("path"), section.get("validation")) if isinstance(section, dict) else ()
+            yield from (Path(one).expanduser() for one in named if isinstance(one, str))
 
     @property
     def steps(self) -> int:
