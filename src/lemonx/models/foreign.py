@@ -64,14 +64,17 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
+    # Setting a level, even the same one, walks through every logger of the process.
+    if shown != logging.ERROR:
+        logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.set_verbosity(shown)
+        if logging.get_verbosity() != shown:
+            logging.set_verbosity(shown)
         if bars:
             logging.enable_progress_bar()
 
