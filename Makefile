@@ -45,7 +45,7 @@ demo: setup ## train a small language model, grow it, train on beside the altern
 	@$(BIN)/python examples/demo.py
 
 test: setup $(BROWSER) ## run the tests and the examples in docstrings
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
 
 check: setup ## lint, format, types, direction of imports
 	$(BIN)/ruff check

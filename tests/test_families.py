@@ -843,12 +843,7 @@ for _name in (
     )
 GROWTH["distilbert-cls"] += (exact("width-72-by-frames", width=72, ffn=200),)
 
-CASES = [
-    # Cases of one model go to one worker, which makes the source once.
-    pytest.param(name, case, id=f"{name}:{case.name}", marks=pytest.mark.xdist_group(name))
-    for name, cases in GROWTH.items()
-    for case in cases
-]
+CASES = [pytest.param(name, case, id=f"{name}:{case.name}") for name, cases in GROWTH.items() for case in cases]
 LOSSLESS = [param for param in CASES if param.values[1].refusal is None]
 REFUSALS = [param for param in CASES if param.values[1].refusal is not None]
 
@@ -999,10 +994,7 @@ MODELS |= {"modernbert": "modernbert-base"}
 
 
 @pytest.mark.parametrize("column", capabilities.COLUMNS)
-@pytest.mark.parametrize(
-    "model_type",
-    [pytest.param(kind, marks=pytest.mark.xdist_group(MODELS[kind])) for kind in sorted(architectures.families())],
-)
+@pytest.mark.parametrize("model_type", sorted(architectures.families()))
 def test_every_cell_of_the_matrix_is_so(model_type: str, column: str, source: Any, tmp_path: Path) -> None:
     """The tiny model grows as its cell says: exactly, or with a refusal of one line."""
     folder = source(MODELS[model_type]).folder
