@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BY_MODEL = frozenset({"tests/test_families.py", "tests/inference/test_unknown_types.py"})
 
 
-def together(nodeid: str) -> str:
+def together(nodeid: str, root: Path = ROOT) -> str:
     """The name of what a test is run with: itself, its file where that has a fixture of its own, or its model.
 
     >>> together("tests/test_families.py::test_the_function_is_kept[gpt2-lm:width-96]")
@@ -29,17 +29,17 @@ def together(nodeid: str) -> str:
     file, _, name = nodeid.partition("::")
     if file in BY_MODEL and (model := re.search(r"\[[^:\]]+(?=:)|\[[^-\]]+", name)):
         return file + model[0]
-    return file if _has_fixture(file) else nodeid
+    return file if _has_fixture(root / file) else nodeid
 
 
 @cache
-def _has_fixture(file: str) -> bool:
+def _has_fixture(file: Path) -> bool:
     """Whether the tests of a file share a fixture, which every worker would make again."""
-    return 'scope="module"' in (ROOT / file).read_text()
+    return 'scope="module"' in file.read_text()
 
 
 class Together(LoadScopeScheduling):
     """Hands out work by `together`; where most tests are, first, so that what is left in the end is small."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return together(nodeid)
+        return together(nodeid, self.config.rootpath)
