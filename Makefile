@@ -44,8 +44,9 @@ $(BROWSER): $(STAMP)
 demo: setup ## train a small language model, grow it, train on beside the alternatives, and draw the curves (a minute or two)
 	@$(BIN)/python examples/demo.py
 
+# Processes that the tests start would compile the package each time, where no bytecode is written.
 test: setup $(BROWSER) ## run the tests and the examples in docstrings
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
 
 check: setup ## lint, format, types, direction of imports
 	$(BIN)/ruff check

@@ -618,6 +618,12 @@ PICO |= {
 }
 
 
+def model_type(name: str) -> str:
+    """The model type of a pico id; only where no config class says so is it built."""
+    builder = PICO[name]
+    return builder.args[1].model_type if isinstance(builder, partial) else builder().config.model_type
+
+
 def of_class(model_class: type[PreTrainedModel], **more: Any) -> PreTrainedModel:
     """A model of any class, with the sizes of its family's first model here, and more config fields."""
     made = (builder for builder in PICO.values() if isinstance(builder, partial))

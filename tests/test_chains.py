@@ -232,7 +232,7 @@ def test_norms_without_gains_cannot_have_small_ones(tmp_path: Path) -> None:
         lemonx.plan(source, depth=3, small_gains=True)
     # Without tensors to say so, the plan still knows, and so does the verification.
     assert lemonx.plan(source, depth=3).exactness == UP_TO_EPS
-    measured = lemonx.verify(source, lemonx.expand(source, tmp_path / "t", depth=3).path)
+    measured = lemonx.verify(source, lemonx.expand(source, tmp_path / "t", depth=3, verify=False).path)
     assert measured.passed and measured.outputs.difference <= 1e-10 < measured.outputs.output_loss
 
 

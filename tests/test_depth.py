@@ -205,7 +205,7 @@ def test_stacked_blocks_are_lossless_too(tmp_path: Path, model: str) -> None:
     """All that is new on top: silent blocks may stand anywhere."""
     source = save(PICO[model](), tmp_path / "s")
     free = replace(preset("language"), placement="stacked")
-    lemonx.expand(source, tmp_path / "t", depth=5, width=72, free=free)
+    lemonx.expand(source, tmp_path / "t", depth=5, width=72, free=free, verify=False)
     measured = lemonx.verify(source, tmp_path / "t")
     assert measured.outputs.difference <= EXACT_TOLERANCE
 

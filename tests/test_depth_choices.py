@@ -85,10 +85,9 @@ def test_every_family_stays_the_same_function(model: str, placement: str, tmp_pa
         with pytest.raises(Refused, match=r"the first layer of .* has weights that no other has"):
             lemonx.plan(source, placement=placement, **PLACED[model])
         return
-    made = lemonx.expand(source, tmp_path / "t", placement=placement, **PLACED[model])
-    assert made.verified.proven
+    made = lemonx.expand(source, tmp_path / "t", placement=placement, verify=False, **PLACED[model])
     assert made.plan.free.placement == placement
-    assert lemonx.verify(source, tmp_path / "t").proven
+    assert lemonx.verify(source, tmp_path / "t").proven  # it reads the placement from the certificate
 
 
 def test_lists_follow_their_blocks(tmp_path: Path) -> None:
@@ -140,13 +139,12 @@ HALVED: dict[str, tuple[dict[str, Any], set[str]]] = {
 def test_half_silent_blocks_are_lossless(model: str, tmp_path: Path) -> None:
     sizes, axes = HALVED[model]
     source = save(PICO[model](), tmp_path / "s")
-    made = lemonx.expand(source, tmp_path / "t", depth_type=3, **sizes)
+    made = lemonx.expand(source, tmp_path / "t", depth_type=3, verify=False, **sizes)
     assert halved(made.plan.source_spec) >= axes
-    assert made.verified.proven
-    assert made.verified.symmetry is not None and made.verified.symmetry.twins == 0
     modes = {step.recipe.mode for step in made.plan.steps if isinstance(step.recipe, Matrix)}
     assert {HALF, MUTED} <= modes
-    assert lemonx.verify(source, tmp_path / "t").proven
+    found = lemonx.verify(source, tmp_path / "t")
+    assert found.proven and found.symmetry is not None and found.symmetry.twins == 0
 
 
 @pytest.mark.parametrize("free", ["language", "own"])

@@ -110,12 +110,12 @@ GROWTHS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_models_stay_the_same_function_and_copies_differ(case: str, tmp_path: Path) -> None:
     model, sizes = GROWTHS[case]
     source = save(PICO[model](), tmp_path / "s")
-    made = lemonx.expand(source, tmp_path / "t", free="own", **sizes)
-    assert made.verified.proven
-    assert made.verified.symmetry is not None
-    assert made.verified.symmetry.copies > 0
-    assert made.verified.symmetry.twins == 0
-    assert lemonx.verify(source, tmp_path / "t").proven  # by what the certificate says
+    lemonx.expand(source, tmp_path / "t", free="own", verify=False, **sizes)
+    found = lemonx.verify(source, tmp_path / "t")  # by what the certificate says
+    assert found.proven
+    assert found.symmetry is not None
+    assert found.symmetry.copies > 0
+    assert found.symmetry.twins == 0
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -421,7 +421,7 @@ QUIET = [
 def _browse(page: Path, profile: Path) -> tuple[str, list[str]]:
     """The DOM after the scripts ran, and what they said on the console."""
     command = [str(BROWSER), *QUIET, f"--user-data-dir={profile}", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env={**os.environ, "LANG": "C.UTF-8"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, "LANG": "C.UTF-8"})
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -499,7 +499,7 @@ def test_the_report_fits_a_desk_and_a_few_sheets_of_paper(tmp_path: Path) -> Non
     printed = tmp_path / "report.pdf"
     options = [option for option in QUIET if option != "--dump-dom"]
     command = [str(BROWSER), *options, f"--user-data-dir={tmp_path / 'other'}", f"--print-to-pdf={printed}"]
-    subprocess.run([*command, (DOCS / "report.html").as_uri()], capture_output=True, timeout=180, check=True)
+    subprocess.run([*command, (DOCS / "report.html").as_uri()], capture_output=True, timeout=900, check=True)
     assert 3 < len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes())) < 15
 
 

@@ -18,6 +18,7 @@ import torch
 import lemonx
 import pico
 from lemonx.checkpoints import Checkpoint
+from lemonx.models.building import skeleton
 from lemonx.verification import structure
 from lemonx.verification.structure import Structure, check_structure
 
@@ -38,14 +39,14 @@ def check(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, changes: dict[int, Change] | None = None
 ) -> Structure:
     """What is found where these models are changed after they are built."""
-    built, count = structure.skeleton, iter(range(3))
+    count = iter(range(3))
 
-    def skeleton(config: Any) -> Any:
-        model = built(config)
+    def built(config: Any) -> Any:
+        model = skeleton(config)
         (changes or {}).get(next(count), lambda _: None)(model)
         return model
 
-    monkeypatch.setattr(structure, "skeleton", skeleton)
+    monkeypatch.setattr(structure, "looked_at", built)
     with Checkpoint.open(folders[0]) as small, Checkpoint.open(folders[1]) as large:
         return check_structure(lemonx.plan(folders[0], width=72, ffn=150, depth=3), small, large)
 

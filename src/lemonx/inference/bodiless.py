@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint
+from lemonx.tracing.operations import tensors_in
 
 # Functions whose numbers are drawn, or not yet there: whatever they make is a weight.
 _WEIGHTS: frozenset[Callable[..., Any]] = frozenset((torch.empty, torch.rand, torch.randn, torch.normal))
@@ -60,8 +61,7 @@ class Mixed(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        without = [tensor.is_meta for tensor in tensors]
+        without = [tensor.is_meta for tensor in tensors_in(args, kwargs)]
         if not any(without) and _on_meta(kwargs.get("device")):
             # A constant that is made, or moved, to where the hidden states are.
             return func(*args, **{**kwargs, "device": torch.device("cpu")})

@@ -59,7 +59,9 @@ class Inferred:
         # A norm whose input shrinks gets another eps, which is right: here both are to compute alike.
         eps = {name: field_at(small, name) for name in eps_fields(self.template.rows)}
         large = with_fields(large, eps)
-        found = table_of(run_both(self.runner, small, large, self.samples.stacks, self.samples.scaled))
+        found = table_of(
+            run_both(self.runner, self.runner.model(small), large, self.samples.stacks, self.samples.scaled)
+        )
         if found.small.rows != self.samples.table.small.rows:
             raise Refused("at these sizes the model computes in another way than its table says", _TABLE)
         for values, spec in ((source, found.small), (target, found.large)):

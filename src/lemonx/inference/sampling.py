@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lemonx.errors import LemonxError
@@ -92,13 +93,18 @@ class _Pairs:
     runner: Runner
     base: Values
 
+    @cached_property
+    def small(self) -> Any:
+        """The model of the base size, which is run beside every other."""
+        return self.runner.model(self.base)
+
     def first(self, values: Values) -> tuple[Matched, Any]:
         """The run at other sizes beside one at the base size; stacks are what is longer."""
         model = self.runner.model(values)
-        return self.runner.both(self.runner.model(self.base), model), model
+        return self.runner.both(self.small, model), model
 
     def matched(self, values: Values, stacks: Mapping[str, int], scaled: Scaled = frozenset()) -> Matched:
-        return run_both(self.runner, self.base, values, stacks, scaled)
+        return run_both(self.runner, self.small, values, stacks, scaled)
 
     def changes(self, fields: list[Field], stacks: Mapping[str, int]) -> dict[tuple[Field, ...], _Change]:
         """Runs in which single fields are doubled, or pairs of those that do not change alone."""
@@ -129,9 +135,9 @@ def _part(field: Field) -> str:
     return field.name.rpartition(".")[0]
 
 
-def run_both(runner: Runner, small: Values, large: Values, stacks: Mapping[str, int], scaled: Scaled) -> Matched:
-    """Runs at two sizes beside each other."""
-    one, other = runner.model(small), runner.model(large)
+def run_both(runner: Runner, one: Any, large: Values, stacks: Mapping[str, int], scaled: Scaled) -> Matched:
+    """Runs of a model and of one at other sizes beside each other."""
+    other = runner.model(large)
     return runner.both(one, other, (_in_model(scaled, one, stacks), _in_model(scaled, other, stacks)), stacks)
 
 

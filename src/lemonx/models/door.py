@@ -7,9 +7,11 @@ checked, and with config.json as it was read here. The files of a model do not d
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict
 
@@ -43,8 +45,17 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 def config_object(values: Mapping[str, JsonValue], **changes: Any) -> Any:
     """A config.json as transformers' own object, with the defaults of its class, and with `changes` of its fields."""
+    if not changes:
+        return copy.deepcopy(_read(json.dumps(dict(values))))
     with Temporary() as folder:
         return _config_in(folder, values, changes)
+
+
+@lru_cache(maxsize=16)
+def _read(text: str) -> Any:
+    """What transformers makes of a config.json: one expansion asks for that of the same few a dozen times."""
+    with Temporary() as folder:
+        return _config_in(folder, json.loads(text), {})
 
 
 @names_its_folder

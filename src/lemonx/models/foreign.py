@@ -6,6 +6,7 @@ A config.json decides what their code does, so whatever that code raises is repo
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -61,19 +62,22 @@ def in_one_line(
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' warnings and progress bars, and Python's warnings, even where they are set to be errors."""
-    from transformers.utils import logging
+    from transformers.utils import logging as theirs
 
-    shown, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    shown, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    # Setting a level, even the same one, walks through every logger of the process.
+    if shown != logging.ERROR:
+        theirs.set_verbosity_error()
+    theirs.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.set_verbosity(shown)
+        if theirs.get_verbosity() != shown:
+            theirs.set_verbosity(shown)
         if bars:
-            logging.enable_progress_bar()
+            theirs.enable_progress_bar()
 
 
 @contextmanager

@@ -5,16 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from lemonx.tracing.axes import Axis
 from lemonx.tracing.values import Info
 
 if TYPE_CHECKING:
     from lemonx.tracing.tracer import Tracer
+
+
+def tensors_in(*given: Any) -> list[torch.Tensor]:
+    """The tensors among what an ATen operation was given, or made."""
+    return [leaf for leaf in _leaves(given) if isinstance(leaf, torch.Tensor)]
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """What stands in lists, tuples and dicts, which is all that such operations know; torch's own way is far slower."""
+    found: list[Any] = []
+    for leaf in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(leaf, list | tuple | dict):
+            found += _leaves(leaf)
+        else:
+            found.append(leaf)
+    return found
 
 
 @dataclass
@@ -32,14 +48,14 @@ class Op:
         """An argument by place or by name."""
         return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
 
-    @property
+    @cached_property
     def tensors(self) -> list[torch.Tensor]:
-        return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
+        return tensors_in(self.args, self.kwargs)
 
     @property
     def is_empty(self) -> bool:
         """Whether it made tensors without a number, and nothing else."""
-        made = [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, torch.Tensor)]
+        made = tensors_in(self.out)
         return bool(made) and not any(tensor.numel() for tensor in made)
 
 
@@ -119,9 +135,9 @@ _SIZES = frozenset(
 
 def numbers(op: Op) -> tuple[float, ...]:
     """The numbers that an operation was given, as far as they are not sizes."""
-    leaves = tree_leaves((op.args, dict(op.kwargs)))
-    found = [float(leaf) for leaf in leaves if isinstance(leaf, bool | int | float)]
-    return () if op.name in _SIZES else tuple(found)
+    if op.name in _SIZES:
+        return ()
+    return tuple(float(leaf) for leaf in _leaves((op.args, op.kwargs)) if isinstance(leaf, bool | int | float))
 
 
 # Operations that choose entries by their size, with the place of the argument that names the axis.

@@ -7,6 +7,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,13 @@ FILE = CERTIFICATE
 def versions() -> dict[str, str]:
     """What computed a result."""
     packages = ("lemonx", "torch", "transformers", "safetensors", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    return {"python": platform.python_version(), **{name: _installed(name) for name in packages}}
+
+
+@cache
+def _installed(package: str) -> str:
+    """The version of a package, for whose name every installed one is looked through."""
+    return version(package)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from lemonx.checkpoints.config import is_blocks
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint
 from lemonx.guards.limits import MOST_BUFFERS
-from lemonx.models.building import skeleton
+from lemonx.models.building import looked_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +34,7 @@ def require_fitting(checkpoint: Checkpoint) -> None:
                 "take both from the same save",
                 file=CONFIG,
             )
-    stored, built = sum(info.numel for info in tensors), size(skeleton(checkpoint.config))
+    stored, built = sum(info.numel for info in tensors), size(looked_at(checkpoint.config))
     if built > 2 * stored + _SPARE:
         raise BadCheckpoint(
             f"makes a model of {built:,} numbers, but the files hold {stored:,}",

@@ -42,6 +42,12 @@ def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offs: torch.Ten
     return result
 
 
+# What is not simply called with other arguments; all else must not be slow.
+_SPECIAL = _READ_BYTES | _GROUPED | {torch.empty, torch.Tensor.float}
+# Only these types can name a dtype: hashing anything else would fail, or compare tensors.
+_NAMING = frozenset({torch.dtype, str, type(torch.FloatTensor)})
+
+
 def _receives_storage(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether this is the empty tensor to which torch.load then hands the bytes of the file."""
     return func is torch.empty and args == ((0,),)
@@ -49,10 +55,7 @@ def _receives_storage(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
 
 def _widen(argument: Any) -> Any:
     """Returns float64 for any of float32's names, and everything else as it is."""
-    # Only these types can name a dtype: hashing anything else would fail, or compare tensors.
-    if isinstance(argument, torch.dtype | str | type(torch.FloatTensor)):
-        return _WIDER.get(argument, argument)
-    return argument
+    return _WIDER.get(argument, argument) if type(argument) in _NAMING else argument
 
 
 class Float64(TorchFunctionMode):
@@ -94,11 +97,17 @@ class Float64(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls `func` with float64 wherever an argument says float32."""
-        if func in _READ_BYTES or _receives_storage(func, args):
-            return func(*args, **(kwargs or {}))
-        if func in _GROUPED and args[0].dtype == torch.float64:
-            return _grouped_product(*args, **(kwargs or {}))
-        if func is torch.Tensor.float:
-            func = torch.Tensor.double
-        widened = {key: _widen(value) for key, value in (kwargs or {}).items()}
-        return func(*(_widen(argument) for argument in args), **widened)
+        if func in _SPECIAL:
+            if func in _READ_BYTES or _receives_storage(func, args):
+                return func(*args, **(kwargs or {}))
+            if func in _GROUPED and args[0].dtype == torch.float64:
+                return _grouped_product(*args, **(kwargs or {}))
+            if func is torch.Tensor.float:
+                func = torch.Tensor.double
+        for argument in args:
+            if type(argument) in _NAMING:
+                args = tuple(map(_widen, args))
+                break
+        if kwargs:
+            return func(*args, **{key: _widen(value) for key, value in kwargs.items()})
+        return func(*args)

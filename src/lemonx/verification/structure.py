@@ -18,7 +18,7 @@ from typing import Any
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.models import door
-from lemonx.models.building import config_fields, skeleton
+from lemonx.models.building import config_fields, looked_at
 from lemonx.models.foreign import foreign
 from lemonx.planning.plan import Plan
 from lemonx.specs.config import flat_fields, with_fields
@@ -159,7 +159,7 @@ class _Compared:
 
     def faults(self, target: Mapping[str, JsonValue]) -> list[str]:
         plan = self.plan
-        before, wide, after = skeleton(plan.read_as), skeleton(as_deep_as_the_source(plan)), skeleton(target)
+        before, wide, after = looked_at(plan.read_as), looked_at(as_deep_as_the_source(plan)), looked_at(target)
         if type(before) is not type(after):
             return [f"the class is {type(after).__name__}, the source's {type(before).__name__}"]
         within = tensors_by_block(plan.source_spec, plan.read_names)
