@@ -18,6 +18,8 @@ _WIDER: dict[Any, Any] = {
     torch.FloatTensor: torch.DoubleTensor,
     "torch.FloatTensor": "torch.DoubleTensor",
 }
+# Only these types can name a dtype: hashing anything else would fail, or compare tensors.
+_NAMES = frozenset({torch.dtype, str, type(torch.FloatTensor)})
 
 
 # These interpret bytes by the dtype: given float64, they would misread a float32 checkpoint.
@@ -49,10 +51,7 @@ def _receives_storage(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
 
 def _widen(argument: Any) -> Any:
     """Returns float64 for any of float32's names, and everything else as it is."""
-    # Only these types can name a dtype: hashing anything else would fail, or compare tensors.
-    if isinstance(argument, torch.dtype | str | type(torch.FloatTensor)):
-        return _WIDER.get(argument, argument)
-    return argument
+    return _WIDER.get(argument, argument) if type(argument) in _NAMES else argument
 
 
 class Float64(TorchFunctionMode):
@@ -100,5 +99,8 @@ class Float64(TorchFunctionMode):
             return _grouped_product(*args, **(kwargs or {}))
         if func is torch.Tensor.float:
             func = torch.Tensor.double
-        widened = {key: _widen(value) for key, value in (kwargs or {}).items()}
-        return func(*(_widen(argument) for argument in args), **widened)
+        if not _NAMES.isdisjoint(map(type, args)):
+            args = tuple(_widen(argument) for argument in args)
+        if kwargs:
+            return func(*args, **{key: _widen(value) for key, value in kwargs.items()})
+        return func(*args)
