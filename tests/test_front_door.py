@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
@@ -25,7 +27,7 @@ import lemonx
 from commands import BAD_CHECKPOINT, BAD_OUTPUT, BAD_TARGET, Run, assert_refused, runner, state
 from lemonx import errors
 from lemonx.guards import phase
-from lemonx.guards.others import silenced
+from lemonx.guards.others import doing_without, silenced, without_extras
 
 SCRIPT = Path(sys.executable).parent / "lemonx"
 
@@ -93,6 +95,29 @@ def test_lists_need_no_heavy_library() -> None:
         )
         assert done.returncode == 0 and done.stderr == "", done
         assert max(map(len, done.stdout.splitlines())) <= 80 and "…" not in done.stdout
+
+
+def test_what_is_not_verified_needs_no_transformers(good: Callable[..., Path], tmp_path: Path) -> None:
+    code = "import sys; from lemonx import cli\ntry: cli.main()\nexcept SystemExit as stop: assert not stop.code\n"
+    code += "heavy = {'transformers', 'scipy', 'accelerate'} & sys.modules.keys(); assert not heavy, heavy"
+    command = [sys.executable, "-c", code, "expand", good(), tmp_path / "out", "--depth", "4", "--no-verify"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and (tmp_path / "out" / "lemonx.json").exists(), done
+
+
+def test_a_command_does_without_a_package_only_where_it_says_so() -> None:
+    found = []
+    with doing_without("graphlib", "json"):  # one that nobody has imported, one that everybody has
+        sys.modules.pop("graphlib", None)
+        with without_extras():
+            found.append((importlib.util.find_spec("graphlib"), sys.modules["json"]))
+            with pytest.raises(ModuleNotFoundError):
+                importlib.import_module("graphlib")
+        assert importlib.import_module("graphlib")
+    assert found == [(None, json)] and sys.modules["json"] is json
+    sys.modules.pop("graphlib")
+    with without_extras():
+        assert importlib.import_module("graphlib")
 
 
 def test_methods_check_names_what_it_lacks_before_it_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,3 +189,33 @@ def test_ctrl_c_says_one_thing(server: Callable[[], Any], good: Callable[..., Pa
         done = server().wait(pid)
         assert done.code == errors.Stopped.exit_code and re.fullmatch(f"{says}\n", done.err), done
     assert not list(tmp_path.glob("*out*"))
+
+
+def test_workers_end_with_the_process_that_started_them() -> None:
+    code = (
+        "import multiprocessing as mp, os, time; from concurrent.futures import ProcessPoolExecutor as Pool\n"
+        "from lemonx.guards.workers import end_with_parent\n"
+        "pool = Pool(1, mp_context=mp.get_context('spawn'), initializer=end_with_parent)\n"
+        "print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 60).result()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.terminate()
+    until = time.monotonic() + 30
+    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+        assert time.monotonic() < until, "the worker goes on"
+        time.sleep(0.05)
+
+
+def test_a_config_that_is_given_is_the_one_that_errors_name(
+    run: Run, good: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    config = json.loads((good() / "config.json").read_text())
+    for wrong in ({**config, "hidden_size": "wide"}, {**config, "model_type": "unheard-of"}):
+        (other / "config.json").write_text(json.dumps(wrong))
+        for given in (other, other / "config.json"):
+            done = run("plan", good(), "--config", given, "--ffn", "+8")
+            assert done.code != 0 and str(other / "config.json") in done.err and str(good()) not in done.err, done

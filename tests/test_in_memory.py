@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import lemonx
 import pico
+from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
-from lemonx.models.in_memory import save
+from lemonx.models.in_memory import opened
 from lemonx.verification.as_built import require_as_built
 from lemonx.verification.float64 import Float64
 
@@ -51,6 +53,23 @@ def test_every_parameter_keeps_its_dtype(name: str) -> None:
     assert set(dtypes.values()) == {torch.bfloat16, torch.float32}
     assert all(dtypes[key] == value.dtype for key, value in model.state_dict().items())
     assert difference(model, large) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "growth"),
+    [("llama-tied", {"width": 72, "depth": 5}), ("mixtral", {"width_factor": 2}), ("resnet-basic", {"width_factor": 2}),
+     ("whisper", {"depth": 4})],
+)  # fmt: skip
+def test_what_is_grown_in_memory_is_what_a_folder_becomes(name: str, growth: Any, tmp_path: Path) -> None:
+    model: Any = pico.PICO[name]()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "small")
+    folder = lemonx.expand(tmp_path / "small", tmp_path / "large", **growth, verify=False)
+    large = lemonx.expand(model, **growth)  # verified: what is measured leaves no trace in either model
+    large.save_pretrained(tmp_path / "saved")
+    one, other = (load_file(place / "model.safetensors") for place in (folder.path, tmp_path / "saved"))
+    assert one.keys() == other.keys() and all(value.equal(other[key]) for key, value in one.items())
+    assert all(value.equal(before[key]) for key, value in model.state_dict().items())
 
 
 def test_buffers_keep_their_dtype() -> None:
@@ -353,7 +372,11 @@ def test_frequencies_that_the_last_text_left_behind_are_no_obstacle() -> None:
 def test_every_model_is_as_its_config_builds_it(name: str, tmp_path: Path) -> None:
     """Freshly built, and loaded in another dtype."""
     model = pico.PICO[name]()
-    save(model, tmp_path / "saved", verify=True)
-    require_as_built(model, tmp_path / "saved")
+    model.save_pretrained(tmp_path / "saved")
+    with Checkpoint.open(tmp_path / "saved") as saved, opened(model, tmp_path / "settings", verify=True) as held:
+        assert held.config == saved.config and held.companions.keys() == saved.companions.keys()
+        assert {**held.tensors}.keys() == {**saved.tensors}.keys()
+        assert all(held.read(name).equal(saved.read(name)) for name in saved.tensors)
+    require_as_built(model, held.config)
     loaded = type(model).from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
-    require_as_built(loaded, tmp_path / "saved")
+    require_as_built(loaded, held.config)

@@ -122,6 +122,8 @@ def shapes(
     width: int | str | None = None,
     depth: int | str | None = None,
     allow_pickle: bool = False,
+    infer: bool = True,
+    spec: PathLike | None = None,
 ) -> list[Shape]:
     """The growths that come near a number of parameters, "1B" or "2x": lossless, and the cheapest to run first.
 
@@ -131,12 +133,12 @@ def shapes(
         ['--width 96', '--width 72 --depth 4']
 
     All are near the source's own proportions: for its depth, none is more than twice or less than half as wide. A width
-    or a depth that is given stays.
+    or a depth that is given stays. `infer`, `spec`: as in `plan`.
     """
     from lemonx.workflows import budget
 
     growth = GrowthOptions(sizes(width=width, depth=depth, params=params))
-    with opened(source, allow_pickle=allow_pickle) as checkpoint:
+    with opened(source, allow_pickle=allow_pickle) as checkpoint, table_for(checkpoint, tables(infer, spec)):
         return budget.shapes(checkpoint, growth, params)
 
 

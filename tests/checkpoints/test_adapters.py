@@ -259,6 +259,16 @@ def test_a_tied_embedding_is_not_merged(run: Run, tmp_path: Path) -> None:
     assert_refused(run("plan", "base", "--depth", 3, "--adapter", "base"), BAD_CHECKPOINT, "so it is no adapter")
 
 
+def test_an_inner_size_may_be_that_of_the_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2 stores its second matrix as [inner, width]: as long as the tied embedding, and none."""
+    plain = pico.PICO["gpt2-lm"]()
+    plain.config.n_inner = plain.config.vocab_size
+    monkeypatch.setitem(pico.PICO, "gpt2-lm", lambda: type(plain)(plain.config))
+    wanted = adapted("gpt2-lm", tmp_path, target_modules=["mlp.c_proj"], fan_in_fan_out=True)
+    with open_source(tmp_path / "adapter") as merged:
+        assert all(torch.allclose(merged.read(key), tensor, rtol=1e-12, atol=1e-12) for key, tensor in wanted.items())
+
+
 def test_a_pickled_adapter(run: Run, tmp_path: Path) -> None:
     adapted("llama-tied", tmp_path, target_modules=ATTENTION)
     stored = tmp_path / "adapter" / "adapter_model.safetensors"

@@ -94,6 +94,13 @@ def test_plan_says_so_and_writes_nothing(source: Source, run: Run) -> None:
     assert result.code == 0 and "inferred from runs of transformers' own class" in result.out
 
 
+def test_shapes_for_a_number_of_parameters(source: Source) -> None:
+    found = lemonx.shapes(source("arcee"), "3x")
+    assert found and all(shape.plan.policy.lossless and shape.proportion for shape in found)
+    with pytest.raises(lemonx.UnknownArchitecture, match="arcee"):
+        lemonx.shapes(source("arcee"), "3x", infer=False)
+
+
 def test_a_size_is_any_that_the_table_knows(source: Source, tmp_path: Path) -> None:
     plan = lemonx.plan(source("arcee"), ffn=100, fields={"num_attention_heads": 8})
     assert plan.target_config["intermediate_size"] == 100

@@ -21,7 +21,7 @@ from lemonx.checkpoints.opening import open_inside, read_inside
 from lemonx.checkpoints.pickles import load_tensors
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header_from, torch_dtype
-from lemonx.checkpoints.values import read_into
+from lemonx.checkpoints.values import bytes_of, read_into
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ _KNOWN = {
 _BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
 # A pattern without repetition, which no name can keep busy.
 _PLAIN = re.compile(r"\^?(?:[\w-]|\\?\.)+")
+
+# A module below a numbered one; the embeddings of several codebooks are numbered themselves.
+_IN_A_BLOCK = re.compile(r"(?:^|\.)\d+\.[^.]+\.")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -153,7 +156,7 @@ class Adapter:
             info, fd = self._stored[name], open_inside(self.folder, self.file)
             try:
                 found = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
-                read_into(fd, info.file, info.begin, found.reshape(-1).view(torch.uint8).numpy().data)
+                read_into(fd, info.file, info.begin, bytes_of(found))
             finally:
                 os.close(fd)
         if not found.is_floating_point():
@@ -304,9 +307,11 @@ def _check_ties(base: Checkpoint, adapter: Adapter, changes: Mapping[str, Change
     if any(config.get("tie_word_embeddings") is False for config in configs):
         return
     words = {config.get("vocab_size") for config in configs}
+    long = {name for name, info in base.tensors.items() if len(info.shape) == 2 and info.shape[0] in words}
+    # An inner size may be the vocabulary's: what lies in a block is no embedding, if there is one elsewhere.
+    long = {name for name in long if not _IN_A_BLOCK.search(name)} or long
     for name in changes:
-        shape = base.tensors[name].shape
-        if len(shape) == 2 and (shape[0] in words or (words == {None} and "embed" in name)):
+        if name in long or (words == {None} and "embed" in name and len(base.tensors[name].shape) == 2):
             raise adapter.odd(
                 f"changes {name}, which may be the embedding and the decoder at once, and changes one of them",
                 "if they are two, say so in the base's config.json: tie_word_embeddings: false",

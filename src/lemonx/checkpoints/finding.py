@@ -13,21 +13,21 @@ from lemonx.checkpoints.safetensors_file import SafetensorsFile
 from lemonx.errors import BadCheckpoint
 
 
-def config_beside(path: Path, given: Path | None) -> tuple[Path, bytes]:
-    """The folder that config.json and the files beside it are in, and the content of config.json."""
+def config_beside(path: Path, given: Path | None) -> tuple[Path, Path, bytes]:
+    """config.json, the folder whose other files are those beside it, and the content of config.json."""
     if given is not None:
         try:
             raw, file = read_given(given, CONFIG, MAX_JSON)
         except OSError as error:
             raise BadCheckpoint(f"cannot be read ({error.strerror})", "give a config.json", file=given) from None
-        return (file.resolve().parent if given.is_dir() else path), raw
+        return file, (file.resolve().parent if given.is_dir() else path), raw
     if not has(path, CONFIG) and find_dcp(path):
         raise BadCheckpoint(
             "is a distributed checkpoint without a config.json",
             "give the model's with --config, as a file or as the folder of a model",
             file=path,
         )
-    return path, read_inside(path, CONFIG)
+    return path / CONFIG, path, read_inside(path, CONFIG)
 
 
 def instead_of_a_file(given: Path) -> str:

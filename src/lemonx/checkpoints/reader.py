@@ -48,7 +48,7 @@ from lemonx.checkpoints.opening import changed, identity, open_inside, read_insi
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.temporary import Temporary
-from lemonx.checkpoints.values import blocks, read_into
+from lemonx.checkpoints.values import blocks, bytes_of, held_infos, read_into
 from lemonx.errors import BadCheckpoint, UnknownArchitecture, raise_first
 from lemonx.guards.limits import MOST_TENSORS
 
@@ -71,7 +71,8 @@ class Checkpoint:
     `config` is config.json; `tensors` is name to TensorInfo, in file order; `companions` is relative name to
     real path of the other files to carry along; `left_behind` names the rest. Reads may come from any thread.
     `origin` is the folder that was asked for; `path` is another only where weights were `converted`, from what that
-    says. `dcp` is the distributed checkpoint that holds the weights, where no safetensors do.
+    says. `config_file` is where errors find config.json. Where no safetensors hold the weights, a distributed
+    checkpoint, `dcp`, does, or `weights` are they.
     """
 
     path: Path
@@ -84,20 +85,30 @@ class Checkpoint:
     dcp: DcpFolder | None = None
 
     def __init__(
-        self, path: Path, *, origin: Path | None = None, config: Path | None = None, naming: Naming | None = None
+        self,
+        path: Path,
+        *,
+        origin: Path | None = None,
+        config: Path | None = None,
+        naming: Naming | None = None,
+        weights: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.path = path
+        self.weights = weights
         self.origin = origin or path
         self._temporary: list[Temporary] = []
         self._kept: list[DcpFolder] = []
         self._descriptors: dict[Path, int] = {}
         self._states: dict[Path, tuple[int, ...]] = {}
         self._closed = self._headers_only = False
-        self._beside, self._config_bytes = config_beside(path, config)
-        self.config = parse_config(self._config_bytes, self._beside / CONFIG)
+        file, self._beside, self._config_bytes = config_beside(path, config)
+        self.config = parse_config(self._config_bytes, file)
+        self.config_file = file if config is not None else self.origin / CONFIG
         self._files: list[SafetensorsFile] = []
         try:
-            if not has_weights(path) and (below := find_dcp(path)):
+            if weights is not None:
+                self.tensors = held_infos(weights, path)
+            elif not has_weights(path) and (below := find_dcp(path)):
                 self.dcp = DcpFolder(path, below)
                 self.keep(self.dcp)
                 shapes = {name: stored.shape for name, stored in self.dcp.weights.items()}
@@ -105,7 +116,7 @@ class Checkpoint:
             else:
                 self._files = self._open_shards()
                 self.tensors = {tensor.name: tensor for file in self._files for tensor in file.tensors}
-            used = {CONFIG, INDEX, *(file.path.name for file in self._files)}
+            used = {CONFIG, INDEX, WEIGHTS, *(file.path.name for file in self._files)}
             self._companions, self.left_behind = other_files(self._beside, used)
         except BaseException:
             self.close()
@@ -246,7 +257,7 @@ class Checkpoint:
         elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device.type != "cpu":
             raise ValueError(f"out for {name!r} must be contiguous, on the CPU, {dtype} of shape {shape}")
         row_bytes = info.nbytes // rows if rows else 0
-        begin, buffer = start * row_bytes, out.reshape(-1).view(torch.uint8).numpy().data
+        begin, buffer = start * row_bytes, bytes_of(out)
         stride = size = (stop - start) * row_bytes
         if columns is not None and len(columns) < info.shape[-1]:
             stride, size = info.shape[-1] * dtype.itemsize, len(columns) * dtype.itemsize
@@ -286,7 +297,10 @@ class Checkpoint:
 
     def _fill(self, info: TensorInfo, begin: int, buffer: memoryview) -> None:
         """Read bytes `begin` onwards of a tensor."""
-        if self.dcp is not None and isinstance(info, InChunks):
+        if self.weights is not None:
+            self._require_weights()
+            buffer[:] = bytes_of(self.weights[info.name])[begin : begin + len(buffer)]
+        elif self.dcp is not None and isinstance(info, InChunks):
             self._require_weights()
             self.dcp.fill(info, begin, buffer)
         else:
@@ -302,17 +316,22 @@ class Checkpoint:
         if self._headers_only:
             raise NotDownloaded("is not downloaded but for its headers", "download it first", file=self.origin)
 
+    @property
+    def in_safetensors(self) -> bool:
+        """Whether the weights lie in files as loaders read them."""
+        return bool(self._files)
+
     @functools.cached_property
     def bare(self) -> Path:
         """A folder with only the weights, under the names that loaders know; `close` removes it.
 
-        A distributed checkpoint is copied there. Otherwise it has links to the open files, so what is loaded from it is
+        What no safetensors hold is copied there. Otherwise it has links to the open files, so what is loaded from it is
         what was checked, whatever happens to the original folder meanwhile.
         """
         self._require_weights()
         temporary = Temporary()
         self._temporary.append(temporary)
-        if self.dcp is not None:
+        if not self.in_safetensors:
             entries = [(info.name, info.dtype, info.shape) for info in self.tensors.values()]
             pieces = (
                 (info.name, start, rows)
@@ -356,10 +375,8 @@ class Checkpoint:
     def content_digest(self, progress: Callable[[int], None] | None = None) -> str:
         """SHA-256 of config.json and of every byte of the weights; `progress` gets counts of bytes read.
 
-        Of a distributed checkpoint the tensors are what counts, not the files that they lie in.
+        What no safetensors hold counts as tensors, wherever these lie.
         """
-        import torch
-
         total = hashlib.sha256(hashlib.sha256(self._config_bytes).digest())
         buffer = memoryview(bytearray(_BLOCK))
         for file in self._files:
@@ -370,10 +387,10 @@ class Checkpoint:
                 total.update(block)
                 if progress is not None:
                     progress(len(block))
-        for info in self.tensors.values() if self.dcp is not None else ():
+        for info in () if self.in_safetensors else self.tensors.values():
             total.update(f"{info.name}\0{info.dtype}\0{list(info.shape)}\n".encode())
             for piece in self.blocks(info.name):
-                total.update(piece.view(torch.uint8).numpy().data)
+                total.update(bytes_of(piece))
                 if progress is not None:
                     progress(piece.nbytes)
         return total.hexdigest()
@@ -415,6 +432,8 @@ def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Cal
         try:
             return function(checkpoint, *args, **kwargs)
         except (BadCheckpoint, UnknownArchitecture) as error:
+            if error.file == Path(CONFIG):
+                raise type(error)(error.found, error.remedy, file=checkpoint.config_file) from error
             raise error.in_folder(checkpoint.origin) from error
 
     return wrapped

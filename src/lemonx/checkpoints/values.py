@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemonx.checkpoints.opening import changed
-from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
+from lemonx.checkpoints.safetensors_file import TensorInfo, dtype_name, torch_dtype
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
@@ -41,6 +41,21 @@ def scatter_into(fd: int, path: Path, offset: int, buffers: list[memoryview]) ->
         if count < len(buffer):
             read_into(fd, path, offset + count, buffer[count:])
         count, offset = max(0, count - len(buffer)), offset + len(buffer)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the CPU whose numbers lie one after the other."""
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def held_infos(weights: Mapping[str, torch.Tensor], path: Path) -> dict[str, TensorInfo]:
+    """What a header would say of tensors in memory, which errors look for in `path`."""
+    return {
+        name: TensorInfo(name, dtype_name(tensor.dtype), tuple(tensor.shape), path, 0, tensor.nbytes)
+        for name, tensor in weights.items()
+    }
 
 
 def blocks(info: TensorInfo, fill: Callable[[int, memoryview], None]) -> Iterator[torch.Tensor]:

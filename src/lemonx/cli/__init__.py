@@ -5,6 +5,7 @@ Only what `--help` needs is imported here; the rest is imported when a command r
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -38,10 +39,13 @@ def main() -> None:
 def _rarely_collected() -> Iterator[None]:
     """Python looks for cycles rarely: torch and transformers are millions of objects that all stay.
 
-    As often as by default, it takes a sixth of the time that their import takes.
+    As often as by default, it takes a sixth of the time that their import takes. As the process ends, it would look
+    through all of them once more, for nothing.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, 50, 100)
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     try:
         yield
     finally:

@@ -46,11 +46,15 @@ from lemonx.cli.options import (
     sizes,
 )
 from lemonx.guards.limits import MOST_STEPS
+from lemonx.guards.others import doing_without
 from lemonx.guards.terminal import print_json
 
 if TYPE_CHECKING:
     from lemonx.planning.plan import Plan
     from lemonx.workflows.budget import Shape
+
+# Half a second of imports, which transformers needs for the losses of object detectors alone.
+_LOSSES = "scipy"
 
 
 @app.command("plan", rich_help_panel="Commands")
@@ -103,7 +107,7 @@ def plan_command(
     asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
     chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle)
     if params is not None and from_ is None:
-        found = _shapes(source, params, asked, chosen, adapter, config)
+        found = _shapes(source, params, asked, chosen, adapter, config, infer, spec)
         print_json([shape.as_dict() for shape in found]) if as_json else show.print_shapes(source, params, found)
         return
     plan = api.plan(
@@ -122,13 +126,24 @@ def plan_command(
 
 
 def _shapes(
-    source: str, params: str, asked: Sizes, chosen: Choices, adapter: str | None, config: Path | None
+    source: str,
+    params: str,
+    asked: Sizes,
+    chosen: Choices,
+    adapter: str | None,
+    config: Path | None,
+    infer: bool,
+    spec: Path | None,
 ) -> list[Shape]:
     from lemonx.models.sources import opened
     from lemonx.workflows import budget, options
+    from lemonx.workflows.tables import table_for, tables
 
     growth = options.GrowthOptions(options.sizes(**asked), chosen["method"], free=chosen["free"])
-    with opened(source, allow_pickle=chosen["allow_pickle"], adapter=adapter, config=config) as checkpoint:
+    with (
+        opened(source, allow_pickle=chosen["allow_pickle"], adapter=adapter, config=config) as checkpoint,
+        table_for(checkpoint, tables(infer, spec)),
+    ):
         return budget.shapes(checkpoint, growth, params)
 
 
@@ -240,7 +255,7 @@ def expand_command(
         _print_dry_run(planned, output, force=force, as_json=as_json)
         return
     folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
-    with show.progress(quiet=as_json, lessons=lessons) as tell:
+    with doing_without(_LOSSES), show.progress(quiet=as_json, lessons=lessons) as tell:
         expanded = api.expand(
             folder,
             output,
@@ -351,7 +366,7 @@ def verify_command(
     from lemonx.cli.render.console import waiting
 
     both = [hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=allow_pickle) for one in (source, output)]
-    with waiting("reading both checkpoints", quiet=as_json):
+    with doing_without(_LOSSES), waiting("reading both checkpoints", quiet=as_json):
         measured = api.verify(
             *both,
             layerwise=layerwise,

@@ -58,6 +58,12 @@ class HeldSink:
 
     held: Mapping[str, Held]
 
+    @classmethod
+    def whole(cls, tensors: Mapping[str, torch.Tensor]) -> HeldSink:
+        """A sink that fills these tensors, which nobody shares."""
+        boxes = {name: tuple(map(range, tensor.shape)) for name, tensor in tensors.items()}
+        return cls({n: Held(tuple(t.shape), t.dtype, (Piece(boxes[n], t),)) for n, t in tensors.items()})
+
     def write(self, name: str, start: int, values: torch.Tensor, column: int = 0, /) -> None:
         held = self.held[name]
         if not held.shape:

@@ -252,5 +252,5 @@ def _check_tied(plan: Plan, checkpoint: Checkpoint, wanted: WantedRows) -> None:
             raise BadCheckpoint(
                 f"ties {name} to {step.source}, but the weights of the two differ",
                 "set tie_word_embeddings to false there",
-                file=checkpoint.origin / "config.json",
+                file=checkpoint.config_file,
             )

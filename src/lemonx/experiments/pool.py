@@ -11,6 +11,7 @@ from time import monotonic
 
 from lemonx.experiments.nodes import TRAINED, Node, run_node
 from lemonx.guards.terminal import guard
+from lemonx.guards.workers import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class _Pool:
     def run(self) -> None:
         # Spawned, not forked: torch's threads do not survive a fork.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.jobs, mp_context=context, initializer=_quiet) as pool:
+        with ProcessPoolExecutor(self.jobs, mp_context=context, initializer=_begin) as pool:
             running: dict[Future[None], Node] = {}
             try:
                 while self.todo or running:
@@ -95,10 +96,12 @@ def _work(node: Node) -> float:
     return 50.0 if not node.steps else node.steps * (1.0 if node.kind == TRAINED else 0.25)
 
 
-def _quiet() -> None:
+def _begin() -> None:
+    """What each worker does first: it is quiet, takes one core, and ends when the process that started it does."""
     import torch
     from transformers.utils import logging
 
+    end_with_parent()
     guard()
     torch.set_num_threads(1)
     logging.set_verbosity_error()

@@ -1,12 +1,13 @@
 """Keeps the warnings of other libraries off the terminal: what matters is said by lemonx, in its own words.
 
-LEMONX_DEBUG=1 shows them.
+LEMONX_DEBUG=1 shows them. Libraries that others would import for nothing are kept out of a command too.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,3 +43,28 @@ def silenced() -> Iterator[None]:
         root.removeHandler(nowhere)
         for name in new:
             os.environ.pop(name, None)
+
+
+_not_needed: list[str] = []
+
+
+@contextmanager
+def doing_without(*packages: str) -> Iterator[None]:
+    """A context, for a command as a whole, in which whatever is imported `without_extras` finds none of these."""
+    _not_needed.extend(packages)
+    try:
+        yield
+    finally:
+        _not_needed.clear()
+
+
+@contextmanager
+def without_extras() -> Iterator[None]:
+    """A context in which packages that this command does without count as not installed, unless they are imported."""
+    hidden = [package for package in _not_needed if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # pyright: ignore[reportCallIssue, reportArgumentType]
+    try:
+        yield
+    finally:
+        for package in hidden:
+            del sys.modules[package]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from lemonx.guards.others import without_extras
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -13,8 +15,14 @@ if TYPE_CHECKING:
 def _classes() -> tuple[tuple[Any, type[PreTrainedModel]], ...]:
     """Every model class of this package, with the Auto class that builds it."""
     import transformers as hf
+    from transformers.utils.import_utils import is_scipy_available
 
-    from lemonx.models import pre_ln_bert, resnet, timm
+    # The first import of transformers' models, which brings all that they have in common. It remembers what it found:
+    # models that compute with scipy must find it again.
+    is_scipy_available.cache_clear()
+    with without_extras():
+        from lemonx.models import pre_ln_bert, resnet, timm
+    is_scipy_available.cache_clear()
 
     return (
         (hf.AutoModelForImageClassification, resnet.TorchvisionResNetForImageClassification),

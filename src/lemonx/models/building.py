@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,14 @@ from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.models import door
 from lemonx.models.foreign import foreign, quiet, reason
 from lemonx.planning.plan import Plan
+from lemonx.planning.summary import bytes_on_disk
 from lemonx.specs.config import flat_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# Bytes of output that take longer to write than transformers takes to import.
+_LONG = 1 << 30
 
 
 def new_model(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
@@ -66,8 +71,11 @@ def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
 def check_builds(plan: Plan, source: Checkpoint, *, verified: bool) -> None:
     """BadTarget if transformers can build the source's config.json but not the target's; checked hours before it must.
 
-    `verified`: the source will be loaded and run too, so everything that this needs is checked.
+    `verified`: the source will be loaded and run too, so everything that this needs is checked. What is not, and is
+    written in seconds, does not wait for the import of transformers.
     """
+    if not verified and "transformers" not in sys.modules and bytes_on_disk(plan)[1] < _LONG:
+        return
     with quiet():
         try:
             looked_at(dict(sorted(plan.target_config.items())))  # as it will be written

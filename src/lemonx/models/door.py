@@ -61,7 +61,7 @@ def _read(text: str) -> Any:
 @names_its_folder
 def read_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     """The config of a checkpoint as transformers' own object."""
-    if checkpoint.dcp is not None:  # whose bare folder is a copy of all weights
+    if not checkpoint.in_safetensors:  # its bare folder is a copy of all weights
         return config_object(checkpoint.config, **changes)
     return _config_in(checkpoint.bare, checkpoint.config, changes)
 
@@ -123,7 +123,7 @@ def generation_config(checkpoint: Checkpoint, *, strict: bool = False) -> Genera
     from transformers import GenerationConfig
 
     own = GENERATION in checkpoint.companions
-    file = checkpoint.origin / (GENERATION if own else CONFIG)
+    file = checkpoint.origin / GENERATION if own else checkpoint.config_file
     content: Mapping[str, Any] = checkpoint.config
     if own:
         with checkpoint.open_companion(GENERATION) as opened:
@@ -200,8 +200,11 @@ def load(
     """
     from transformers import GenerationConfig
 
+    # Copies, since a loader may keep what it is given, and the weights are somebody else's.
+    weights = checkpoint.weights and {name: tensor.clone() for name, tensor in checkpoint.weights.items()}
     model, info = kind.from_pretrained(
-        checkpoint.bare,
+        None if weights else checkpoint.bare,
+        state_dict=weights,
         config=config,
         generation_config=generation or GenerationConfig(),
         use_safetensors=True,

@@ -1,7 +1,7 @@
 """Models in memory: which of them can be expanded, and how the larger model gets the properties of the given one.
 
-A model is expanded through a folder, as checkpoints are, so plan, check and verification are the same. Properties that
-a folder does not hold are restored: the dtype and requires_grad of every parameter, attention, modes, the device.
+A model is expanded as a checkpoint whose weights lie in memory, so plan, check and verification are the same. What a
+checkpoint does not hold is restored: the dtype and requires_grad of every parameter, attention, modes, the device.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import Refused
+from lemonx.execution.sidecar_files import Carried, config_text
 from lemonx.models import door
 from lemonx.models.building import held_in
 from lemonx.models.foreign import foreign
@@ -83,8 +84,11 @@ def _check_plain(model: PreTrainedModel) -> None:
             )
 
 
-def save(model: PreTrainedModel, folder: Path, *, verify: bool) -> None:
-    """Write the model as a checkpoint of a class that transformers has; the model itself is not changed."""
+def opened(model: PreTrainedModel, folder: Path, *, verify: bool) -> Checkpoint:
+    """The model as a checkpoint of a class that transformers has; only its settings are written, into `folder`.
+
+    The model itself is not changed.
+    """
     known = _known_class(model)
     if verify and type(model).forward is not known.forward:
         raise Refused(
@@ -97,13 +101,35 @@ def save(model: PreTrainedModel, folder: Path, *, verify: bool) -> None:
         # Among several processes transformers lets only the first one save, but this folder is the process's own.
         vars(model)["should_save_on_this_rank"] = lambda is_main_process: True
         with foreign(f"save this {type(model).__name__}", "make save_pretrained work first"):
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, state_dict={})
+            weights = _weights(model)
     finally:
         model.config = config
         vars(model).pop("should_save_on_this_rank", None)
     if known is not type(model):
         content = parse_json(read_inside(folder, CONFIG))
         write_whole(folder / CONFIG, json.dumps({**content, "architectures": [known.__name__]}))
+    return Checkpoint(folder, weights=weights)
+
+
+def _weights(model: Any) -> dict[str, torch.Tensor]:
+    """What save_pretrained would write, by the names it would write; where it can be, these are the model's tensors."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    left_out = model._keys_to_ignore_on_save or ()
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
+    stored = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+    return {name: stored[name].cpu().contiguous() for name in sorted(stored)}
+
+
+def written(folder: Path, plan: Plan, beside: Mapping[str, Carried], weights: Mapping[str, torch.Tensor]) -> Checkpoint:
+    """The target of a plan with its weights in memory; only its settings are written, into `folder`."""
+    folder.mkdir()
+    for name, content in {CONFIG: config_text(plan), **beside}.items():
+        text = content if isinstance(content, str) else content().read().decode()
+        write_whole(folder / name, text)
+    return Checkpoint(folder, weights=weights)
 
 
 def _known_class(model: PreTrainedModel) -> Any:
@@ -122,20 +148,17 @@ def _known_class(model: PreTrainedModel) -> Any:
     )
 
 
-def load_like(model: PreTrainedModel, folder: Path, plan: Plan) -> PreTrainedModel:
-    """The expanded model of a folder, with all properties other than its weights as in `model`."""
+def load_like(model: PreTrainedModel, target: Checkpoint, plan: Plan) -> PreTrainedModel:
+    """The expanded model of a checkpoint, with all properties other than its weights as in `model`."""
     dtypes = {torch_dtype(step.dtype) for step in plan.steps}
     name = type(model).__name__
     options = {"dtype": _widest(dtypes), **_implementations(model)}
-    with (
-        Checkpoint.open(folder) as written,
-        foreign(f"load the expanded {name}", "expand a folder instead of a model", Refused),
-    ):
-        result: Any = door.load(written, type(model), door.read_config(written), **options)[0]
+    with foreign(f"load the expanded {name}", "expand a folder instead of a model", Refused):
+        result: Any = door.load(target, type(model), door.read_config(target), **options)[0]
     _restore_parameters(model, result, plan)
     _restore_modules(model, result)
     if model.can_generate():
-        result.generation_config = _generation(model, folder, plan)
+        result.generation_config = _generation(model, target.path, plan)
     result.config.architectures = model.config.architectures
     result.config.dtype = result.dtype
     result.config._name_or_path = model.config._name_or_path

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import Refused
 from lemonx.models.building import compute_buffers, skeleton
 from lemonx.models.foreign import foreign
@@ -34,10 +33,10 @@ _CHANGING = ("dynamic", "longrope")
 _DEVICES = 1e-6
 
 
-def require_as_built(model: PreTrainedModel, folder: Path) -> None:
-    """Refused if the model computes anything that its weights and its config, as saved in `folder`, do not say."""
-    with Checkpoint.open(folder) as saved, foreign("build the model of its config", "make save_pretrained work first"):
-        built = skeleton(saved.config)
+def require_as_built(model: PreTrainedModel, config: Mapping[str, JsonValue]) -> None:
+    """Refused if the model computes anything that its weights and its config, as it is saved, do not say."""
+    with foreign("build the model of its config", "make save_pretrained work first"):
+        built = skeleton(config)
     for found in _differences(model, built):
         raise Refused(
             f"{found}, and the larger model is built from the config",

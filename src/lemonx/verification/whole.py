@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from lemonx.planning.plan import Plan
 from lemonx.verification.alignment import Back
 from lemonx.verification.comparison import Comparison, compared, largest_difference
 from lemonx.verification.loading import Loaded, Name, all_outputs, load, running
-from lemonx.verification.memory import memory_short, within_memory
+from lemonx.verification.memory import freed, memory_short, within_memory
 from lemonx.verification.outputs import Outputs, check_inputs, generated, given_the_same, observe
 from lemonx.verification.reference import deepened
 from lemonx.verification.rounding import (
@@ -70,6 +69,7 @@ def compare(
     return replace(found, stability=stability)
 
 
+@freed()
 def _run(
     checkpoint: Checkpoint,
     seed: int,
@@ -100,10 +100,7 @@ def _run(
                     if not is_source:  # a source that cannot write has nothing to be compared with
                         raise
             noise = None if rounding is None else _moved(loaded, used[0], found, rounding, dtype, seed)
-    result = Outputs.of(loaded, found, used, tokens=tokens, noise=noise, plain=plain, moved=moved.most)
-    del loaded
-    gc.collect()
-    return result
+    return Outputs.of(loaded, found, used, tokens=tokens, noise=noise, plain=plain, moved=moved.most)
 
 
 def _moved(

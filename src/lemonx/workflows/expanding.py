@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.adapters import Adapter
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.replaceable import CARD
+from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadTarget, NotVerified
 from lemonx.execution.ramp import write_ramp
-from lemonx.execution.runner import run_plan, write_made
-from lemonx.execution.sidecar_files import companions
+from lemonx.execution.runner import Sink, run_plan, write_made
+from lemonx.execution.sidecar_files import Carried, companions, config_text
 from lemonx.methods import Lessons
 from lemonx.models import in_memory
 from lemonx.models.building import check_builds
@@ -66,13 +69,21 @@ class Expanded(os.PathLike[str]):
 
 
 def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing) -> tuple[PreTrainedModel, Plan]:
-    """A larger model of the same class, by way of a temporary folder, and the plan by which it was made."""
-    with Temporary() as folder:
-        in_memory.save(model, folder / "source", verify=writing.verify)
+    """A larger model of the same class, from tensor to tensor, and the plan by which it was made."""
+    from lemonx.execution.held import HeldSink  # what is shared takes torch longer to import than a folder to grow
+
+    with Temporary() as folder, in_memory.opened(model, folder / "source", verify=writing.verify) as checkpoint:
         if writing.verify:
-            require_as_built(model, folder / "source")
-        expanded = expand_folder(folder / "source", folder / "target", growth, writing)
-        return in_memory.load_like(model, expanded.path, expanded.plan), expanded.plan
+            require_as_built(model, checkpoint.config)
+        with table_for(checkpoint, growth.tables):
+            plan = plan_growth(checkpoint, growth)
+            beside = _checked(plan, checkpoint, writing)
+            weights = {step.name: torch.empty(step.shape, dtype=torch_dtype(step.dtype)) for step in plan.steps}
+            _write_tensors(plan, checkpoint, HeldSink.whole(weights), writing)
+            with in_memory.written(folder / "target", plan, beside, weights) as target:
+                if writing.verify:
+                    _measured(plan, checkpoint, target)
+                return in_memory.load_like(model, target, plan), plan
 
 
 def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Writing) -> Expanded:
@@ -85,13 +96,7 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
     with opened as checkpoint, table_for(checkpoint, growth.tables), ExitStack() as stack:
         plan = plan_growth(checkpoint, growth)
         beside_it = stack.enter_context(GrowingAdapter(kept, checkpoint, plan, output)) if kept else None
-        beside = companions(checkpoint, plan)
-        check_builds(plan, checkpoint, verified=writing.verify)
-        if writing.verify:
-            require_fitting(checkpoint)
-            require_sample(checkpoint, plan)
-        if writing.planned:
-            writing.planned(plan)
+        beside = _checked(plan, checkpoint, writing)
         entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
         run = _run_output(plan, checkpoint, writing)
         with CheckpointWriter(
@@ -105,7 +110,7 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
             _write_tensors(plan, checkpoint, writer, writing)
             if plan.ramp:
                 write_ramp(plan, checkpoint, writer, threads=writing.threads)
-            writer.add_text("config.json", json.dumps(dict(plan.target_config), indent=2, sort_keys=True) + "\n")
+            writer.add_text(CONFIG, config_text(plan))
             for name, content in beside.items():
                 if isinstance(content, str):
                     writer.add_text(name, content)
@@ -116,6 +121,29 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
                 beside_it.write(writer)
             verified, certified = _certify(plan, checkpoint, writer, writing, beside_it, run)
     return Expanded(output, plan, verified, certified)
+
+
+def _checked(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> dict[str, Carried]:
+    """Say what is planned, once everything is checked that would otherwise fail later; the files beside the weights."""
+    beside = companions(checkpoint, plan)
+    check_builds(plan, checkpoint, verified=writing.verify)
+    if writing.verify:
+        require_fitting(checkpoint)
+        require_sample(checkpoint, plan)
+    if writing.planned:
+        writing.planned(plan)
+    return beside
+
+
+def _measured(plan: Plan, checkpoint: Checkpoint, target: Checkpoint, kept: GrowingAdapter | None = None) -> Verified:
+    """What was measured of a target that nobody has yet; NotVerified if it is not the function that it must be."""
+    # Hours of expansion must not be thrown away because the machine is small.
+    verified = measure(plan, checkpoint, target, must=False)
+    if kept and verified.passed:
+        verified = replace(verified, adapter=kept.measured(target, outputs=verified.outputs is not None))
+    if plan.policy.lossless and not verified.passed:
+        raise NotVerified("nothing was written", verified.reason())
+    return verified
 
 
 def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutput | None:
@@ -129,7 +157,7 @@ def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutp
     return None
 
 
-def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing) -> None:
+def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: Sink, writing: Writing) -> None:
     method = methods.find(plan.policy.method)
     if writing.lessons and writing.lessons.data and not method.learns:
         raise BadTarget(f"{method.name} does not learn from data", "leave --data out, or use --method ligo")
@@ -158,12 +186,7 @@ def _certify(
     verified = Verified(None, skipped="--no-verify", adapter=kept.measured(None) if kept else None)
     if writing.verify:
         with open_source(writer.folder) as written:
-            # Hours of expansion must not be thrown away because the machine is small.
-            verified = measure(plan, checkpoint, written, must=False)
-            if kept and verified.passed:
-                verified = replace(verified, adapter=kept.measured(written, outputs=verified.outputs is not None))
-        if plan.policy.lossless and not verified.passed:
-            raise NotVerified("nothing was written", verified.reason())
+            verified = _measured(plan, checkpoint, written, kept)
     content = replace(
         certificate(plan, checkpoint, verified),
         optimizer=optimizer,
