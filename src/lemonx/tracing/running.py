@@ -17,7 +17,7 @@ Run = Callable[[torch.nn.Module], Sequence[Any]]
 
 
 @contextlib.contextmanager
-def _watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
+def watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
     """The tracer knows which module is running; fused kernels that hide operations are off."""
     hooks = []
     for child in module.modules():
@@ -41,7 +41,7 @@ def _watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
 def run_traced(tracer: Tracer, module: torch.nn.Module, run: Run) -> Tracer:
     """The record of a run of the module."""
     rules.register()
-    with _watching(tracer, module), tracer:
+    with watching(tracer, module), tracer:
         outputs = run(module)
     tracer.finish(outputs)
     return complete(tracer)

@@ -393,6 +393,9 @@ class Tracer(TorchDispatchMode):
     def _tracked(self, tree: Any) -> list[Info]:
         return [info for tensor in tree_leaves(tree) if (info := self.info(tensor))]
 
+    def normed(self, norm: Norm, read: torch.Tensor, made: torch.Tensor, place: int, bias: Any = None) -> None:
+        """A norm was run over one axis of a tensor; `bias`: what it added to that."""
+
     def finish(self, outputs: Any) -> None:
         """Note what leaves the model."""
         self._sync()

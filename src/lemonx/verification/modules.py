@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,10 @@ def outputs(module: torch.nn.Module, inputs: Sequence[Example]) -> list[Any]:
     return made
 
 
+# Calls a module with every example, and gives what it gives for each.
+Run = Callable[[torch.nn.Module, Sequence[Example]], list[Any]]
+
+
 @contextlib.contextmanager
 def still(*modules: torch.nn.Module) -> Generator[None]:
     """Without dropout; all modes, and the random state, are put back."""
@@ -99,11 +103,19 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
     return result
 
 
+def wide_outputs(module: torch.nn.Module, inputs: Sequence[Example], run: Run = outputs) -> list[Any]:
+    """The outputs of a copy of the module in float64, one after the other."""
+    with Float64(), torch.no_grad():
+        return tree_leaves(run(copy.deepcopy(module).double(), cast(inputs, torch.float64)))
+
+
 def difference(small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example]) -> float:
     """The largest difference of any output in float64, relative to the largest number of that output."""
-    with Float64(), torch.no_grad():
-        wide = cast(inputs, torch.float64)
-        ours, theirs = (tree_leaves(outputs(copy.deepcopy(module).double(), wide)) for module in (small, large))
+    return apart(wide_outputs(small, inputs), wide_outputs(large, inputs))
+
+
+def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
+    """The largest difference of outputs, each relative to the largest number of the first."""
     if len(ours) != len(theirs):
         raise NotVerified(f"the modules give {len(ours)} and {len(theirs)} outputs", _UNCHANGED)
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(a, torch.Tensor)]

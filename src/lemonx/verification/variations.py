@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lemonx.verification.float64 import Float64
-from lemonx.verification.modules import Example, cast, outputs
+from lemonx.verification.modules import Example, Run, outputs, wide_outputs
 
 # Of how many examples variations are tried, and how many sizes of tables as bounds for whole numbers.
 EXAMPLES, TABLES = 3, 3
@@ -22,14 +21,17 @@ Change = tuple[tuple[int, int, int], ...]
 CHANGES: tuple[Change, ...] = (((1, 5, 0),), ((0, 3, 0), (1, 3, 1)), ((0, 1, 1), (1, 1, 1)), ((0, 3, 1),))
 
 
-def variations(module: torch.nn.Module, inputs: Sequence[Example]) -> Iterator[Example]:
-    """Changed examples that a module runs on, with finite outputs: code that allows none of them shows none."""
+def variations(
+    module: torch.nn.Module, inputs: Sequence[Example], run: Run = outputs
+) -> Iterator[tuple[Example, list[Any]]]:
+    """Changed examples that a module runs on, with finite outputs, and these: code that takes none shows none."""
     # Whole numbers are looked up in tables, of which the largest that fits has the most to tell.
     tables = sorted({len(tensor) for tensor in module.parameters() if tensor.dim() > 1}, reverse=True)[:TABLES]
     for example in inputs[:EXAMPLES]:
         for change in CHANGES:
-            made = (_changed(example, change, bound) for bound in (*tables, None))
-            if (found := next((one for one in made if one is not None and _runs(module, one)), None)) is not None:
+            changed = (_changed(example, change, bound) for bound in (*tables, None))
+            tried = ((one, _finite(module, one, run)) for one in changed if one is not None)
+            if (found := next(((one, made) for one, made in tried if made is not None), None)) is not None:
                 yield found
 
 
@@ -65,10 +67,11 @@ def _drawn(leaf: torch.Tensor, bound: int | None, rng: torch.Generator) -> torch
     return torch.randint(bound, leaf.shape, generator=rng).to(leaf)
 
 
-def _runs(module: torch.nn.Module, example: Example) -> bool:
+def _finite(module: torch.nn.Module, example: Example, run: Run) -> list[Any] | None:
+    """The outputs of a copy of a module in float64; None if it does not run, or they are not finite."""
     try:
-        with Float64(), torch.no_grad():
-            leaves = tree_leaves(outputs(module, cast([example], torch.float64)))
+        leaves = wide_outputs(module, [example], run)
     except Exception:  # whatever a module raises for an input that it does not take
-        return False
-    return all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return None
+    finite = all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return leaves if finite else None

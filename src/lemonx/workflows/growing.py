@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from lemonx.algebra.free_parameters import Free
+from lemonx.algebra.norm_chains import LIMIT
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import NotVerified, Refused
@@ -34,15 +35,19 @@ from lemonx.verification.algebra import Algebra, check_algebra
 from lemonx.verification.float64 import Float64
 from lemonx.verification.modules import (
     Example,
+    Run,
+    apart,
     check_modules,
-    difference,
     examples,
     module_stability,
     outputs,
     randomised,
     rounding,
     still,
+    wide_outputs,
 )
+from lemonx.verification.reference import Moved
+from lemonx.verification.repeated import repeated
 from lemonx.verification.stability import REMEDY, Stability
 from lemonx.verification.symmetry import Symmetry, find_twins
 from lemonx.verification.variations import variations
@@ -71,7 +76,9 @@ class Grown:
 
     `sizes`: every space and stack, before and after. `rehearsed`: how much outputs differed, of the largest, when all
     parameters were random and all was computed in float64; `difference`: the same of the parameters as they are stored,
-    which may differ by `tolerance`. `stability`: of a module whose stream frames carry, its noise in float32 and its
+    which may differ by `tolerance`. Where added Post-LN blocks norm their input again, both compare with the smaller
+    module that does so too, and `lost_to_eps` is how far from the outputs without that the larger one's are.
+    `stability`: of a module whose stream frames carry, its noise in float32 and its
     gradient beside the smaller one's. `exercised`: the share of the smaller module's learned numbers that the inputs
     used; nothing is claimed of `unused` parameters, which were copied. The proof holds for the way that the inputs took
     through the code: another branch is another function.
@@ -83,6 +90,7 @@ class Grown:
     rules: Mapping[str, Rule]
     rehearsed: float
     difference: float
+    lost_to_eps: float
     tolerance: float
     algebra: Algebra
     symmetry: Symmetry
@@ -119,8 +127,8 @@ def grow_module(
             algebra, symmetry = check_algebra(plan, source, target), find_twins(plan, target)
             if not algebra.passed:
                 raise NotVerified(algebra.reason(), "please report this module; nothing was changed")
-            made = filled(large, table, [step.name for step in plan.steps], target)
-        off, tolerance = _compare(small, made, inputs, plan)
+            made = filled(copy.deepcopy(large), table, [step.name for step in plan.steps], target)
+        off, lost, tolerance = _compare(small, made, inputs, plan, table)
         stability = module_stability(small, made, inputs) if plan.types.framed else None
         if stability is not None and not stability.passed:
             raise Refused(stability.found, REMEDY)
@@ -139,6 +147,7 @@ def grow_module(
         },
         rehearsed=rehearsed,
         difference=off,
+        lost_to_eps=lost,
         tolerance=tolerance,
         algebra=algebra,
         symmetry=symmetry,
@@ -233,25 +242,26 @@ def _rehearse(
     source = randomised(small)
     with Temporary() as folder, _planned(source, table, choices, folder) as (plan, _, target):
         made = filled(copy.deepcopy(large).double(), table, [step.name for step in plan.steps], target)
-    off = difference(source, made, inputs)
-    if not off <= _exact(plan):
+    run = repeated(plan, table, Moved())
+    off = apart(wide_outputs(source, inputs, run), wide_outputs(made, inputs))
+    if not off <= TOLERANCE:
         raise NotVerified(
             f"with random parameters in float64 the outputs differ by {off:.1e} of the largest, so the table that was "
             "inferred is not true of the code",
             "please report this module; nothing was changed",
         )
-    return max(off, _elsewhere(source, made, inputs, plan))
+    return max(off, _elsewhere(source, made, inputs, run))
 
 
-def _elsewhere(source: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], plan: Plan) -> float:
+def _elsewhere(source: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], run: Run) -> float:
     """How much outputs differ on inputs unlike the examples; Refused if they do."""
     off = 0.0
-    for example in variations(source, inputs):
+    for example, ours in variations(source, inputs, run):
         try:
-            off = max(off, difference(source, made, [example]))
+            off = max(off, apart(ours, wide_outputs(made, [example])))
         except Exception:  # whatever the larger module raises where the smaller one does not
             off = float("inf")
-        if not off <= _exact(plan):
+        if not off <= TOLERANCE:
             raise Refused(
                 f"on inputs of other sizes or values than the examples the outputs would differ by {off:.1e} of the "
                 "largest: some number depends on the width and on the input, or the examples do not take every branch",
@@ -260,18 +270,22 @@ def _elsewhere(source: torch.nn.Module, made: torch.nn.Module, inputs: list[Exam
     return off
 
 
-def _exact(plan: Plan) -> float:
-    """What outputs may differ by in float64: rounding, and what the norms of added Post-LN blocks lose to eps."""
-    return max(TOLERANCE, plan.expected_loss) if plan.chains else TOLERANCE
-
-
-def _compare(small: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], plan: Plan) -> tuple[float, float]:
-    """How much outputs differ as the parameters are stored, and by how much they may."""
-    off, tolerance = difference(small, made, inputs), _exact(plan)
+def _compare(
+    small: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], plan: Plan, table: Table
+) -> tuple[float, float, float]:
+    """How much outputs differ as the parameters are stored, what is lost to eps, and by how much they may differ."""
+    moved, theirs = Moved(), wide_outputs(made, inputs)
+    off, tolerance = apart(wide_outputs(small, inputs, repeated(plan, table, moved)), theirs), TOLERANCE
     if plan.is_rounded:
         tolerance += TIMES_ROUNDING * rounding(small, inputs)
     if not off <= tolerance:
         raise NotVerified(
             f"the outputs differ by {off:.1e} of the largest, and {tolerance:.1e} may be", "nothing was changed"
         )
-    return off, tolerance
+    if not moved.most <= LIMIT:
+        raise Refused(
+            f"norms that added blocks apply again would move the stream by {moved.most:.1e} of itself, more than "
+            f"{LIMIT:.1e}, because eps is not small beside its variance",
+            "give small_gains=True, or keep the depth",
+        )
+    return off, apart(wide_outputs(small, inputs), theirs) if plan.chains else 0.0, tolerance
