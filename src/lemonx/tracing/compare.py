@@ -22,6 +22,9 @@ from lemonx.tracing.operations import Call, Scalar
 from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Norm, shape_of
 
+# Operations whose one number a weight in front of them can take up.
+FACTORS = frozenset(("mul", "div"))
+
 
 @dataclass
 class Matched:
@@ -221,7 +224,7 @@ def differing(found: Matched) -> frozenset[tuple[str, int]]:
                 ONE_MODEL,
             )
         equal = len(mine.numbers) == len(other.numbers) and all(map(close, mine.numbers, other.numbers))
-        if not equal and mine.op in ("mul", "div") and len(mine.numbers) == 1 == len(other.numbers):
+        if not equal and mine.op in FACTORS and len(mine.numbers) == 1 == len(other.numbers):
             result.add((path, place))
         elif not equal:
             raise Refused(

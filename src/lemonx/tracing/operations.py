@@ -8,13 +8,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from lemonx.tracing.axes import Axis
 from lemonx.tracing.values import Info
 
 if TYPE_CHECKING:
     from lemonx.tracing.tracer import Tracer
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """What an operation was given or made, one by one: torch's own search for any kind of tree takes far longer."""
+    if isinstance(tree, tuple | list):
+        return [leaf for part in tree for leaf in leaves_of(part)]
+    if isinstance(tree, dict):
+        return [leaf for part in tree.values() for leaf in leaves_of(part)]
+    return [tree]
 
 
 @dataclass
@@ -34,12 +42,12 @@ class Op:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        return [leaf for leaf in tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
+        return [leaf for leaf in leaves_of((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
 
     @property
     def is_empty(self) -> bool:
         """Whether it made tensors without a number, and nothing else."""
-        made = [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in leaves_of(self.out) if isinstance(leaf, torch.Tensor)]
         return bool(made) and not any(tensor.numel() for tensor in made)
 
 
@@ -119,7 +127,7 @@ _SIZES = frozenset(
 
 def numbers(op: Op) -> tuple[float, ...]:
     """The numbers that an operation was given, as far as they are not sizes."""
-    leaves = tree_leaves((op.args, dict(op.kwargs)))
+    leaves = leaves_of((op.args, op.kwargs))
     found = [float(leaf) for leaf in leaves if isinstance(leaf, bool | int | float)]
     return () if op.name in _SIZES else tuple(found)
 

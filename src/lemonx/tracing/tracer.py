@@ -34,6 +34,7 @@ from lemonx.tracing.operations import (
     Op,
     Rule,
     Scalar,
+    leaves_of,
     numbers,
     paths,
 )
@@ -233,7 +234,7 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._sync()
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         before = [info for tensor in given if (info := self.info(tensor)) is not None]
         full = func._schema.name.partition("::")[2]
         changes = func._schema.is_mutable
@@ -275,7 +276,7 @@ class Tracer(TorchDispatchMode):
 
     def _apply(self, op: Op, known: list[Info]) -> None:
         self.op, self.kept, self.numbers, self.summed, self.exempt = op.name, set(), numbers(op), set(), set()
-        made = {id(tensor) for tensor in tree_leaves(op.out)}
+        made = {id(tensor) for tensor in leaves_of(op.out)}
         self.changed = {id(tensor) for tensor in op.tensors if op.in_place and id(tensor) in made}
         for name in sorted({name for info in known for origin in info.origins for name, _ in origin}):
             self.used.setdefault(name, len(self.used))
@@ -308,7 +309,7 @@ class Tracer(TorchDispatchMode):
     def _note_roles(self, op: Op, known: list[Info]) -> None:
         """What is summed over is read; all other axes of a weight that is used, and not only moved, are written."""
         self.reads |= self.summed
-        made = [self.infos.get(tensor) for tensor in tree_leaves(op.out) if isinstance(tensor, torch.Tensor)]
+        made = [self.infos.get(tensor) for tensor in leaves_of(op.out) if isinstance(tensor, torch.Tensor)]
         if not any(info is not None and info.weight for info in made):
             used = {origin for info in known if info.weight for axis in info.origins for origin in axis}
             self.wrote |= used - self.summed - self.exempt
@@ -351,7 +352,7 @@ class Tracer(TorchDispatchMode):
             info = self.info(tensor)
             for axis in info.axes if info else ():
                 self.fix(axis, reason)
-        for tensor in tree_leaves(op.out):
+        for tensor in leaves_of(op.out):
             if isinstance(tensor, torch.Tensor):
                 if id(tensor) in self.changed:
                     self.note_written(tensor)
