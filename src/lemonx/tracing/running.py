@@ -41,7 +41,10 @@ def watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
 def run_traced(tracer: Tracer, module: torch.nn.Module, run: Run) -> Tracer:
     """The record of a run of the module."""
     rules.register()
-    with watching(tracer, module), tracer:
-        outputs = run(module)
+    try:
+        with watching(tracer, module), tracer:
+            outputs = run(module)
+    finally:
+        tracer.put_back()
     tracer.finish(outputs)
     return complete(tracer)

@@ -84,5 +84,5 @@ def _used_elsewhere(tracer: Tracer, run: BlockRun, carry: Carry) -> str | None:
     for norm in carry.norms:
         uses = sum(other.gain == norm.gain for other in tracer.norms)
         if norm.gain is not None and uses != calls:
-            return f"{norm.gain} is the gain of more than one norm that {run.path} runs"
+            return f"{norm.gain}, the gain of a norm in the stream of {run.path}, is used by other norms too"
     return None

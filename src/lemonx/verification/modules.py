@@ -135,7 +135,10 @@ def difference(small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[
 def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
     """The largest difference of outputs, each relative to the largest number of the first."""
     if len(ours) != len(theirs):
-        raise NotVerified(f"the modules give {len(ours)} and {len(theirs)} outputs", _UNCHANGED)
+        raise Refused(
+            f"the smaller module gives {len(ours)} outputs and the larger {len(theirs)}",
+            "let them give as many: those of every block are more in a deeper module",
+        )
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(a, torch.Tensor)]
     return max((_apart(a, b) for a, b in pairs), default=0.0)
 

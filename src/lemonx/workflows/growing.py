@@ -23,6 +23,7 @@ from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import NotVerified, Refused
 from lemonx.execution.runner import run_plan
+from lemonx.planning.depth import check_added
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
 from lemonx.planning.summary import size_table
@@ -32,7 +33,7 @@ from lemonx.tracing.blocks import SMALL
 from lemonx.tracing.infer import infer
 from lemonx.tracing.of_inputs import moved_by_inputs, run_both
 from lemonx.tracing.running import Run as Traced
-from lemonx.tracing.storing import ONE_SHARD, filled, floating, held_by, save
+from lemonx.tracing.storing import ONE_SHARD, filled, floating, held_by, require_own, save
 from lemonx.tracing.table import Table
 from lemonx.verification.algebra import Algebra, check_algebra
 from lemonx.verification.float64 import Float64
@@ -256,6 +257,8 @@ def _rehearse(
     small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], table: Table, choices: _Choices
 ) -> float:
     """Do all of it in float64 with random parameters, and compare: is the table true of the code?"""
+    require_own(small, table)
+    check_added(table.small, table.large)
     source = randomised(small)
     with Temporary() as folder, _planned(source, table, choices, folder) as (plan, _, target):
         made = filled(widened(large), table, [step.name for step in plan.steps], target)
