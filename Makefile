@@ -83,8 +83,8 @@ survey: setup ## measure every model type of transformers, tiny, and write docs/
 audit: setup ## compare every table with a run of its models, and write docs/add-an-architecture.md
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/audit.py --growths --write
 
-modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and judge each by inputs of their own; CASE=... repeats one
-	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(CASE),--case $(CASE),--write)
+modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and judge each by inputs of their own; CASE=... repeats one, RECORD=FILE goes on
+	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(RECORD),--record $(RECORD)) $(if $(CASE),--case $(CASE),--write)
 
 notebooks: setup ## run the notebooks of docs/notebooks, and store what they print
 	$(BIN)/python benchmarks/notebooks.py

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import collections
 import gc
-import hashlib
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import pages
+import records
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -77,11 +77,11 @@ def main() -> None:
     if options.case is not None:
         sys.exit(repeat(options.case, options.family))
     if options.until is not None:
-        done = {row["case"] for row in recorded(options.record)}
+        done = {row["case"] for row in records.read(options.record, ("fault",))}
         seeds = [n for n in range(options.first, options.until, options.jobs) if n not in done]
         work(seeds, options.family, options.dtype)
         return
-    rows = [*recorded(options.record), *collected(options)]
+    rows = [*records.read(options.record, ("fault",)), *collected(options)]
     lines = table(rows)
     print("\n".join(lines))
     faults = [row for row in rows if row["kind"] == "fault"]
@@ -100,13 +100,6 @@ def repeat(case: int, family: str | None) -> int:
     return 0 if outcome.good else 1
 
 
-def recorded(record: Path | None) -> list[dict[str, Any]]:
-    """The cases of a record that ended well, by their numbers."""
-    lines = record.read_text().splitlines() if record and record.exists() else []
-    rows = {row["case"]: row for row in map(json.loads, lines)}
-    return [row for row in rows.values() if row["kind"] != "fault"]
-
-
 def collected(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What every case came to; each of several processes takes every so manieth. Faults are told as they are found."""
     until = str(options.first + options.runs)
@@ -123,8 +116,7 @@ def collected(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for line in child.stdout:
             row = json.loads(line)
             if options.record:
-                with options.record.open("a") as file:
-                    file.write(line)
+                records.add(options.record, row)
             if row["kind"] == "fault":
                 print(row["told"], flush=True)
             yield row
@@ -138,7 +130,7 @@ def work(seeds: list[int], family: str | None, dtypes: list[str] | None) -> None
     from random_runs import run_case, settings, told
 
     _quiet()
-    code = hashlib.sha256(b"".join(f.read_bytes() for f in sorted((pages.ROOT / "src").rglob("*.py")))).hexdigest()
+    code = records.code()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     gc.collect()
     gc.freeze()  # what is imported stays: looking at it again takes longer than a case
@@ -149,7 +141,7 @@ def work(seeds: list[int], family: str | None, dtypes: list[str] | None) -> None
         outcome = run_case(seed, family)
         row = {
             "case": seed,
-            "code": code[:12],
+            "code": code,
             "kind": outcome.kind,
             "family": outcome.case.model_type,
             "class": outcome.case.class_name,
@@ -190,10 +182,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     seconds = sum(row["seconds"] for row in rows) / max(1, len(rows))
     lines.append(f"{len(rows) - len(counted)} more that transformers itself cannot build or run; {seconds:.2f} CPU "
                  "seconds a case")  # fmt: skip
-    last = rows[-1]["code"] if rows else ""
-    if earlier := sum(row["code"] != last for row in rows):
-        lines.append(f"{earlier} of all ran before the last change of src/")
-    return lines
+    return lines + records.earlier(rows)
 
 
 KEPT = {

@@ -3,6 +3,7 @@
     python benchmarks/fuzz_modules.py                       10000 cases
     python benchmarks/fuzz_modules.py --runs 500 --first 20000
     python benchmarks/fuzz_modules.py --case 1234           one case again, and what it is made of
+    python benchmarks/fuzz_modules.py --record runs.jsonl   keep a line for every case, and go on from there next time
     python benchmarks/fuzz_modules.py --write               put the counts into docs/any-model.md
 
 A case is a module of random operations at two sizes (tests/random_modules.py), some of which cannot be grown. What is
@@ -13,12 +14,17 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pages
+import records
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,6 +37,7 @@ KINDS = {
     "false": "claimed, and not the same",
     "broken": "an error that is no refusal",
 }
+FAULTS = ("false", "broken")
 
 
 def main() -> None:
@@ -38,34 +45,55 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--case", type=int, help="repeat this case")
+    parser.add_argument("--record", type=Path, help="a file of what every case came to; only faults in it run again")
     parser.add_argument("--write", action="store_true", help="put the counts into docs/any-model.md")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
+    wanted = range(options.first, options.first + options.runs)
+    if options.case is not None:
+        wanted = range(options.case, options.case + 1)
+    known = [row for row in records.read(options.record, FAULTS) if row["case"] in wanted]
+    done = {row["case"] for row in known}
+    rows = [*known, *collected([number for number in wanted if number not in done], options)]
+    kinds = collections.Counter(row["kind"] for row in rows)
+    counts = [f"{len(rows):6} cases", *(f"{kinds[kind]:6} {said}" for kind, said in KINDS.items())]
+    counts += records.earlier(rows)
+    print("\n".join(counts))
+    print(f"{sum(row['seconds'] for row in rows) / max(1, len(rows)):.3f} CPU seconds a case")
+    if options.write:
+        pages.write_printed("docs/any-model.md", "modules", counts)
+    reasons = ("".join("#" if c.isdigit() else c for c in row["why"])[:90] for row in rows if row["kind"] == "refused")
+    for why, count in collections.Counter(reasons).most_common(12):
+        print(f"{count:6} {why}")
+    sys.exit(1 if any(kinds[kind] for kind in FAULTS) else 0)
 
+
+def collected(numbers: list[int], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What every case came to, written down before the next begins. Faults are told as they are found."""
     import torch
 
     import lemonx
     from random_modules import run_case
 
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    first, runs = (options.first, options.runs) if options.case is None else (options.case, 1)
-    kinds, refusals = collections.Counter[str](), collections.Counter[str]()
-    began = time.monotonic()
-    for number in range(first, first + runs):
+    code = records.code()
+    gc.collect()
+    gc.freeze()  # what is imported stays: looking at it again takes longer than a case
+    for number in numbers:
+        before = time.process_time()
         outcome = run_case(number, lemonx.grow)
-        kinds[outcome.kind] += 1
-        if outcome.kind == "refused":
-            refusals["".join("#" if c.isdigit() else c for c in outcome.why)[:90]] += 1
-        if outcome.kind in ("false", "broken") or options.case is not None:
-            print(f"case {number}: {outcome.kind} {outcome.why}\n  {outcome.case}")
-    print(f"{runs} cases in {time.monotonic() - began:.0f} s")
-    counts = [f"{runs:6} cases", *(f"{kinds[kind]:6} {said}" for kind, said in KINDS.items())]
-    print("\n".join(counts))
-    if options.write:
-        pages.write_printed("docs/any-model.md", "modules", counts)
-    for why, count in refusals.most_common(12):
-        print(f"{count:6} {why}")
-    sys.exit(1 if kinds["false"] or kinds["broken"] else 0)
+        row = {
+            "case": number,
+            "code": code,
+            "kind": outcome.kind,
+            "why": outcome.why,
+            "seconds": time.process_time() - before,
+        }
+        if options.record:
+            records.add(options.record, row)
+        if outcome.kind in FAULTS or options.case is not None:
+            print(f"case {number}: {outcome.kind} {outcome.why}\n  {outcome.case}", flush=True)
+        yield row
 
 
 if __name__ == "__main__":

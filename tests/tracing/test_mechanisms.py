@@ -485,37 +485,6 @@ def test_positions_that_are_looked_up_between_others_grow_with_the_width() -> No
     grown(Sampled, (8, 12), rows)
 
 
-# ----------------------------------------------------------------- Post-LN
-
-
-class PostNorm(nn.Module):
-    """A text in Post-LN blocks with an eps of 1e-5."""
-
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(WORDS, 8)
-        layers = (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(depth))
-        self.layers, self.head = nn.ModuleList(layers), nn.Linear(8, 4)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-def test_added_post_norm_blocks_are_exact_with_small_gains() -> None:
-    """Without them they are as close as eps lets them be, and with them nothing is lost."""
-    small, large = PostNorm(2).double(), PostNorm(4).double()
-    randomise(small, 0)
-    plain, gained = (lemonx.grow(small, large, words(0), small_gains=gains) for gains in (False, True))
-    assert 1e-8 < plain.rehearsed < plain.plan.expected_loss < 1e-4
-    assert gained.rehearsed < 1e-11 and gained.plan.expected_loss < 1e-11
-    with torch.no_grad():
-        ours, theirs = small(words(1)), large(words(1))
-    assert float((ours - theirs).abs().max()) < 1e-11 * float(ours.abs().max())
-
-
 # ----------------------------------------------------------------- windows, factors, numbers of the depth
 
 

@@ -205,7 +205,8 @@ def _ends(
     """Behind which blocks of both models the stream is used outside of the list: each must be as the other."""
     found: tuple[dict[tuple[str, int], list[int]], ...] = ({}, {})
     for tracer, places in zip((small, large), found, strict=True):
-        for (path, number), block in tracer.uses.items():
+        used = ((path, number, block) for (path, number), blocks in tracer.uses.items() for block in blocks)
+        for path, number, block in used:
             if block.startswith(f"{name}.") and block.removeprefix(f"{name}.").isdecimal():
                 general = starred(path, dict.fromkeys(lists, 0))[0]
                 places.setdefault((general, number), []).append(int(block.removeprefix(f"{name}.")))

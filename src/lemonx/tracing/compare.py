@@ -22,6 +22,9 @@ from lemonx.tracing.operations import Call, Scalar
 from lemonx.tracing.tracer import Tracer
 from lemonx.tracing.values import Norm, shape_of
 
+# Operations whose one number a weight in front of them can take up.
+FACTORS = frozenset(("mul", "div"))
+
 
 @dataclass
 class Matched:
@@ -189,7 +192,7 @@ def _align(found: Matched, first: Axis | None, second: Axis | None, where: str) 
         raise Refused(f"{where}: an axis of one entry cannot grow, nor an axis become one", "give larger sizes")
     a, b = find(first), find(second)
     if a.kind != b.kind:
-        raise Refused(f"{where}: it is {a!r} in the smaller model and {b!r} in the larger", ONE_MODEL)
+        raise _split_otherwise(where, a, b)
     if a.kind == DATA:
         if a.size != b.size:
             raise Refused(f"{where}: {a.size} entries of it belong to the inputs, and would be {b.size}", "keep them")
@@ -205,9 +208,18 @@ def _align(found: Matched, first: Axis | None, second: Axis | None, where: str) 
         return
     mine, other = leaves(a, a.kind), leaves(b, b.kind)
     if len(mine) != len(other):
-        raise Refused(f"{where}: it is {a!r} in the smaller model and {b!r} in the larger", ONE_MODEL)
+        raise _split_otherwise(where, a, b)
     for x, y in zip(mine, other, strict=True):
         _align(found, x, y, where)
+
+
+def _split_otherwise(where: str, small: Axis, large: Axis) -> Refused:
+    """Refused: a factor of one entry in either model is none, say."""
+    return Refused(
+        f"{where}: its entries are {small!r} in the smaller model and {large!r} in the larger, which divides them up "
+        "in another way",
+        ONE_MODEL,
+    )
 
 
 def differing(found: Matched) -> frozenset[tuple[str, int]]:
@@ -221,7 +233,7 @@ def differing(found: Matched) -> frozenset[tuple[str, int]]:
                 ONE_MODEL,
             )
         equal = len(mine.numbers) == len(other.numbers) and all(map(close, mine.numbers, other.numbers))
-        if not equal and mine.op in ("mul", "div") and len(mine.numbers) == 1 == len(other.numbers):
+        if not equal and mine.op in FACTORS and len(mine.numbers) == 1 == len(other.numbers):
             result.add((path, place))
         elif not equal:
             raise Refused(
@@ -248,7 +260,7 @@ def _calls(found: Matched) -> Iterator[tuple[str, int, Call, Call]]:
             raise Refused(
                 f"{path or 'the model'} runs {len(mine)} operations in the smaller model and {len(calls)} in the "
                 "larger",
-                "only what is inside the blocks of a list may be run more often",
+                "what is run for every block of a list, such as adding it to the stream, must be in its own forward",
             )
         for place, (one, two) in enumerate(zip(mine, calls, strict=True)):
             yield origin, place, one, two

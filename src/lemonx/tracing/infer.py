@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -10,6 +10,7 @@ from lemonx.errors import Refused
 from lemonx.tracing.blocks import Alike, find_stacks, origin_of
 from lemonx.tracing.compare import Matched, differing, match
 from lemonx.tracing.constants import place_constants
+from lemonx.tracing.of_inputs import decided_by_width, moved_by_inputs, run_both
 from lemonx.tracing.running import Run, run_traced
 from lemonx.tracing.table import Table, table
 from lemonx.tracing.tracer import Tracer
@@ -17,18 +18,38 @@ from lemonx.tracing.tracer import Tracer
 Calls = frozenset[tuple[str, int]]
 
 
-def infer(small: torch.nn.Module, large: torch.nn.Module, run: Run, *, every: bool = False) -> Table:
+def infer(
+    small: torch.nn.Module, large: torch.nn.Module, run: Run, *, every: bool = False, others: Iterable[Run] = ()
+) -> Table:
     """The table of both; Refused where they do not compute alike.
 
     `run` calls a module with all example inputs. Numbers that the sizes decide are found by comparing the two runs;
     a second pair of runs then takes what they are multiplied with for a space of its own. `every`: lists of blocks are
-    stacks also where they are as long in both.
+    stacks also where they are as long in both. `others`: runs on one example, and then on inputs unlike it, which show
+    whether such a number is the inputs' too; they are made if there are any.
     """
     found = traced(small, large, run, every=every)
-    if scaled := differing(found):
+    scaled = differing(found)
+    if decided_by_width(found):
+        _require_the_widths(small, large, found, others)
+    if scaled:
         found = traced(small, large, run, scaled, _in_large(found, scaled), every=every)
     place_constants(found)
     return table_of(found) if scaled else table(found)
+
+
+def _require_the_widths(small: torch.nn.Module, large: torch.nn.Module, found: Matched, others: Iterable[Run]) -> None:
+    """Raise Refused if a number that the width decides is another one on other inputs."""
+    base = None
+    for other in others:
+        try:
+            runs = run_both(small, large, other, found.stacks)
+        except Exception:  # whatever the larger module raises where the smaller one does not: the rehearsal tells
+            continue
+        if base is None:
+            base = runs
+        elif (where := moved_by_inputs(base, runs)) is not None:
+            raise Refused(where, "only the width may decide it")
 
 
 def table_of(found: Matched) -> Table:

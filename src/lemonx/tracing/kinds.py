@@ -151,7 +151,8 @@ def _kind(tracer: Tracer, atom: Axis) -> Callable[[int], Space]:
     before = {id(find(scalar.reads)) for scalar in tracer.scalars if find(scalar.writes) is atom}
     before |= {id(find(dual)) for name, dual in tracer.ties.items() if tracer.parameters[name].axes[1] is not None
                and find(tracer.parameters[name].axes[1] or dual) is atom}  # fmt: skip
-    return partial(Scaled, kind="zero") if before & normed else fresh
+    paired = any(find(dual) is atom for dual in tracer.ties.values())  # new entries of a table are not read
+    return partial(Scaled, kind="zero") if before & normed or paired else fresh
 
 
 def _passes(tracer: Tracer, atom: Axis) -> bool:

@@ -17,7 +17,7 @@ Run = Callable[[torch.nn.Module], Sequence[Any]]
 
 
 @contextlib.contextmanager
-def _watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
+def watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
     """The tracer knows which module is running; fused kernels that hide operations are off."""
     hooks = []
     for child in module.modules():
@@ -41,7 +41,10 @@ def _watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
 def run_traced(tracer: Tracer, module: torch.nn.Module, run: Run) -> Tracer:
     """The record of a run of the module."""
     rules.register()
-    with _watching(tracer, module), tracer:
-        outputs = run(module)
+    try:
+        with watching(tracer, module), tracer:
+            outputs = run(module)
+    finally:
+        tracer.put_back()
     tracer.finish(outputs)
     return complete(tracer)

@@ -64,7 +64,7 @@ def _problem(
             return f"{loud[0]} would have to be zero in an added block, and it does not write the stream alone"
         if strange := sorted({name.replace(f"{run.path}.", f"{stack}.*.", 1) for name in carry.ones} - factors):
             return f"{strange[0]} would have to be one in an added block, and it is not that block's alone"
-        if problem := _norm_problem(run, carry, norms):
+        if problem := _norm_problem(run, carry, norms) or _used_elsewhere(tracer, run, carry):
             return problem
     return None
 
@@ -75,4 +75,14 @@ def _norm_problem(run: BlockRun, carry: Carry, norms: bool) -> str | None:
         return f"{run.path} has norms in its stream that are not in the table"
     if carry.norms and (not carry.ends or len({(norm.kind, norm.eps) for norm in carry.norms}) > 1):
         return f"the norms in the stream of {run.path} are not alike, or not the last thing in it"
+    return None
+
+
+def _used_elsewhere(tracer: Tracer, run: BlockRun, carry: Carry) -> str | None:
+    """The gain of a norm in the stream becomes one in some blocks: nothing but this norm may be multiplied by it."""
+    calls = sum(other.path == run.path for other in tracer.blocks)
+    for norm in carry.norms:
+        uses = sum(other.gain == norm.gain for other in tracer.norms)
+        if norm.gain is not None and uses != calls:
+            return f"{norm.gain}, the gain of a norm in the stream of {run.path}, is used by other norms too"
     return None

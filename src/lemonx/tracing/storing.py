@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.safetensors_file import dtype_name
-from lemonx.errors import NotVerified
+from lemonx.errors import NotVerified, Refused
 from lemonx.tracing.blocks import LARGE, SMALL, starred, to_list, to_stack
 from lemonx.tracing.table import Held, Table
 
@@ -23,12 +22,31 @@ ONE_SHARD = 1 << 40
 
 def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Every tensor that a state dict holds, once, by its first name."""
-    seen: dict[int, str] = {}
     found = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor) and seen.setdefault(id(tensor), name) == name:
+    for name, first, tensor in _named(module):
+        if name == first:
             found[name] = tensor.detach()
     return found
+
+
+def _named(module: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Every name of a tensor in a state dict, with its first one."""
+    seen: dict[int, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor):
+            yield name, seen.setdefault(id(tensor), name), tensor
+
+
+def require_own(module: torch.nn.Module, table: Table) -> None:
+    """Raise Refused if blocks of a list that is to be longer share a tensor: those that are added cannot differ."""
+    longer = {name for name, stack in table.small.stacks.items() if stack.size != table.large.stacks[name].size}
+    for name, first, _ in _named(module):
+        one, two = (_general(table, to_stack(each, table.stacks, SMALL)) for each in (name, first))
+        if one != two and one[0] == two[0] and any(one[0].startswith(f"{stack}.*") for stack in longer):
+            raise Refused(
+                f"{name} and {first} are one tensor, and blocks that are added need their own",
+                "keep the depth, or give every block its own",
+            )
 
 
 def floating(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -62,9 +80,8 @@ def save(module: torch.nn.Module, table: Table, folder: Path, config: Mapping[st
 
 
 def filled(module: torch.nn.Module, table: Table, names: Iterable[str], target: Checkpoint) -> torch.nn.Module:
-    """A copy of a module with these tensors of a checkpoint, which must be all that it learned."""
-    result = copy.deepcopy(module)
-    places = floating(result)
+    """A module, now with these tensors of a checkpoint, which must be all that it learned."""
+    places = floating(module)
     missing = set(places)
     with torch.no_grad():
         for tensor in names:
@@ -74,7 +91,7 @@ def filled(module: torch.nn.Module, table: Table, names: Iterable[str], target: 
             missing.discard(name)
     if missing:
         raise NotVerified(f"{min(missing)} of the larger module was not filled", "please report this module")
-    return result
+    return module
 
 
 def _general(table: Table, name: str) -> tuple[str, str]:

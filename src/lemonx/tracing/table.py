@@ -39,7 +39,8 @@ class Held:
 class Table:
     """An inferred table for both sizes. `held`: every tensor's parameter, by the tensor's name with `*` for blocks.
 
-    `stacks`: which blocks of a list each stack is; a list whose blocks are not alike is several.
+    `stacks`: which blocks of a list each stack is; a list whose blocks are not alike is several. `norms`: where every
+    norm is run, by its row: the module, with `*` for blocks, and its number there in one call of the block.
     """
 
     small: Spec
@@ -47,6 +48,7 @@ class Table:
     held: dict[str, Held]
     unused: tuple[str, ...]
     stacks: Mapping[str, Alike] = field(default_factory=dict)
+    norms: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -57,6 +59,7 @@ class _Writer:
     rows: dict[str, Row] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
     lumps: dict[tuple[Any, ...], Axis] = field(default_factory=dict)
+    places: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     @cached_property
     def factors(self) -> set[str]:
@@ -218,10 +221,18 @@ class _Writer:
             row = replace(rms_norm(signature, eps=norm.eps), affine=False)
         if norm.gain is None:
             self.rows[self.starred(name)] = row
+            self.places[self.starred(name)] = self._place(norm)
             return
         key = self._row(name, row)
+        first = next(other for other in self.found.small.norms if other.gain == norm.gain)
+        self.places[self.starred(key)] = self._place(first)
         if norm.bias is not None:
             self._hold(f"{key}.bias", Held(norm.bias))
+
+    def _place(self, norm: Norm) -> tuple[str, int]:
+        """The module that runs a norm, and how many others it has run before."""
+        norms = self.found.small.norms
+        return self.starred(norm.path), sum(other.path == norm.path for other in norms[: norms.index(norm)])
 
     def _batch_norm(self, names: Mapping[str, str]) -> set[str]:
         first = next(iter(names.values()))
@@ -346,7 +357,7 @@ def table(found: Matched) -> Table:
     deeper = {name: replace(stack, size=len(found.stacks[name].large)) for name, stack in stacks.items()}
     target = replace(common, spaces=large, stacks=deeper, fixed={n: s for n, (_, s) in kinds.fixed.items()})
     unused = tuple(name for name in tracer.parameters if name not in tracer.used)
-    return Table(common, target, writer.held, unused, found.stacks)
+    return Table(common, target, writer.held, unused, found.stacks, writer.places)
 
 
 def _stream(writer: _Writer, stack: str) -> str | None:

@@ -60,6 +60,9 @@ class Tracer(TorchDispatchMode):
         self.prints: Any = WeakTensorKeyDictionary()
         self.blank: Any = WeakTensorKeyDictionary()
         self.written: dict[int, StorageWeakRef] = {}
+        # What the module holds, by its memory, and the numbers from before a run changed them.
+        self.own = {self._storage(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        self.before: dict[int, torch.Tensor] = {}
         self.parameters: dict[str, Info] = {}
         self.names: dict[str, str] = {}
         self.reads: set[Origin] = set()
@@ -84,7 +87,7 @@ class Tracer(TorchDispatchMode):
         self.problems: list[str] = []
         self.shown: list[Axis] = []
         self.ends: dict[Token, str] = {}
-        self.uses: dict[tuple[str, int], str] = {}
+        self.uses: dict[tuple[str, int], list[str]] = defaultdict(list)
         self.last_use: dict[Token, int] = {}
         self.count = 0
         self.decisions: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -241,6 +244,8 @@ class Tracer(TorchDispatchMode):
         for tensor in given if before and changes else ():
             if tensor not in self.infos:
                 self.along(tensor, None)  # what is changed in place is zero before, if it ever is
+        if changes:
+            self._keep_own(func._schema.arguments, args)
         out = func(*args, **kwargs)
         name = full.removesuffix("_") if changes and not full.startswith("_") else full
         if full in BLANK and isinstance(out, torch.Tensor):
@@ -256,6 +261,22 @@ class Tracer(TorchDispatchMode):
                         self.fresh.append(tensor)
             self._apply(op, before)
         return out
+
+    def _keep_own(self, arguments: Sequence[Any], args: tuple[Any, ...]) -> None:
+        """Keep the numbers of parameters and buffers that an operation is about to change."""
+        for argument, tensor in zip(arguments, args, strict=False):
+            if isinstance(tensor, torch.Tensor) and argument.alias_info and argument.alias_info.is_write:
+                key = self._storage(tensor)
+                if key in self.own and key not in self.before:
+                    with _disable_current_modes():
+                        self.before[key] = self.own[key].detach().clone()
+
+    def put_back(self) -> None:
+        """Undo what the run did to the parameters and buffers of the module."""
+        with torch.no_grad():
+            for key, before in self.before.items():
+                self.own[key].copy_(before)
+        self.before.clear()
 
     def _decide(self, name: str, args: tuple[Any, ...], out: Any) -> Any:
         """Which entries are the largest, as the smaller model found it: what is the same function decides alike."""
@@ -304,7 +325,7 @@ class Tracer(TorchDispatchMode):
             self.last_use[info.token] = self.count
             block = self.ends.get(info.token)
             if block is not None and not self.path.startswith(f"{block.rpartition('.')[0]}."):
-                self.uses.setdefault((self.path, len(self.calls[self.path])), block)
+                self.uses[self.path, len(self.calls[self.path])].append(block)
 
     def _note_roles(self, op: Op, known: list[Info]) -> None:
         """What is summed over is read; all other axes of a weight that is used, and not only moved, are written."""
@@ -319,7 +340,9 @@ class Tracer(TorchDispatchMode):
             return RULES[op.name]
         if torch.Tag.pointwise in op.func.tags:
             return RULES["pointwise"]
-        return lambda tracer, op: tracer.opaque(op, "there is no rule for it")
+        drawn = torch.Tag.nondeterministic_seeded in op.func.tags
+        reason = "random numbers are drawn for its entries" if drawn else "there is no rule for it"
+        return lambda tracer, op: tracer.opaque(op, reason)
 
     def _constants(self, op: Op) -> tuple[Constant, ...]:
         """Prints of what is no parameter; a factor of one number is among the numbers."""
@@ -392,6 +415,9 @@ class Tracer(TorchDispatchMode):
 
     def _tracked(self, tree: Any) -> list[Info]:
         return [info for tensor in tree_leaves(tree) if (info := self.info(tensor))]
+
+    def normed(self, norm: Norm, read: torch.Tensor, made: torch.Tensor, place: int, bias: Any = None) -> None:
+        """A norm was run over one axis of a tensor; `bias`: what it added to that."""
 
     def finish(self, outputs: Any) -> None:
         """Note what leaves the model."""

@@ -224,12 +224,13 @@ class Normed(Value):
 
 @dataclass(eq=False)
 class Pair:
-    """Two axes that were multiplied and summed, entry by entry: queries and keys. `factors`: what the sums were
-    multiplied by before anything else used them."""
+    """Two axes that were multiplied and summed, entry by entry: queries and keys, in the module `path`. `factors`: what
+    the sums were multiplied by before anything else used them."""
 
     first: Axis
     second: Axis
     place: str
+    path: str
     factors: set[float] = field(default_factory=set)
 
 

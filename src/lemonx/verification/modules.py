@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,12 @@ class Example:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    @property
+    def sizes(self) -> str:
+        """The sizes of its tensors, as they are told."""
+        leaves = tree_leaves((self.args, dict(self.kwargs)))
+        return ", ".join(" x ".join(map(str, leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def check_modules(small: torch.nn.Module, large: torch.nn.Module) -> None:
@@ -64,9 +70,20 @@ def outputs(module: torch.nn.Module, inputs: Sequence[Example]) -> list[Any]:
     made = []
     for example in inputs:
         args, kwargs = tree_map(placed, (example.args, dict(example.kwargs)))
-        torch.manual_seed(0)
+        _seed()
         made.append(module(*args, **kwargs))
     return made
+
+
+def _seed() -> None:
+    """What torch.manual_seed(0) does to devices that are in use: for others it notes the whole stack, each time."""
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
+
+
+# Calls a module with every example, and gives what it gives for each.
+Run = Callable[[torch.nn.Module, Sequence[Example]], list[Any]]
 
 
 @contextlib.contextmanager
@@ -88,7 +105,7 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
 
     Numbers keep their size and sign roughly, so that logarithms and variances stay what they are.
     """
-    result = copy.deepcopy(module).double()
+    result = widened(module)
     rng = torch.Generator().manual_seed(0)
     for name, tensor in floating(result).items():
         size = float(tensor.square().mean().sqrt()) if tensor.numel() else 0.0
@@ -99,15 +116,38 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
     return result
 
 
+def widened(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy in float64."""
+    return copy.deepcopy(module).double()
+
+
+def wide_outputs(module: torch.nn.Module, inputs: Sequence[Example], run: Run = outputs) -> list[Any]:
+    """The outputs of a module in float64, one after the other."""
+    with Float64(), torch.no_grad():
+        return tree_leaves(run(module, cast(inputs, torch.float64)))
+
+
 def difference(small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example]) -> float:
     """The largest difference of any output in float64, relative to the largest number of that output."""
-    with Float64(), torch.no_grad():
-        wide = cast(inputs, torch.float64)
-        ours, theirs = (tree_leaves(outputs(copy.deepcopy(module).double(), wide)) for module in (small, large))
+    return apart(wide_outputs(widened(small), inputs), wide_outputs(widened(large), inputs))
+
+
+def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
+    """The largest difference of outputs, each relative to the largest number of the first."""
     if len(ours) != len(theirs):
-        raise NotVerified(f"the modules give {len(ours)} and {len(theirs)} outputs", _UNCHANGED)
+        raise Refused(
+            f"the smaller module gives {len(ours)} outputs and the larger {len(theirs)}",
+            "let them give as many: those of every block are more in a deeper module",
+        )
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(a, torch.Tensor)]
     return max((_apart(a, b) for a, b in pairs), default=0.0)
+
+
+def longer_axes(ours: Sequence[Any], theirs: Sequence[Any]) -> set[tuple[int, int, int]]:
+    """Axes of outputs that are longer in the larger module: their number, and both sizes."""
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if isinstance(a, torch.Tensor)]
+    sizes = [(axis, *both) for a, b in pairs for axis, both in enumerate(zip(a.shape, b.shape, strict=False))]
+    return {(axis, one, other) for axis, one, other in sizes if one != other}
 
 
 def cast(inputs: Sequence[Example], dtype: torch.dtype) -> list[Example]:
@@ -166,14 +206,14 @@ def module_stability(small: torch.nn.Module, large: torch.nn.Module, inputs: Seq
 def _computed(module: torch.nn.Module, inputs: Sequence[Example], dtype: torch.dtype) -> list[torch.Tensor]:
     """The outputs that hold numbers, of a copy of the module in this dtype if it has another."""
     with Float64() if dtype == torch.float64 else contextlib.nullcontext():
-        module = copy.deepcopy(module).double() if dtype == torch.float64 else module
+        module = widened(module) if dtype == torch.float64 else module
         leaves = tree_leaves(outputs(module, cast(inputs, dtype)))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 
 def rounding(small: torch.nn.Module, inputs: Sequence[Example]) -> float:
     """What it changes to round every parameter once, in the dtype that it is stored in."""
-    other = copy.deepcopy(small).double()
+    other = widened(small)
     rng = torch.Generator().manual_seed(1)
     stored = floating(small)
     for name, tensor in floating(other).items():

@@ -1,55 +1,99 @@
 """Inputs beside the examples that were given: longer, shorter, in other numbers, with other values.
 
-A run shows one number where code computes it from a width and from the input. Only other inputs tell the two apart.
+A run shows one number, and one branch, where code decides by a width and by the input. Only other inputs tell the two
+apart. Code that compares a length n with a width, `n > width` or `8 * n > width`, goes another way in a larger model
+for lengths from n to r n, if r is how many times wider that is. So lengths are tried at steps of no more than r.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lemonx.verification.float64 import Float64
-from lemonx.verification.modules import Example, cast, outputs
+from lemonx.tracing.storing import floating
+from lemonx.verification.modules import Example, Run, outputs, wide_outputs
 
 # Of how many examples variations are tried, and how many sizes of tables as bounds for whole numbers.
 EXAMPLES, TABLES = 3, 3
-# How an axis changes: (axis, how many times it is repeated, how many entries are then cut off).
-Change = tuple[tuple[int, int, int], ...]
-CHANGES: tuple[Change, ...] = (((1, 5, 0),), ((0, 3, 0), (1, 3, 1)), ((0, 1, 1), (1, 1, 1)), ((0, 3, 1),))
+# Lengths are tried up to so many times that of the example, or up to the largest size if that is not above ENOUGH.
+TIMES, ENOUGH = 5, 256
+# Steps between lengths: no smaller than this factor, so that a slight growth does not take forever.
+LEAST_STEP = 1.25
+# A size for each of some axes.
+Sizes = Mapping[int, int]
 
 
-def variations(module: torch.nn.Module, inputs: Sequence[Example]) -> Iterator[Example]:
-    """Changed examples that a module runs on, with finite outputs: code that allows none of them shows none."""
+def variations(
+    small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example], run: Run = outputs
+) -> Iterator[tuple[Example, list[Any]]]:
+    """Changed examples that the smaller of two modules in float64 runs on, with finite outputs, and these."""
     # Whole numbers are looked up in tables, of which the largest that fits has the most to tell.
-    tables = sorted({len(tensor) for tensor in module.parameters() if tensor.dim() > 1}, reverse=True)[:TABLES]
+    tables = sorted({len(tensor) for tensor in small.parameters() if tensor.dim() > 1}, reverse=True)[:TABLES]
+    grown = list(_grown(small, large))
     for example in inputs[:EXAMPLES]:
-        for change in CHANGES:
-            made = (_changed(example, change, bound) for bound in (*tables, None))
-            if (found := next((one for one in made if one is not None and _runs(module, one)), None)) is not None:
-                yield found
+        usual = _usual(example)
+        for changes in _changes(usual, grown):
+            for number, sizes in enumerate(changes):
+                tried = (_changed(example, usual, sizes, bound) for bound in (*tables, None))
+                results = ((one, _finite(small, one, run)) for one in tried)
+                if (found := next(((one, made) for one, made in results if made is not None), None)) is not None:
+                    yield found
+                elif number == 0:  # an axis that is no length
+                    break
 
 
-def _changed(example: Example, change: Change, bound: int | None) -> Example | None:
-    """An example with other sizes, and numbers drawn anew; None if it has no such axis."""
-    rng = torch.Generator().manual_seed(0)
+def _grown(small: torch.nn.Module, large: torch.nn.Module) -> Iterator[tuple[int, int]]:
+    """The sizes of axes that grow, before and after."""
+    theirs = floating(large)
+    for name, tensor in floating(small).items():
+        yield from ((a, b) for a, b in zip(tensor.shape, getattr(theirs.get(name), "shape", ()), strict=False) if a < b)
+
+
+def _usual(example: Example) -> dict[int, int]:
+    """The size that most tensors have, by axis."""
     leaves = [leaf for leaf in tree_leaves((example.args, dict(example.kwargs))) if isinstance(leaf, torch.Tensor)]
-    sizes = {axis: Counter(leaf.shape[axis] for leaf in leaves if leaf.dim() > axis) for axis, _, _ in change}
-    if not all(sizes.values()):
-        return None
-    usual = {axis: found.most_common(1)[0][0] for axis, found in sizes.items()}
-    if any(usual[axis] * times - cut < 1 for axis, times, cut in change):
-        return None
+    dims = max((leaf.dim() for leaf in leaves), default=0)
+    return {
+        axis: Counter(leaf.shape[axis] for leaf in leaves if leaf.dim() > axis).most_common(1)[0][0]
+        for axis in range(dims)
+    }
+
+
+def _changes(usual: Sizes, grown: Sequence[tuple[int, int]]) -> Iterator[list[Sizes]]:
+    """Other sizes of axes, in lists of which all but the first are tried only if that can be run."""
+    one, two = usual.get(0, 0), usual.get(1, 0)
+    single = [{1: TIMES * two}, {0: 3 * one, 1: 3 * two - 1}, {0: one - 1, 1: two - 1}, {0: 3 * one - 1}]
+    yield from ([sizes] for sizes in single if all(axis in usual and size > 0 for axis, size in sizes.items()))
+    for axes in ((1,), (2, 3), (0,)):  # tokens, pixels, and what comes one by one
+        if all(axis in usual for axis in axes):
+            lengths = _lengths(max(usual[axis] for axis in axes), grown)
+            yield [dict.fromkeys(axes, length) for length in lengths if any(usual[axis] != length for axis in axes)]
+
+
+def _lengths(usual: int, grown: Sequence[tuple[int, int]]) -> list[int]:
+    """Lengths from the largest to one, of which none is more often the next than sizes grow."""
+    most = max(TIMES * usual, min(ENOUGH, max((after for _, after in grown), default=0)))
+    step = max(LEAST_STEP, min((after / before for before, after in grown), default=2.0))
+    lengths = [1]
+    while lengths[-1] < most:
+        lengths.append(max(lengths[-1] + 1, int(lengths[-1] * step)))
+    return lengths[::-1]
+
+
+def _changed(example: Example, usual: Sizes, sizes: Sizes, bound: int | None) -> Example:
+    """An example with other sizes, and numbers drawn anew."""
+    rng = torch.Generator().manual_seed(0)
 
     def changed(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        for axis, times, cut in change:
+        for axis, size in sizes.items():
             if leaf.dim() > axis and leaf.shape[axis] == usual[axis]:
-                leaf = leaf.repeat_interleave(times, dim=axis).narrow(axis, 0, usual[axis] * times - cut)
+                leaf = leaf.index_select(axis, torch.arange(size, device=leaf.device) * usual[axis] // size)
         return _drawn(leaf, bound, rng)
 
     return Example(*tree_map(changed, (example.args, dict(example.kwargs))))
@@ -65,10 +109,11 @@ def _drawn(leaf: torch.Tensor, bound: int | None, rng: torch.Generator) -> torch
     return torch.randint(bound, leaf.shape, generator=rng).to(leaf)
 
 
-def _runs(module: torch.nn.Module, example: Example) -> bool:
+def _finite(module: torch.nn.Module, example: Example, run: Run) -> list[Any] | None:
+    """The outputs of a module in float64; None if it does not run, or they are not finite."""
     try:
-        with Float64(), torch.no_grad():
-            leaves = tree_leaves(outputs(module, cast([example], torch.float64)))
+        leaves = wide_outputs(module, [example], run)
     except Exception:  # whatever a module raises for an input that it does not take
-        return False
-    return all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return None
+    finite = all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return leaves if finite else None

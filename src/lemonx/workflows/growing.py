@@ -9,18 +9,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from lemonx.algebra.free_parameters import Free
+from lemonx.algebra.norm_chains import LIMIT
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import NotVerified, Refused
 from lemonx.execution.runner import run_plan
+from lemonx.planning.depth import check_added
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
 from lemonx.planning.summary import size_table
@@ -28,21 +31,30 @@ from lemonx.specs.family import Architecture
 from lemonx.specs.norms import Fed
 from lemonx.tracing.blocks import SMALL
 from lemonx.tracing.infer import infer
-from lemonx.tracing.storing import ONE_SHARD, filled, floating, held_by, save
+from lemonx.tracing.of_inputs import moved_by_inputs, run_both
+from lemonx.tracing.running import Run as Traced
+from lemonx.tracing.storing import ONE_SHARD, filled, floating, held_by, require_own, save
 from lemonx.tracing.table import Table
 from lemonx.verification.algebra import Algebra, check_algebra
 from lemonx.verification.float64 import Float64
 from lemonx.verification.modules import (
     Example,
+    Run,
+    apart,
+    cast,
     check_modules,
-    difference,
     examples,
+    longer_axes,
     module_stability,
     outputs,
     randomised,
     rounding,
     still,
+    wide_outputs,
+    widened,
 )
+from lemonx.verification.reference import Moved
+from lemonx.verification.repeated import repeated
 from lemonx.verification.stability import REMEDY, Stability
 from lemonx.verification.symmetry import Symmetry, find_twins
 from lemonx.verification.variations import variations
@@ -71,7 +83,9 @@ class Grown:
 
     `sizes`: every space and stack, before and after. `rehearsed`: how much outputs differed, of the largest, when all
     parameters were random and all was computed in float64; `difference`: the same of the parameters as they are stored,
-    which may differ by `tolerance`. `stability`: of a module whose stream frames carry, its noise in float32 and its
+    which may differ by `tolerance`. Where added Post-LN blocks norm their input again, both compare with the smaller
+    module that does so too, and `lost_to_eps` is how far from the outputs without that the larger one's are.
+    `stability`: of a module whose stream frames carry, its noise in float32 and its
     gradient beside the smaller one's. `exercised`: the share of the smaller module's learned numbers that the inputs
     used; nothing is claimed of `unused` parameters, which were copied. The proof holds for the way that the inputs took
     through the code: another branch is another function.
@@ -83,6 +97,7 @@ class Grown:
     rules: Mapping[str, Rule]
     rehearsed: float
     difference: float
+    lost_to_eps: float
     tolerance: float
     algebra: Algebra
     symmetry: Symmetry
@@ -119,8 +134,8 @@ def grow_module(
             algebra, symmetry = check_algebra(plan, source, target), find_twins(plan, target)
             if not algebra.passed:
                 raise NotVerified(algebra.reason(), "please report this module; nothing was changed")
-            made = filled(large, table, [step.name for step in plan.steps], target)
-        off, tolerance = _compare(small, made, inputs, plan)
+            made = filled(copy.deepcopy(large), table, [step.name for step in plan.steps], target)
+        off, lost, tolerance = _compare(small, made, inputs, plan, table)
         stability = module_stability(small, made, inputs) if plan.types.framed else None
         if stability is not None and not stability.passed:
             raise Refused(stability.found, REMEDY)
@@ -139,6 +154,7 @@ def grow_module(
         },
         rehearsed=rehearsed,
         difference=off,
+        lost_to_eps=lost,
         tolerance=tolerance,
         algebra=algebra,
         symmetry=symmetry,
@@ -149,12 +165,23 @@ def grow_module(
     )
 
 
-def _traced_outputs(module: torch.nn.Module, inputs: list[Example]) -> list[object]:
+def _run(inputs: list[Example]) -> Traced:
     """A run to be traced: what is stored in float64 is computed in it, also where code asks for float32 by name."""
-    # Nothing else may be asked of a parameter here: that would be a use of it.
-    wide = any(tensor.dtype == torch.float64 for tensor in module.parameters())
-    with Float64() if wide else contextlib.nullcontext():
-        return outputs(module, inputs)
+
+    def run(module: torch.nn.Module) -> list[object]:
+        # Nothing else may be asked of a parameter here: that would be a use of it.
+        wide = any(tensor.dtype == torch.float64 for tensor in module.parameters())
+        with Float64() if wide else contextlib.nullcontext():
+            return outputs(module, inputs)
+
+    return run
+
+
+def _alone_and_changed(small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example]) -> Iterator[Traced]:
+    """Runs on an example, and on two of other sizes."""
+    yield _run(inputs)
+    for example, _ in islice(variations(widened(small), large, inputs), 2):
+        yield _run([example])
 
 
 class _planned:
@@ -213,12 +240,12 @@ def _rehearsed(
     Blocks have rows of their own unless there are more of them in the larger module. Where a norm then cannot write
     what the next one reads, they are put into stacks, whose streams frames can carry.
     """
-    table = infer(small, large, lambda module: _traced_outputs(module, inputs))
+    table = infer(small, large, _run(inputs), others=_alone_and_changed(small, large, inputs[:1]))
     try:
         return table, _rehearse(small, large, inputs, table, choices)
     except Fed as refusal:
         try:
-            stacked = infer(small, large, lambda module: _traced_outputs(module, inputs), every=True)
+            stacked = infer(small, large, _run(inputs), every=True)
         except Refused:
             raise refusal from None
         if stacked.stacks.keys() == table.stacks.keys():
@@ -230,48 +257,76 @@ def _rehearse(
     small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], table: Table, choices: _Choices
 ) -> float:
     """Do all of it in float64 with random parameters, and compare: is the table true of the code?"""
+    require_own(small, table)
+    check_added(table.small, table.large)
     source = randomised(small)
     with Temporary() as folder, _planned(source, table, choices, folder) as (plan, _, target):
-        made = filled(copy.deepcopy(large).double(), table, [step.name for step in plan.steps], target)
-    off = difference(source, made, inputs)
-    if not off <= _exact(plan):
+        made = filled(widened(large), table, [step.name for step in plan.steps], target)
+    run = repeated(plan, table, Moved())
+    ours, theirs = wide_outputs(source, inputs, run), wide_outputs(made, inputs)
+    off = apart(ours, theirs)
+    if not off <= TOLERANCE:
         raise NotVerified(
             f"with random parameters in float64 the outputs differ by {off:.1e} of the largest, so the table that was "
             "inferred is not true of the code",
             "please report this module; nothing was changed",
         )
-    return max(off, _elsewhere(source, made, inputs, plan))
+    return max(off, _elsewhere(source, made, inputs, run, table, longer_axes(ours, theirs)))
 
 
-def _elsewhere(source: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], plan: Plan) -> float:
-    """How much outputs differ on inputs unlike the examples; Refused if they do."""
+def _elsewhere(
+    source: torch.nn.Module,
+    made: torch.nn.Module,
+    inputs: list[Example],
+    run: Run,
+    table: Table,
+    longer: set[tuple[int, int, int]],
+) -> float:
+    """How much outputs differ on inputs unlike the examples; Refused if they do. `longer`: axes that grow."""
     off = 0.0
-    for example in variations(source, inputs):
+    for example, ours in variations(source, made, inputs, run):
         try:
-            off = max(off, difference(source, made, [example]))
+            theirs = wide_outputs(made, [example])
+            off = max(off, apart(ours, theirs) if longer_axes(ours, theirs) <= longer else float("inf"))
         except Exception:  # whatever the larger module raises where the smaller one does not
             off = float("inf")
-        if not off <= _exact(plan):
+        if not off <= TOLERANCE:
             raise Refused(
-                f"on inputs of other sizes or values than the examples the outputs would differ by {off:.1e} of the "
-                "largest: some number depends on the width and on the input, or the examples do not take every branch",
+                f"on inputs of other sizes or values than the examples, {example.sizes}, the outputs would differ by "
+                f"{off:.1e} of the largest: {_why(source, made, inputs, example, table)}",
                 "give examples of several lengths and values",
             )
     return off
 
 
-def _exact(plan: Plan) -> float:
-    """What outputs may differ by in float64: rounding, and what the norms of added Post-LN blocks lose to eps."""
-    return max(TOLERANCE, plan.expected_loss) if plan.chains else TOLERANCE
+def _why(source: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], example: Example, table: Table) -> str:
+    """What is another number on another example, as far as runs of both show it."""
+    try:
+        one, other = (
+            run_both(source, made, _run(cast([given], torch.float64)), table.stacks) for given in (inputs[0], example)
+        )
+        where = moved_by_inputs(one, other)
+    except Exception:  # whatever the larger module raises where the smaller one does not
+        where = None
+    return where or "some number depends on the width and on the input, or the examples do not take every branch"
 
 
-def _compare(small: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], plan: Plan) -> tuple[float, float]:
-    """How much outputs differ as the parameters are stored, and by how much they may."""
-    off, tolerance = difference(small, made, inputs), _exact(plan)
-    if plan.is_rounded:
+def _compare(
+    small: torch.nn.Module, made: torch.nn.Module, inputs: list[Example], plan: Plan, table: Table
+) -> tuple[float, float, float]:
+    """How much outputs differ as the parameters are stored, what is lost to eps, and by how much they may differ."""
+    moved, theirs = Moved(), wide_outputs(widened(made), inputs)
+    off, tolerance = apart(wide_outputs(widened(small), inputs, repeated(plan, table, moved)), theirs), TOLERANCE
+    if plan.is_rounded and not off <= tolerance:
         tolerance += TIMES_ROUNDING * rounding(small, inputs)
     if not off <= tolerance:
         raise NotVerified(
             f"the outputs differ by {off:.1e} of the largest, and {tolerance:.1e} may be", "nothing was changed"
         )
-    return off, tolerance
+    if not moved.most <= LIMIT:
+        raise Refused(
+            f"norms that added blocks apply again would move the stream by {moved.most:.1e} of itself, more than "
+            f"{LIMIT:.1e}, because eps is not small beside its variance",
+            "give small_gains=True, or keep the depth",
+        )
+    return off, apart(wide_outputs(widened(small), inputs), theirs) if plan.chains else 0.0, tolerance

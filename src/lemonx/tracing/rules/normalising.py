@@ -105,8 +105,9 @@ def at_unit_length(tracer: Tracer, op: Op, one: Info, two: Info) -> bool:
 
 def divided(tracer: Tracer, op: Op, one: Info, two: Info) -> bool:
     """x times one over its root mean square, or the same of x less its mean: a norm."""
+    read = op.args[0]
     if op.name == "mul" and isinstance(one.value, Spread):
-        one, two = two, one
+        one, two, read = two, one, op.args[1]
     spread = two.value
     wanted = "inverse" if op.name == "mul" else "root"
     if not isinstance(spread, Spread) or spread.state != wanted or list(op.out.shape) != shape_of(one):
@@ -122,6 +123,7 @@ def divided(tracer: Tracer, op: Op, one: Info, two: Info) -> bool:
     tracer.keep(spread)
     tracer.keep(value if spread.kind == "layer" else None)
     norm, axes = start(tracer, spread.kind, one, places[0], spread.eps)
+    tracer.normed(norm, read, op.out, places[0])
     tracer.put(op.out, axes, value=Normed(norm, raw=True), carries=through(one, norm))
     return True
 

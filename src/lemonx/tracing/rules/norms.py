@@ -44,6 +44,7 @@ def fused_norm(tracer: Tracer, op: Op) -> None:
     norm, axes = normalising.start(tracer, "layer" if layer else "rms", info, -1, float(eps or 0.0))
     tracer.numbers = (norm.eps,)
     _affine(tracer, norm, gain, bias)
+    tracer.normed(norm, x, out, -1, bias)
     axes[-1] = norm.out
     silent = _silent(tracer, gain, bias)
     tracer.put(out, axes, value=Normed(norm, raw=False), silent=silent, carries=normalising.through(info, norm))

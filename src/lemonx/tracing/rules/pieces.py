@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lemonx.tracing.axes import Axis, data, part
+from lemonx.tracing.axes import Axis, data, fused, part, split
 from lemonx.tracing.operations import Op, rule
 from lemonx.tracing.rules.pointwise import broadcast, constants, pin, short
 from lemonx.tracing.tracer import ZERO, Tracer
@@ -83,3 +83,31 @@ def _within(view: torch.Tensor, base: torch.Tensor) -> dict[int, int] | None:
             return None
         found[rest.pop(0)] = at
     return found
+
+
+@rule("pixel_shuffle")
+def shuffled(tracer: Tracer, op: Op) -> None:
+    """Channels that become pixels: each channel of the result was so many in a row."""
+    axes, times = tracer.axes(op.args[0]), op.args[1] ** 2
+    channels = axes[-3]
+    if channels is None or op.out.shape[-3] == 1:
+        tracer.opaque(op, "all channels become pixels")
+        return
+    outer, inner = split(channels, channels.size // times)
+    tracer.fix(inner, "it becomes pixels")
+    tracer.numbers = (float(times),)
+    info = tracer.info(op.args[0])
+    pixels = [data(size) if size > 1 else None for size in op.out.shape[-2:]]
+    tracer.put(op.out, [*axes[:-3], outer, *pixels], silent=info.silent if info else None)
+
+
+@rule("pixel_unshuffle")
+def unshuffled(tracer: Tracer, op: Op) -> None:
+    """Pixels that become channels, as many of each."""
+    axes = tracer.axes(op.args[0])
+    channels, times = axes[-3], op.args[1] ** 2
+    each = data(times)
+    made = each if channels is None else fused(channels, each)
+    info = tracer.info(op.args[0])
+    pixels = [data(size) if size > 1 else None for size in op.out.shape[-2:]]
+    tracer.put(op.out, [*axes[:-3], made, *pixels], silent=info.silent if info else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -166,6 +167,9 @@ def added(tracer: Tracer, op: Op) -> None:
     one, two = tracer.info(first), tracer.info(second)
     number = next((float(x) for x in (first, second) if isinstance(x, bool | int | float)), None)
     single = number is not None and (one or two) is not None
+    if number == 0 and op.name == "add" and alpha == 1:  # what Python's sum begins with
+        same(tracer, replace(op, args=(first if one is not None else second,)))
+        return
     if single and number is not None and _with_number(tracer, op, one or two, number):
         return
     if normalising.centred(tracer, op, one, two) or _biased(tracer, op, one, two):
@@ -321,7 +325,9 @@ def _product(tracer: Tracer, op: Op, one: Info, two: Info) -> None:
     for place, axis in enumerate(axes):
         if not any(short(info, len(axes), place) for info in (one, two)) or op.name == "div":
             tracer.act([axis], "two activations are multiplied")
-    silent = one.silent if one.silent is not None else two.silent if op.name == "mul" else None
+    silent = one.silent
+    if op.name == "mul" and two.silent is not None and (silent is None or op.args[0].numel() == 1):
+        silent = two.silent  # of a map times a number that is learned, the map
     tracer.put(op.out, axes, weight=weight, linear=False, silent=silent, carries=_times_one(tracer, op, one, two),
                origins=origins(tracer, op.out.dim(), op.args[:2]) if weight else ())  # fmt: skip
 

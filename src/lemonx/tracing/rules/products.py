@@ -43,7 +43,9 @@ def contracted(tracer: Tracer, first: tuple[Any, int], second: tuple[Any, int]) 
         tracer.fix(a, "it is summed over with a constant, or with itself")
         tracer.fix(b, "it is summed over with a constant, or with itself")
         return None
-    pair = Pair(a, b, tracer.why("queries and keys"))
+    pair = Pair(
+        a, b, tracer.why("its entries are multiplied with those of another, as queries and keys are"), tracer.path
+    )
     tracer.pairs.append(pair)
     return pair
 
