@@ -202,7 +202,7 @@ def test_runs_of_transformers_models(name: str, options: dict[str, Any], tmp_pat
         # torch wants a tied weight twice.
         assert written.tensors.keys() - folder.tensors.keys() <= {"lm_head.weight"}
         assert all(written.read(name).equal(folder.read(name)) for name in folder.tensors)
-        assert written.dcp is not None and written.dcp.processes == 3
+        assert written.run is not None and written.run.processes == 3
     assert fsck(made.path).clean
     assert name != "mixtral" or lemonx.verify(run, made.path, layerwise=True).passed
     # And on from there, with another number of processes, replacing what lemonx wrote.

@@ -50,7 +50,7 @@ def config_object(values: Mapping[str, JsonValue], **changes: Any) -> Any:
 @names_its_folder
 def read_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     """The config of a checkpoint as transformers' own object."""
-    if checkpoint.dcp is not None:  # whose bare folder is a copy of all weights
+    if checkpoint.run is not None:  # whose bare folder is a copy of all weights
         return config_object(checkpoint.config, **changes)
     return _config_in(checkpoint.bare, checkpoint.config, changes)
 
