@@ -217,9 +217,9 @@ def test_tensors_cut_along_their_last_axis(two: list[dict[str, Any]], folder: Pa
 def test_a_run_that_two_processes_saved_grows(two: list[dict[str, Any]], folder: Path) -> None:
     """In torch's own form, for another number of processes; both load it again, weights and moments."""
     with Checkpoint.open(folder / "run-out") as written:
-        assert written.dcp is not None and written.dcp.processes == 3
+        assert written.run is not None and written.run.processes == 3
     with Checkpoint.open(folder / "run", config=folder / "llama-tied" / "source") as saved:
-        assert saved.dcp is not None and saved.dcp.processes == 2
+        assert saved.run is not None and saved.run.processes == 2
     for found in two:
         assert found["run"]["wrong"] == [] and 1.0 in found["run"]["steps"]
 

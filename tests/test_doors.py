@@ -64,8 +64,8 @@ KNOWN = {
 }
 KNOWN_IN = {
     ("architectures/__init__.py", "point.load"): "a package that the user installed",
-    ("checkpoints/dcp_files.py", "torch.save"): "into memory",
-    ("checkpoints/dcp_items.py", "_Plain(archive.read(named['data.pkl'])).load"): "bytes that were read",
+    ("checkpoints/envelopes.py", "torch.save"): "into memory",
+    ("checkpoints/archives.py", "_Plain(raw, file, named, records).load"): "bytes that were read",
     ("checkpoints/dcp_metadata.py", "_Plain(raw).load"): "bytes that were read",
     ("checkpoints/pickles.py", "torch.load"): "by the name of a descriptor that is open",
     ("checkpoints/reader.py", "(bare / names[path]).symlink_to"): "from a temporary folder to checked weights",

@@ -202,13 +202,49 @@ def test_runs_of_transformers_models(name: str, options: dict[str, Any], tmp_pat
         # torch wants a tied weight twice.
         assert written.tensors.keys() - folder.tensors.keys() <= {"lm_head.weight"}
         assert all(written.read(name).equal(folder.read(name)) for name in folder.tensors)
-        assert written.dcp is not None and written.dcp.processes == 3
+        assert written.run is not None and written.run.processes == 3
     assert fsck(made.path).clean
     assert name != "mixtral" or lemonx.verify(run, made.path, layerwise=True).passed
     # And on from there, with another number of processes, replacing what lemonx wrote.
     again = lemonx.expand(made.path, tmp_path / "more", depth=4, verify=False)
     lemonx.expand(made.path, again.path, depth=4, verify=False, processes=1, force=True)
     assert DcpFolder(again.path.resolve()).processes == 1
+
+
+@pytest.mark.parametrize("form", [None, as_megatron], ids=["transformers", "megatron"])
+def test_state_in_factors_grows_as_in_memory(form: Form | None, tmp_path: Path) -> None:
+    """Adafactor keeps rows and columns of each of the run's parameters, which may hold several tensors of the files."""
+    model = pico.PICO[LLAMA]().float()
+    optimizer = torch.optim.Adafactor(model.parameters())
+    model.train()(**pico.inputs(model, seed=1))[0].square().mean().backward()
+    optimizer.step()
+    weights, moments = states(model, optimizer)
+    model.save_pretrained(tmp_path / "small")
+    options = {"config": tmp_path / "small", "verify": False, "with_optimizer": True, **GROW}
+    if form is None:
+        made = lemonx.expand(
+            save({"model": weights, "optimizer": moments}, tmp_path / "run"), tmp_path / "out", **options
+        )
+        found, wanted = everything(made.path)["optimizer"]["state"], grow_optimizer(made.plan, moments["state"])
+        assert found.keys() == wanted.keys() == dict(model.named_parameters()).keys() | found.keys()
+        for key, entry in found.items():
+            assert all(entry[field].equal(value) for field, value in wanted[key].items()), key
+        return
+    flat = form(dict(weights), HEADS, KEYS)
+    state = {key: {"step": torch.tensor(1.0), **_factors(tensor.square())} for key, tensor in flat.items()}
+    made = lemonx.expand(save({**flat, "optimizer": {"state": state}}, tmp_path / "run"), tmp_path / "out", **options)
+    found = everything(made.path)
+    for key, entry in found["optimizer"]["state"].items():
+        wanted = _factors(found[key])
+        assert {field: entry[field].shape for field in wanted} == {field: v.shape for field, v in wanted.items()}
+        assert all(bool((entry[field] >= 0).all()) for field in wanted) and entry["step"] <= 1
+
+
+def _factors(squares: torch.Tensor) -> dict[str, torch.Tensor]:
+    """As torch's Adafactor keeps them."""
+    if squares.ndim < 2:
+        return {"variance": squares.clone()}
+    return {"row_var": squares.mean(-1, keepdim=True), "col_var": squares.mean(-2, keepdim=True)}
 
 
 def test_accelerates_folders(tmp_path: Path) -> None:

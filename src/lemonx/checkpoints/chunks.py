@@ -12,8 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lemonx.checkpoints.safetensors_file import TensorInfo
+
+if TYPE_CHECKING:
+    import torch
 
 # Buffers of one system call: the least that every system allows is 16, Linux allows 1024.
 _MOST_BUFFERS = 512
@@ -95,6 +99,29 @@ def seen_as(parts: Sequence[Part], stored: Mapping[str, Sequence[Chunk]]) -> tup
     return tuple(chunk for chunk in seen if chunk is not None)
 
 
+def taken(parts: Sequence[Part], stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The tensor that is made of these boxes of tensors in memory."""
+    made = stored[parts[0].key].new_empty(shape_of(parts))
+    for part in parts:
+        here, there = _slices(part)
+        made[here] = stored[part.key][there].reshape(made[here].shape)
+    return made
+
+
+def put(parts: Sequence[Part], tensor: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> None:
+    """Write a tensor into the boxes that it is made of."""
+    for part in parts:
+        here, there = _slices(part)
+        stored[part.key][there] = tensor[here].reshape(stored[part.key][there].shape)
+
+
+def _slices(part: Part) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Where a box lies in the tensor, and in the stored one."""
+    here = tuple(slice(at, at + part.sizes[axis]) for at, axis in zip(part.at, part.axes, strict=True))
+    there = zip(part.begin, part.sizes, part.steps, strict=True)
+    return here, tuple(slice(begin, begin + (size - 1) * step + 1, step) for begin, size, step in there)
+
+
 def contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
     """The strides of a box that lies in one piece.
 
@@ -119,6 +146,31 @@ def seen_through(part: Part, stored: Chunk) -> Chunk | None:
             sizes.append(stop - first)
             strides.append(stored.strides[axis] * step)
     return Chunk(stored.file, tuple(at), tuple(sizes), tuple(strides), begin, stored.item, stored.shape)
+
+
+def flat_boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Boxes (begin, sizes) that make up a tensor's numbers `start` to `stop`, in order, each of them in one piece.
+
+    >>> list(flat_boxes((3, 4), 2, 9))
+    [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
+    """
+    if len(shape) < 2:
+        yield ((start,), (stop - start,)) if shape else ((), ())
+        return
+    row, zeros = math.prod(shape[1:]), (0,) * (len(shape) - 1)
+
+    def within(low: int, high: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        for begin, sizes in flat_boxes(shape[1:], low % row, low % row + high - low) if low < high else ():
+            yield (low // row, *begin), (1, *sizes)
+
+    first, last = -(-start // row), stop // row
+    if first > last:  # inside of one row
+        yield from within(start, stop)
+        return
+    yield from within(start, first * row)
+    if first < last:
+        yield (first, *zeros), (last - first, *shape[1:])
+    yield from within(last * row, stop)
 
 
 def cover(shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> bool:

@@ -1,23 +1,22 @@
 """Lays out a distributed checkpoint: which process's file holds which rows of which tensor, before a number is written.
 
-Every tensor is cut along its first axis, as FSDP2 cuts it. An item of a .distcp file is what torch.save writes. torch
-leaves the place of the numbers empty if it is asked to (`skip_data`), and they are written there later, in any order.
+Every tensor is cut along its first axis, as FSDP2 cuts it. An item of a .distcp file is what torch.save writes.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from lemonx.checkpoints.chunks import Chunk, Views, contiguous, seen_as
 from lemonx.checkpoints.dcp import DcpFolder
 from lemonx.checkpoints.dcp_metadata import METADATA
+from lemonx.checkpoints.envelopes import Envelope, envelope
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.checkpoints.shards import Entry, Files
 from lemonx.errors import BadCheckpoint, BadOutput
@@ -50,12 +49,12 @@ class DcpFiles:
         for process, rows in enumerate(_cut(shape, self.processes)):
             sizes = (len(rows), *shape[1:]) if shape else ()
             at = (rows.start, *(0,) * (len(shape) - 1)) if shape else ()
-            around = _envelope(dtype, sizes)
+            around, numbers = _envelope(dtype, sizes)
             name, offset = self._append(process, around.length)
             self._opening += [(name, offset + place, raw) for place, raw in around.pieces]
             self._items[key].append((at, name, offset, around.length))
             self._chunks[key].append(
-                Chunk(Path(name), at, sizes, contiguous(sizes), item=(offset + around.numbers, 0), shape=sizes)
+                Chunk(Path(name), at, sizes, contiguous(sizes), item=(offset + numbers, 0), shape=sizes)
             )
         return key
 
@@ -123,59 +122,13 @@ def _cut(shape: tuple[int, ...], processes: int) -> list[range]:
     return [range(start, min(start + size, shape[0])) for start in range(0, shape[0], size)]
 
 
-@dataclass(frozen=True)
-class _Envelope:
-    """A saved tensor without its numbers: pieces and their places, where the numbers begin, and its length."""
-
-    pieces: tuple[tuple[int, bytes], ...]
-    numbers: int
-    length: int
-
-
-class _Recorder(io.RawIOBase):
-    """A file that keeps what is written, and where; the numbers are skipped by a seek."""
-
-    def __init__(self) -> None:
-        self.pieces: list[tuple[int, bytes]] = []
-        self.position, self.skipped = 0, None
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def write(self, raw: Any, /) -> int:
-        self.pieces.append((self.position, bytes(raw)))
-        self.position += len(raw)
-        return len(raw)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self.skipped = self.position
-        self.position = offset + (self.position if whence == os.SEEK_CUR else 0)
-        return self.position
-
-    def tell(self) -> int:
-        return self.position
-
-
 @cache
-def _envelope(dtype: str, shape: tuple[int, ...]) -> _Envelope:
+def _envelope(dtype: str, shape: tuple[int, ...]) -> tuple[Envelope, int]:
+    """A saved tensor without its numbers, and where these begin; memory that nobody touches is not taken."""
     import torch
 
-    recorder = _Recorder()
-    # Memory that nobody touches is not taken.
-    with torch.serialization.skip_data():
-        torch.save(torch.empty(shape, dtype=torch_dtype(dtype), device="cpu"), cast("BinaryIO", recorder))
-    joined: list[tuple[int, bytearray]] = []
-    for place, raw in recorder.pieces:
-        if joined and joined[-1][0] + len(joined[-1][1]) == place:
-            joined[-1][1].extend(raw)
-        else:
-            joined.append((place, bytearray(raw)))
-    # A tensor without numbers is written in one piece.
-    numbers = recorder.position if recorder.skipped is None else recorder.skipped
-    return _Envelope(tuple((place, bytes(raw)) for place, raw in joined), numbers, recorder.position)
+    made = envelope(torch.empty(shape, dtype=torch_dtype(dtype), device="cpu"))
+    return made, made.tree({}).begin
 
 
 def _check_readable(below: str, stored: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path) -> None:

@@ -10,11 +10,11 @@ import io
 import math
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NoReturn
 
 from lemonx.checkpoints.chunks import cover
+from lemonx.checkpoints.runs import Box, Item, Saved, Stored
 from lemonx.checkpoints.safetensors_file import by_torch_name, item_size
 from lemonx.errors import BadCheckpoint
 from lemonx.guards.limits import MOST_TENSORS
@@ -34,42 +34,6 @@ _AGAIN = "save it again"
 _MOST_AXES, _LONGEST_PATH = 64, 4096
 # A weight, its moments, and a dozen settings of its group, each under a key of its own.
 _MOST_KEYS = 16 * MOST_TENSORS
-
-
-@dataclass(frozen=True)
-class Item:
-    """Bytes `offset` to `offset + length` of a file: a tensor or an object, as torch.save writes it."""
-
-    file: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Box:
-    """A part of a stored tensor, and the item that holds it."""
-
-    begin: tuple[int, ...]
-    sizes: tuple[int, ...]
-    item: Item
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor that a run saved."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What a run saved: tensors and objects by key, and the way to each in the state that was flattened to keys."""
-
-    tensors: Mapping[str, Stored]
-    objects: Mapping[str, Item]
-    paths: Mapping[str, tuple[str | int, ...]]
 
 
 def read_metadata(raw: bytes, path: Path) -> Saved:

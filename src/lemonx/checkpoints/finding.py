@@ -6,11 +6,31 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lemonx.checkpoints.dcp import find_dcp
-from lemonx.checkpoints.folder import CONFIG, PICKLED, has
+from lemonx.checkpoints.dcp import DcpFolder, find_dcp
+from lemonx.checkpoints.folder import CONFIG, PICKLED, has, has_weights
 from lemonx.checkpoints.opening import MAX_JSON, read_given, read_inside
+from lemonx.checkpoints.runs import RunFolder
 from lemonx.checkpoints.safetensors_file import SafetensorsFile
+from lemonx.checkpoints.zero import ZeroFolder
+from lemonx.checkpoints.zero_records import find_zero
 from lemonx.errors import BadCheckpoint
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds the checkpoint of a run on many processes, and no safetensors."""
+    return not has_weights(folder) and bool(find_dcp(folder) or find_zero(folder))
+
+
+def open_run(folder: Path, *, first: bool = False) -> RunFolder | None:
+    """The checkpoint of a run in a folder, if that is what it holds.
+
+    `first`: even if there are safetensors, which Trainer saves beside the state of DeepSpeed.
+    """
+    if has_weights(folder) and not first:
+        return None
+    if below := find_dcp(folder):
+        return DcpFolder(folder, below)
+    return ZeroFolder(folder, below) if (below := find_zero(folder)) else None
 
 
 def config_beside(path: Path, given: Path | None) -> tuple[Path, Path, bytes]:
@@ -21,7 +41,7 @@ def config_beside(path: Path, given: Path | None) -> tuple[Path, Path, bytes]:
         except OSError as error:
             raise BadCheckpoint(f"cannot be read ({error.strerror})", "give a config.json", file=given) from None
         return file, (file.resolve().parent if given.is_dir() else path), raw
-    if not has(path, CONFIG) and find_dcp(path):
+    if not has(path, CONFIG) and is_run(path):
         raise BadCheckpoint(
             "is a distributed checkpoint without a config.json",
             "give the model's with --config, as a file or as the folder of a model",

@@ -47,7 +47,10 @@ _OTHER_WEIGHTS = (
     *("*.onnx", "*.onnx_data", "*.gguf", "*.ggml", "*.tflite", "*.pb", "*.mlmodel", "*.npz"),
 )
 # What a training run left: where it stood, and its figures.
-_OF_A_RUN = ("trainer_state.json", "training_args*", "optimizer*", "scheduler*", "rng_state*", "scaler*")
+_OF_A_RUN = (
+    *("trainer_state.json", "training_args*", "optimizer*", "scheduler*", "rng_state*", "scaler*"),
+    *("latest", "latest_universal", "random_states_*", "sampler*.bin", "dl_state_dict*"),
+)
 CERTIFICATE = "lemonx.json"
 # What the silent blocks of an expansion are to write with, once they come in (execution/ramp.py).
 RAMP = "ramp.safetensors"

@@ -48,7 +48,7 @@ def layout_of(checkpoint: Checkpoint) -> Layout | None:
 
     A distributed checkpoint has none: how its processes cut the tensors is nothing that has to come back.
     """
-    if checkpoint.dcp is not None:
+    if checkpoint.run is not None:
         return None
     try:
         texts = {name: raw.decode() for name, raw in checkpoint.opening_bytes().items()}

@@ -21,12 +21,12 @@ from lemonx.checkpoints.chunks import InChunks
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.copying import row_pieces, write_copy
 from lemonx.checkpoints.creating import write_new
-from lemonx.checkpoints.dcp import DcpFolder, Naming, find_dcp
 from lemonx.checkpoints.finding import (
     config_beside,
     index_problems,
     instead_of_a_file,
     instead_of_nothing,
+    open_run,
     repeated_tensors,
 )
 from lemonx.checkpoints.folder import (
@@ -46,6 +46,7 @@ from lemonx.checkpoints.folder import (
 )
 from lemonx.checkpoints.opening import changed, identity, open_inside, read_inside
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.runs import Naming, RunFolder
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from, torch_dtype
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.values import blocks, bytes_of, held_infos, read_into
@@ -71,8 +72,8 @@ class Checkpoint:
     `config` is config.json; `tensors` is name to TensorInfo, in file order; `companions` is relative name to
     real path of the other files to carry along; `left_behind` names the rest. Reads may come from any thread.
     `origin` is the folder that was asked for; `path` is another only where weights were `converted`, from what that
-    says. `config_file` is where errors find config.json. Where no safetensors hold the weights, a distributed
-    checkpoint, `dcp`, does, or `weights` are they.
+    says. `config_file` is where errors find config.json. Where no safetensors hold the weights, `run` does, the
+    checkpoint of a run on many processes, or `weights` are they.
     """
 
     path: Path
@@ -82,7 +83,7 @@ class Checkpoint:
     companions: Mapping[str, Path]
     left_behind: tuple[str, ...]
     converted: str | None = None
-    dcp: DcpFolder | None = None
+    run: RunFolder | None = None
 
     def __init__(
         self,
@@ -92,12 +93,13 @@ class Checkpoint:
         config: Path | None = None,
         naming: Naming | None = None,
         weights: Mapping[str, torch.Tensor] | None = None,
+        run: bool = False,
     ) -> None:
         self.path = path
         self.weights = weights
         self.origin = origin or path
         self._temporary: list[Temporary] = []
-        self._kept: list[DcpFolder] = []
+        self._kept: list[RunFolder] = []
         self._descriptors: dict[Path, int] = {}
         self._states: dict[Path, tuple[int, ...]] = {}
         self._closed = self._headers_only = False
@@ -108,11 +110,11 @@ class Checkpoint:
         try:
             if weights is not None:
                 self.tensors = held_infos(weights, path)
-            elif not has_weights(path) and (below := find_dcp(path)):
-                self.dcp = DcpFolder(path, below)
-                self.keep(self.dcp)
-                shapes = {name: stored.shape for name, stored in self.dcp.weights.items()}
-                self.tensors = self.dcp.infos(naming(self.config, shapes) if naming else None)
+            elif (found := open_run(path, first=run)) is not None:
+                self.run = found
+                self.keep(self.run)
+                shapes = {name: stored.shape for name, stored in self.run.weights.items()}
+                self.tensors = self.run.infos(naming(self.config, shapes) if naming else None)
             else:
                 self._files = self._open_shards()
                 self.tensors = {tensor.name: tensor for file in self._files for tensor in file.tensors}
@@ -131,12 +133,14 @@ class Checkpoint:
         allow_pickle: bool = False,
         config: Path | None = None,
         naming: Naming | None = None,
+        run: bool = False,
     ) -> Checkpoint:
         """The checkpoint in the folder `path`, its config, index and headers validated.
 
         `allow_pickle`: if there are only pickled weights, convert them to a temporary copy, as plain tensors. `config`:
         a config.json, or a folder with one and the files beside it, in place of those in `path`. `naming`: what the
-        tensors of a distributed checkpoint are called in a model's files.
+        tensors of a distributed checkpoint are called in a model's files. `run`: prefer the weights of a run's own
+        checkpoint, where safetensors lie beside it.
         """
         given = Path(path)
         try:
@@ -153,7 +157,7 @@ class Checkpoint:
                         file=given,
                     )
                 pickled = pickled_weights(folder) if allow_pickle and not has_weights(folder) else None
-                return cls._unpickled(folder, pickled) if pickled else cls._in_floats(folder, config, naming)
+                return cls._unpickled(folder, pickled) if pickled else cls._in_floats(folder, config, naming, run)
             if allow_pickle and folder.name.endswith(PICKLED) and has(folder.parent, CONFIG):
                 return cls._unpickled(folder.parent, folder.name)
         except (FileNotFoundError, RuntimeError):
@@ -168,9 +172,9 @@ class Checkpoint:
         return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name), what))
 
     @classmethod
-    def _in_floats(cls, folder: Path, config: Path | None, naming: Naming | None) -> Checkpoint:
+    def _in_floats(cls, folder: Path, config: Path | None, naming: Naming | None, run: bool) -> Checkpoint:
         """The checkpoint as it is, or converted to floats where its weights are quantised in a known way."""
-        stored = cls(folder, config=config, naming=naming)
+        stored = cls(folder, config=config, naming=naming, run=run)
         if not quantised.is_known(stored.config):
             return stored
         with stored:
@@ -218,7 +222,7 @@ class Checkpoint:
             raise_first(index_problems(mapping, files, self.path / INDEX))
         return files
 
-    def keep(self, other: DcpFolder) -> None:
+    def keep(self, other: RunFolder) -> None:
         """Close another part of the same run with this one, and check that it does not change either."""
         self._kept.append(other)
 
@@ -300,9 +304,9 @@ class Checkpoint:
         if self.weights is not None:
             self._require_weights()
             buffer[:] = bytes_of(self.weights[info.name])[begin : begin + len(buffer)]
-        elif self.dcp is not None and isinstance(info, InChunks):
+        elif self.run is not None and isinstance(info, InChunks):
             self._require_weights()
-            self.dcp.fill(info, begin, buffer)
+            self.run.fill(info, begin, buffer)
         else:
             read_into(self._descriptor(info.file), info.file, info.begin + begin, buffer)
 
@@ -368,8 +372,8 @@ class Checkpoint:
         total = hashlib.sha256(hashlib.sha256(self._config_bytes).digest())
         for file in self._files:
             total.update(os.fsencode(f"{file.path.name}\0{file.size}\0{file.header_sha256}\n"))
-        if self.dcp is not None:
-            total.update(self.dcp.digest.encode())
+        if self.run is not None:
+            total.update(self.run.digest.encode())
         return total.hexdigest()
 
     def content_digest(self, progress: Callable[[int], None] | None = None) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from lemonx.checkpoints.dcp import find_dcp
 from lemonx.checkpoints.dcp_metadata import METADATA
+from lemonx.checkpoints.finding import is_run
 from lemonx.checkpoints.folder import (
     ADAPTER_FOLDER,
     CERTIFICATE,
@@ -61,7 +61,7 @@ def check_replaceable(output: Path) -> None:
     if not os.listdir(output):
         return
     check_holds(output, "a checkpoint", _may_hold(output))
-    if not any(os.path.lexists(output / name) for name in _WEIGHTS) and not find_dcp(output):
+    if not any(os.path.lexists(output / name) for name in _WEIGHTS) and not is_run(output):
         raise BadOutput("holds no weights, so lemonx does not replace it", "choose another output", file=output)
 
 

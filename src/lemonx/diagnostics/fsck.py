@@ -16,10 +16,9 @@ from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.config import parse_config
-from lemonx.checkpoints.dcp import DcpFolder, find_dcp
 from lemonx.checkpoints.dcp_metadata import METADATA
 from lemonx.checkpoints.destination import leftovers
-from lemonx.checkpoints.finding import index_problems, repeated_tensors
+from lemonx.checkpoints.finding import index_problems, is_run, open_run, repeated_tensors
 from lemonx.checkpoints.folder import (
     CONFIG,
     INDEX,
@@ -100,14 +99,14 @@ class _Check:
         self.spec: Spec | None = None
         self.config: dict[str, JsonValue] | None = None
         self.dropped = frozenset[str]()
-        self.below = None if has_weights(folder) else find_dcp(folder)
+        self.is_run = is_run(folder)
 
     def run(self, *, quick: bool) -> None:
         self._read_config()
-        files = [] if self.below else self._read_weights()
+        files = [] if self.is_run else self._read_weights()
         self._look_at_names()
-        if self.below:
-            self._check_dcp(self.below, quick)
+        if self.is_run:
+            self._check_run(quick)
             return
         tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
         self.report.files, self.report.tensors = len(files), len(tensors)
@@ -117,23 +116,24 @@ class _Check:
             self._scan(files)
             self._compare_tied(tensors)
 
-    def _check_dcp(self, below: str, quick: bool) -> None:
-        """Check a distributed checkpoint: its metadata, its files, what they hold, and the weights as any others."""
+    def _check_run(self, quick: bool) -> None:
+        """Check a run's checkpoint: its metadata, its files, what they hold, and the weights as any others."""
         try:
-            dcp = DcpFolder(self.folder, below)
-        except BadCheckpoint as error:
+            run = open_run(self.folder)
+            assert run is not None
+        except LemonxError as error:
             self._add(error, METADATA)
             return
-        with closing(dcp):
-            shapes = {name: stored.shape for name, stored in dcp.weights.items()}
-            tensors = dcp.infos(naming(self.config, shapes) if self.config else None)
-            self.report.files, self.report.tensors = dcp.count, len(tensors)
+        with closing(run):
+            shapes = {name: stored.shape for name, stored in run.weights.items()}
+            tensors = run.infos(naming(self.config, shapes) if self.config else None)
+            self.report.files, self.report.tensors = run.count, len(tensors)
             if self.spec is not None:
                 self._compare_with_spec(self.spec, dict(tensors))
             try:
-                dcp.check_items()
+                run.check_items()
                 for tensor in tensors.values() if not quick else ():
-                    self._scan_tensor(tensor, partial(dcp.fill, tensor))
+                    self._scan_tensor(tensor, partial(run.fill, tensor))
             except BadCheckpoint as error:
                 self._add(error, METADATA)
 
@@ -187,7 +187,7 @@ class _Check:
             self._say(ERROR, name, f"is not valid JSON ({error})", "download or save it again")
 
     def _read_config(self) -> None:
-        if self.below and not has(self.folder, CONFIG):
+        if self.is_run and not has(self.folder, CONFIG):
             found = "is not in this distributed checkpoint, so the weights cannot be compared with it"
             self._say(NOTE, CONFIG, found, "give the model's to other commands with --config")
             return

@@ -35,13 +35,15 @@ def open_source(
     allow_pickle: bool = False,
     adapter: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
+    run: bool = False,
 ) -> Checkpoint:
     """The checkpoint in a folder, or what it is converted to; with an adapter, both as one model.
 
-    `config`: the config.json of a run that has none, as a file or as the folder of a model.
+    `config`: the config.json of a run that has none, as a file or as the folder of a model. `run`: the weights are
+    those of a run's own checkpoint, where safetensors lie beside it.
     """
     if adapter is None and not is_adapter(given):
-        return _model(given, allow_pickle, None if config is None else Path(config))
+        return _model(given, allow_pickle, None if config is None else Path(config), run)
     base, found = open_pair(given, adapter, allow_pickle=allow_pickle)
     with base:
         made = Checkpoint.converted_copy(base.origin, lambda into: merge(base, found, in_files(base), into))
@@ -61,12 +63,12 @@ def open_pair(
     return _model(given, allow_pickle), found
 
 
-def _model(given: Path, allow_pickle: bool, config: Path | None = None) -> Checkpoint:
+def _model(given: Path, allow_pickle: bool, config: Path | None = None, run: bool = False) -> Checkpoint:
     if given.suffix.lower() == ".gguf" and given.is_file():
         from lemonx.models.gguf import open_gguf
 
         return open_gguf(given)
-    return Checkpoint.open(given, allow_pickle=allow_pickle, config=config, naming=naming)
+    return Checkpoint.open(given, allow_pickle=allow_pickle, config=config, naming=naming, run=run)
 
 
 def _adapter(folder: Path, allow_pickle: bool) -> Adapter:

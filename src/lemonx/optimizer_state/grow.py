@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -82,7 +82,8 @@ class StateGrowth:
         for other in self.needed(name):
             if found := flattened(state.get(other, {})):
                 entries[other] = found
-        grown = _grown(entries, origin, self.source.shapes, self._is_fresh(name), partial(self._moment, name))
+        join = partial(self.target.joined, name)
+        grown = grow_parameter(self._of(name), entries, origin, self.source.shapes, self.source.split, join)
         return wrapped_like(state[origin], grown)
 
     def status(self, name: str, forms: Collection[Form], *, decayed: bool = False) -> tuple[str, frozenset[str]]:
@@ -108,12 +109,35 @@ class StateGrowth:
     def _is_fresh(self, name: str) -> bool:
         return all(reading.status == FRESH for reading in self._of(name))
 
-    def _moment(self, name: str, form: Form, entries: Mapping[str, State]) -> torch.Tensor:
-        """One moment of a target parameter: decoded, as it would stand on disk, mapped, and joined again."""
+
+def grow_parameter(
+    readings: Sequence[Moments],
+    entries: Mapping[str, State],
+    origin: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    split: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]],
+    join: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+) -> dict[str, Any]:
+    """The state of one target parameter from those that it is made from, with the keys of the origin's.
+
+    Each moment is decoded, `split` into tensors as they stand on disk, mapped by `readings`, and `join`ed again.
+    """
+
+    def made(form: Form) -> torch.Tensor:
         known: dict[str, torch.Tensor] = {}
         for source, entry in entries.items():
-            known |= self.source.split(source, moment(form, source, entry))
-        return self.target.joined(name, {reading.name: _mapped(reading, form, known) for reading in self._of(name)})
+            known |= split(source, moment(form, source, entry))
+        return join({reading.name: _mapped(reading, form, known) for reading in readings})
+
+    own, layout = entries[origin], _layout(origin, entries, shapes)
+    # Copies: optimizers count in place, and two targets may come from one source.
+    result = {key: copy.copy(own[key]) for key in layout.measured}
+    if COUNT in own:
+        # Where nothing is known, an optimizer starts from zero, with the bias correction that belongs to it.
+        result[COUNT] = own[COUNT] * (0 if all(reading.status == FRESH for reading in readings) else 1)
+    for form in layout.forms(own.keys()):
+        result |= form.encoded(made(form), own)
+    return {key: result[key] for key in own}
 
 
 def grow_tensor(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, Any] | None:
@@ -123,31 +147,12 @@ def grow_tensor(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, Any
     }
     if not entries.get(reading.source):
         return None
-
-    def made(form: Form, known: Mapping[str, State]) -> torch.Tensor:
-        return _mapped(reading, form, {name: moment(form, name, entry) for name, entry in known.items()})
-
     shapes = dict.fromkeys(entries, reading.source_shape)
-    return _grown(entries, reading.source, shapes, reading.status == FRESH, made)
+    return grow_parameter([reading], entries, reading.source, shapes, _as_it_is, lambda parts: parts[reading.name])
 
 
-def _grown(
-    entries: Mapping[str, State],
-    origin: str,
-    shapes: Mapping[str, tuple[int, ...]],
-    fresh: bool,
-    made: Callable[[Form, Mapping[str, State]], torch.Tensor],
-) -> dict[str, Any]:
-    """A state with the keys of the origin's; `made` makes each of its moments."""
-    own, layout = entries[origin], _layout(origin, entries, shapes)
-    # Copies: optimizers count in place, and two targets may come from one source.
-    result = {key: copy.copy(own[key]) for key in layout.measured}
-    if COUNT in own:
-        # Where nothing is known, an optimizer starts from zero, with the bias correction that belongs to it.
-        result[COUNT] = own[COUNT] * (0 if fresh else 1)
-    for form in layout.forms(own.keys()):
-        result |= form.encoded(made(form, entries), own)
-    return {key: result[key] for key in own}
+def _as_it_is(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {name: tensor}
 
 
 def _layout(origin: str, entries: Mapping[str, State], shapes: Mapping[str, tuple[int, ...]]) -> Layout:

@@ -14,7 +14,7 @@ import torch
 
 from lemonx.checkpoints.creating import new_file, write_new
 from lemonx.checkpoints.folder import parse_object
-from lemonx.checkpoints.opening import file_inside, read_inside
+from lemonx.checkpoints.opening import file_inside, read_inside, read_small
 from lemonx.checkpoints.pickles import asked_to_run, read_pickle, why_unreadable
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
 from lemonx.models.building import skeleton
@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OPTIMIZER, SCHEDULER, PROGRESS = "optimizer.pt", "scheduler.pt", "trainer_state.json"
-# Written by Trainer beside them, where there is something to write: random states, one a process, and a loss scale.
-_MORE = ("rng_state*.pth", "scaler.pt")
+# What a resumed run needs beside its optimizer, by Trainer's names and by Accelerate's: where it stands, its schedule,
+# random states, one a process, and a loss scale.
+_CARRIED = (
+    *(SCHEDULER, PROGRESS, "rng_state*.pth", "scaler.pt"),
+    *("scheduler*.bin", "random_states_*.pkl", "sampler*.bin", "dl_state_dict*.bin"),
+)
 
 
 def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> Grown:
     """Grow the state of a Trainer checkpoint and write it into a folder, with the step at which the run stands."""
-    progress, step = _progress(source)
+    step = _progress(source)
     with file_inside(source, OPTIMIZER) as file:
         saved = _load(file, source / OPTIMIZER)
     if (odd := _odd(saved)) is not None:
@@ -46,12 +50,7 @@ def grow_trainer_folder(plan: Plan, source: Path, into: Path) -> Grown:
     groups, order = _groups(plan, growth, saved["param_groups"], set(names.values()))
     result = {"state": {i: grown[name] for i, name in enumerate(order) if grown[name]}, "param_groups": groups}
     _save(result, into / OPTIMIZER)
-    for name in [SCHEDULER, *sorted(path.name for more in _MORE for path in source.glob(more))]:
-        with file_inside(source, name) as file:
-            _load(file, source / name)  # only what holds data and no code is carried along
-            file.seek(0)
-            _copy(file, into / name)
-    _copy(progress, into / PROGRESS)
+    carry(source, into)
     decayed = {names[p] for group in saved["param_groups"] if adds_decay(group) for p in group["params"]}
     kept = growth.kept({name: flattened(entry).keys() for name, entry in state.items()})
     return Grown(step, kept, growth.on_disk(decayed))
@@ -82,8 +81,20 @@ def _is_setting(value: Any) -> bool:
     return isinstance(value, plain) or (isinstance(value, list | tuple) and all(isinstance(v, plain) for v in value))
 
 
-def _progress(source: Path) -> tuple[bytes, int]:
-    """trainer_state.json and the step at which it says that the run stands, if all is there that a run needs."""
+def carry(source: Path, into: Path) -> None:
+    """Copy what a resumed run needs beside its optimizer, if it holds data and no code."""
+    for name in sorted({path.name for pattern in _CARRIED for path in source.glob(pattern)}):
+        with file_inside(source, name) as file:
+            if name == PROGRESS:
+                parse_object(read_small(file, source / name), source / name)
+            else:
+                _load(file, source / name)
+            file.seek(0)
+            _copy(file, into / name)
+
+
+def _progress(source: Path) -> int:
+    """The step at which trainer_state.json says that the run stands, if all is there that a run needs."""
     for name in (OPTIMIZER, SCHEDULER, PROGRESS):
         if not (source / name).exists():
             raise BadCheckpoint(
@@ -95,7 +106,7 @@ def _progress(source: Path) -> tuple[bytes, int]:
     step = parse_object(raw, source / PROGRESS).get("global_step")
     if not isinstance(step, int):
         raise BadCheckpoint("has no global_step", "save the run again", file=source / PROGRESS)
-    return raw, step
+    return step
 
 
 def _load(file: BinaryIO, path: Path) -> Any:
@@ -209,7 +220,7 @@ def _save(content: Any, path: Path) -> None:
         ) from None
 
 
-def _copy(content: bytes | BinaryIO, to: Path) -> None:
+def _copy(content: BinaryIO, to: Path) -> None:
     try:
         write_new(to, content)
     except OSError as error:

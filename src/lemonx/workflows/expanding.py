@@ -17,6 +17,7 @@ from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.checkpoints.temporary import Temporary
+from lemonx.checkpoints.zero import ZeroFolder
 from lemonx.errors import BadTarget, NotVerified
 from lemonx.execution.ramp import write_ramp
 from lemonx.execution.runner import Sink, run_plan, write_made
@@ -92,7 +93,13 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
     if writing.keep_adapter:
         opened, kept = open_pair(source, writing.adapter, allow_pickle=writing.allow_pickle)
     else:
-        opened = open_source(source, allow_pickle=writing.allow_pickle, adapter=writing.adapter, config=writing.config)
+        opened = open_source(
+            source,
+            allow_pickle=writing.allow_pickle,
+            adapter=writing.adapter,
+            config=writing.config,
+            run=writing.with_optimizer,
+        )
     with opened as checkpoint, table_for(checkpoint, growth.tables), ExitStack() as stack:
         plan = plan_growth(checkpoint, growth)
         beside_it = stack.enter_context(GrowingAdapter(kept, checkpoint, plan, output)) if kept else None
@@ -147,8 +154,11 @@ def _measured(plan: Plan, checkpoint: Checkpoint, target: Checkpoint, kept: Grow
 
 
 def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutput | None:
-    """What a distributed checkpoint is written back as; None for a folder of safetensors."""
-    if checkpoint.dcp is not None:
+    """What a run's checkpoint is written back as; None for a folder of safetensors.
+
+    DeepSpeed has no checkpoint without an optimizer: the weights of one alone are a folder of safetensors.
+    """
+    if checkpoint.run is not None and (writing.with_optimizer or not isinstance(checkpoint.run, ZeroFolder)):
         return RunOutput(plan, checkpoint, processes=writing.processes, with_state=writing.with_optimizer)
     if writing.processes is not None:
         raise BadTarget(
@@ -178,7 +188,7 @@ def _certify(
     """Verify the folder while it is still hidden, and add the certificate with what was measured."""
     optimizer = None
     if run is not None:
-        optimizer = run.state.write(writer) if run.state else None
+        optimizer = run.write_state(checkpoint, writer)
     elif writing.with_optimizer:
         from lemonx.optimizer_state.on_disk import grow_folder
 

@@ -1,16 +1,24 @@
-"""The files of a distributed checkpoint that an expansion writes, in the form of the run that it grows."""
+"""The files of a run's checkpoint that an expansion writes, in the form of the run that it grows."""
 
 from __future__ import annotations
 
-from lemonx.checkpoints import Checkpoint
+from collections.abc import Mapping
+from typing import Any
+
+from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.chunks import Views, in_keys, stored_shapes, whole
-from lemonx.checkpoints.dcp import DcpFolder
 from lemonx.checkpoints.dcp_files import DcpFiles
+from lemonx.checkpoints.runs import RunFolder
 from lemonx.checkpoints.shards import Entry, Files, together
-from lemonx.errors import BadCheckpoint, BadTarget
+from lemonx.checkpoints.zero import ZeroFolder
+from lemonx.checkpoints.zero_files import ZeroFiles
+from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.models.building import skeleton
 from lemonx.models.run_names import RunNames, names_of
+from lemonx.optimizer_state.on_disk import GrownState
+from lemonx.optimizer_state.trainer import carry
 from lemonx.planning.plan import Plan
-from lemonx.workflows.run_state import RunState
+from lemonx.workflows.run_state import RunState, origins, source_views
 
 _MOST_PROCESSES = 1 << 16
 
@@ -19,24 +27,45 @@ class RunOutput:
     """What is written beside and around the tensors of a plan: the run's form, and its other state if it is wanted."""
 
     def __init__(self, plan: Plan, source: Checkpoint, *, processes: int | None, with_state: bool) -> None:
-        assert source.dcp is not None
+        assert source.run is not None
         if processes is not None and not 1 <= processes <= _MOST_PROCESSES:
             raise BadTarget(f"--processes {processes} is not a number of processes", f"use 1 to {_MOST_PROCESSES}")
-        self.dcp = source.dcp
-        shapes = {name: stored.shape for name, stored in self.dcp.weights.items()}
+        self.run = source.run
+        shapes = {name: stored.shape for name, stored in self.run.weights.items()}
         self.names = names_of(source.config, shapes) or RunNames("plain")
         self.entries: list[Entry] = [(step.name, step.dtype, step.shape) for step in plan.steps]
-        once = _target_views(plan, self.dcp, self.names)
-        self.views = _with_ties(once, plan, self.dcp, self.names)
-        count = processes or self.dcp.processes
-        self._out = DcpFiles(self.dcp.below, count)
+        once = _target_views(plan, self.run, self.names)
+        self.views = _with_ties(once, plan, self.run, self.names)
+        count = processes or self.run.processes
+        self._out = self._laid_out(plan, source, once, count)
         self.state = RunState(plan, source, once, self._out, count) if with_state else None
+
+    def _laid_out(self, plan: Plan, source: Checkpoint, views: Views, count: int) -> DcpFiles | ZeroFiles:
+        if not isinstance(self.run, ZeroFolder):
+            return DcpFiles(self.run.below, count)
+        order = [_parameters(config, self.names) for config in (source.config, plan.target_config)]
+        for group in self.run.groups:
+            if list(group) != [name for name in order[0] if name in group]:
+                raise Refused(
+                    "the run's optimizer lists parameters in another order than the model, as no other model would",
+                    "expand without --with-optimizer, or train without round_robin_gradients",
+                )
+        return ZeroFiles(self.run, count, origins(plan, source_views(source), views), order[1])
+
+    def write_state(self, source: Checkpoint, writer: CheckpointWriter) -> GrownState | None:
+        """Write what is no weight, once these are written; what a certificate says of the optimizer's state."""
+        if isinstance(self._out, ZeroFiles):
+            self._out.write_copies(writer)
+        if self.state is None:
+            return None
+        carry(source.path, writer.folder)
+        return self.state.write(writer)
 
     def files(self) -> Files:
         """All files to be: the weights, and the rest of the run."""
         dtypes = {part.key: dtype for name, dtype, _ in self.entries for part in self.views[name]}
         keys = {
-            key: self._out.add_tensor((*self.dcp.inside, key), dtypes[key], shape)
+            key: self._out.add_tensor((*self.run.inside, key), dtypes[key], shape)
             for key, shape in stored_shapes(self.views).items()
         }
         entries, views = self.entries, in_keys(self.views, keys)
@@ -48,7 +77,12 @@ class RunOutput:
         return together(self._out.files(entries, views), self.state.out.files(more, seen))
 
 
-def _target_views(plan: Plan, dcp: DcpFolder, names: RunNames) -> Views:
+def _parameters(config: Mapping[str, Any], names: RunNames) -> list[str]:
+    """A model's parameters in its own order, by the names that a run gives them."""
+    return [names.holder + name for name, _ in skeleton(config).named_parameters()]
+
+
+def _target_views(plan: Plan, run: RunFolder, names: RunNames) -> Views:
     """The target's tensors as boxes of the run's."""
     files = {step.name: step.shape for step in plan.steps}
     views = dict(names.views(plan.target_config, files))
@@ -56,16 +90,16 @@ def _target_views(plan: Plan, dcp: DcpFolder, names: RunNames) -> Views:
         raise BadCheckpoint(
             f"stores {odd[0]!r} in a form that cannot be written back",
             "save the model with save_pretrained, and expand that folder",
-            file=dcp.path,
+            file=run.path,
         )
     return views
 
 
-def _with_ties(views: Views, plan: Plan, dcp: DcpFolder, names: RunNames) -> Views:
+def _with_ties(views: Views, plan: Plan, run: RunFolder, names: RunNames) -> Views:
     """The same, and a tied weight that the run stores twice is written twice."""
     views = dict(views)
     for name, row in plan.tied.items():
         step = next(step for step in plan.steps if step.row == row)
-        key = name if name in dcp.weights else names.holder + name
+        key = name if name in run.weights else names.holder + name
         views[step.name] = (*views[step.name], *whole(key, step.shape))
     return views

@@ -1,4 +1,4 @@
-"""The rest of a run in a distributed checkpoint: the optimizer's state, which grows, and all else, which is copied."""
+"""The rest of a run in its checkpoint: the optimizer's state, which grows, and all else, which is copied."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any, cast
 import torch
 
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
-from lemonx.checkpoints.chunks import InChunks, Part, Views, stored_shapes, whole
+from lemonx.checkpoints.chunks import InChunks, Part, Views, put, stored_shapes, taken, whole
 from lemonx.checkpoints.dcp import DcpFolder, optimizer_beside
 from lemonx.checkpoints.dcp_files import DcpFiles, Way
-from lemonx.checkpoints.dcp_metadata import Stored
 from lemonx.checkpoints.pickles import read_pickle
+from lemonx.checkpoints.runs import Stored
 from lemonx.checkpoints.shards import Entry
-from lemonx.errors import BadCheckpoint, Refused
+from lemonx.checkpoints.zero_files import ZeroFiles
+from lemonx.errors import BadCheckpoint
 from lemonx.models.run_names import naming
-from lemonx.optimizer_state.grow import Grown, grow_tensor
+from lemonx.optimizer_state.forms import Whole
+from lemonx.optimizer_state.grow import Grown, grow_parameter, grow_tensor
 from lemonx.optimizer_state.layouts import COUNT, layout_of
 from lemonx.optimizer_state.moments import moments
 from lemonx.optimizer_state.on_disk import GrownState, told
@@ -29,7 +31,6 @@ _STATE, _GROUPS = "state", "param_groups"
 # `optimizer.state.<parameter>.exp_avg`, whether the run's state was flattened by torch or by the run itself.
 _OF_STATE = re.compile(rf"(?P<top>.*?)\.?\b{_STATE}\.(?P<parameter>.+)\.(?P<field>[^.]+)")
 _OF_GROUP = re.compile(rf"(?P<top>.*?)\.?\b{_GROUPS}\.(?P<inside>.+)\.(?P<field>[^.]+)")
-_SCALARS = ((), (1,))
 
 
 @dataclass(frozen=True)
@@ -40,24 +41,40 @@ class _Field:
     way: Way
 
 
-class RunState:
-    """Everything in a distributed checkpoint that is no weight, laid out and then written for the target."""
+def source_views(source: Checkpoint) -> Views:
+    """The tensors of the model's files as boxes of those that the run stored."""
+    assert source.run is not None
+    shapes = {name: stored.shape for name, stored in source.run.weights.items()}
+    own = naming(source.config, shapes)
+    return {name: whole(name, shape) for name, shape in shapes.items()} if own is None else own
 
-    def __init__(self, plan: Plan, source: Checkpoint, views: Views, out: DcpFiles, processes: int) -> None:
-        assert source.dcp is not None
-        self.plan, self.dcp, self.target = plan, source.dcp, views
-        below = optimizer_beside(self.dcp.below)
+
+def origins(plan: Plan, source: Views, target: Views) -> dict[str, str]:
+    """The run's parameter that every parameter of the larger model comes from."""
+    steps = {step.name: step.source for step in plan.steps}
+    found: dict[str, str] = {}
+    for name, parts in target.items():
+        for part in parts:
+            found.setdefault(part.key, source[steps[name]][0].key)
+    return found
+
+
+class RunState:
+    """Everything in the checkpoint of a run that is no weight, laid out and then written for the target."""
+
+    def __init__(self, plan: Plan, source: Checkpoint, views: Views, out: DcpFiles | ZeroFiles, processes: int) -> None:
+        assert source.run is not None
+        self.plan, self.run, self.target = plan, source.run, views
+        below = optimizer_beside(self.run.below)
         if below is not None and (source.path / below).is_dir():
             self.held, self.out = DcpFolder(source.path, below, weights=False), DcpFiles(below, processes)
             source.keep(self.held)
         else:
-            self.held, self.out = self.dcp, out
-        shapes = {name: stored.shape for name, stored in self.dcp.weights.items()}
-        own = naming(source.config, shapes)
-        self.views = {name: whole(name, shape) for name, shape in shapes.items()} if own is None else own
+            self.held, self.out = self.run, out
+        self.views = source_views(source)
         self.fields: dict[str, dict[str, _Field]] = {}
         self.rest: list[str] = []
-        weights = {self.dcp.key(name) for name in self.dcp.weights} if self.held is self.dcp else ()
+        weights = {self.run.key(name) for name in self.run.weights} if self.held is self.run else ()
         for key, stored in self.held.saved.tensors.items():
             if key not in weights:
                 self._sort(key, stored)
@@ -68,13 +85,21 @@ class RunState:
                 file=self.held.path,
             )
         self.readings = moments(plan)
-        self.origins = self._origins()
+        found = origins(plan, self.views, views)
+        known = {part.key for name, parts in views.items() if name in self.readings for part in parts}
+        self.origins = {own: origin for own, origin in found.items() if own in known and origin in self.fields}
+        self.shapes = stored_shapes(views)
+        self.layouts = {own: layout_of(self._keys(own), own) for own in self.fields}
+
+    def _keys(self, parameter: str) -> set[str]:
+        """What the optimizer keeps for a parameter; some count steps once for all."""
+        return {*self.fields[parameter], *(() if self.held.step is None else (COUNT,))}
 
     def _sort(self, key: str, stored: Stored) -> None:
         found = _OF_STATE.fullmatch(key)
         if found is None:
             self.rest.append(key)
-        elif (parameter := found["parameter"]) in self.dcp.weights:
+        elif (parameter := found["parameter"]) in self.run.weights:
             way = _starred(self.held.saved.paths[key], parameter)
             self.fields.setdefault(parameter, {})[found["field"]] = _Field(stored, way)
         else:
@@ -84,27 +109,16 @@ class RunState:
                 file=self.held.path,
             )
 
-    def _origins(self) -> dict[str, str]:
-        """The source's parameter of every parameter of the target that has state."""
-        steps = {step.name: step.source for step in self.plan.steps}
-        origins: dict[str, str] = {}
-        for name, parts in self.target.items():
-            for part in parts:
-                origin = self.views[steps[name]][0].key
-                if origin in self.fields and name in self.readings:
-                    origins.setdefault(part.key, origin)
-        return origins
-
     # ------------------------------------------------------------- before
 
     def lay_out(self) -> tuple[list[Entry], Views]:
         """Make room for all of it; the tensors that are then written, and where they go."""
         entries, views = list[Entry](), dict[str, tuple[Part, ...]]()
         keys: dict[tuple[str, str], str] = {}
-        shapes = stored_shapes(self.target)
         for parameter, origin in self.origins.items():
+            shapes = self.layouts[origin].shapes(self._keys(origin), self.shapes[parameter])
             for field, known in self.fields[origin].items():
-                shape = shapes[parameter] if self._is_moment(origin, field) else known.stored.shape
+                shape = shapes.get(field, known.stored.shape)
                 way = tuple(str(part).replace("*", parameter) for part in known.way)
                 keys[parameter, field] = self.out.add_tensor(way, known.stored.dtype, shape)
                 if not self._is_moment(origin, field):
@@ -127,20 +141,28 @@ class RunState:
         return entries, views
 
     def _is_moment(self, parameter: str, field: str) -> bool:
-        shape, weight = self.fields[parameter][field].stored.shape, self.dcp.weights[parameter].shape
-        if shape != weight and shape not in _SCALARS:
-            raise Refused(
-                f"the optimizer keeps {field} of shape {list(shape)} for {parameter}, whose own is {list(weight)}, and "
-                "in a distributed checkpoint lemonx grows only state of the parameter's shape",
-                "expand without --with-optimizer",
+        """Whether a field has the parameter's shape and grows tensor by tensor, as on disk."""
+        if not self._is_plain(parameter):
+            return False
+        shape, weight = self.fields[parameter][field].stored.shape, self.run.weights[parameter].shape
+        moment = any(field in form.keys for form in self.layouts[parameter].forms(self._keys(parameter)))
+        if moment and shape != weight:
+            raise BadCheckpoint(
+                f"has {field} of shape {list(shape)} for {parameter[:200]!r}, whose own is {list(weight)}",
+                "save the run again",
+                file=self.held.path,
             )
-        return shape == weight and field != COUNT
+        return moment
+
+    def _is_plain(self, parameter: str) -> bool:
+        """Whether all of a parameter's moments are kept as they are, not in factors or in 8 bits."""
+        return all(isinstance(form, Whole) for form in self.layouts[parameter].forms(self._keys(parameter)))
 
     def _add_objects(self) -> None:
         """Copy objects as they are; settings of parameters go to all that come from them."""
         for key, path in ((key, self.held.saved.paths[key]) for key in self.held.saved.objects):
             raw, found = self.held.read_object(key), _OF_GROUP.fullmatch(key)
-            if found and found["inside"] in self.dcp.weights:
+            if found and found["inside"] in self.run.weights:
                 way = _starred(path, found["inside"])
                 for parameter in (own for own, origin in self.origins.items() if origin == found["inside"]):
                     self.out.add_object(tuple(str(part).replace("*", parameter) for part in way), raw)
@@ -171,27 +193,55 @@ class RunState:
         infos = {field: self._infos(field) for field in kinds}
         step, done = None, set[str]()
         for name, parts in self.target.items():
-            if parts[0].key not in self.origins:
+            if (origin := self.origins.get(parts[0].key)) is None:
                 continue
-            reading = self.readings[name]
-            needed = {disk for disk in (reading.source, reading.appended) if disk}
-            states = {disk: self._state(disk, infos) for disk in needed}
-            grown = grow_tensor(reading, {disk: state for disk, state in states.items() if state})
-            for field, value in (grown or {}).items():
-                assert isinstance(value, torch.Tensor)
-                scalar = not self._is_moment(self.origins[parts[0].key], field)
-                for own in {part.key for part in parts} - done if scalar else ():
-                    writer.write(_entry(own, field), 0, value)
-                if not scalar:
-                    writer.write(_entry(name, field), 0, value)
+            if not self._is_plain(origin):
+                grown = None if parts[0].key in done else self._write_parameter(parts[0].key, origin, writer)
+            else:
+                reading = self.readings[name]
+                needed = {disk for disk in (reading.source, reading.appended) if disk}
+                states = {disk: self._state(disk, infos) for disk in needed}
+                grown = grow_tensor(reading, {disk: state for disk, state in states.items() if state})
+                for field in self.fields[origin]:
+                    assert grown is not None
+                    scalar = not self._is_moment(origin, field)
+                    for own in {part.key for part in parts} - done if scalar else (name,):
+                        writer.write(_entry(own, field), 0, grown[field])
             done |= {part.key for part in parts}
             step = max(step or 0, int(grown[COUNT])) if grown and COUNT in grown else step
         for key in self.rest:
             info = self.held.infos(None, under={key: self.held.saved.tensors[key]})[key]
             writer.write(_entry(key, ""), 0, self.held.read(info))
-        forms = {own: layout_of(known, own).forms(known) for own, known in self.fields.items()}
+        forms = {own: self.layouts[own].forms(self._keys(own)) for own in self.fields}
         kept = {disk: forms[parts[0].key] for disk, parts in self.views.items() if parts[0].key in forms}
         return told("distributed", self.plan, Grown(step, kept))
+
+    def _write_parameter(self, parameter: str, origin: str, writer: CheckpointWriter) -> dict[str, Any]:
+        """Grow state that is kept in factors, or in 8 bits: of a whole parameter, with all that it is made of."""
+        inside = {name: parts for name, parts in self.target.items() if any(part.key == parameter for part in parts)}
+        readings = [self.readings[name] for name in inside if name in self.readings]
+        disks = {disk for reading in readings for disk in (reading.source, reading.appended) if disk}
+        entries = {own: self._whole_state(own) for disk in disks for own in {p.key for p in self.views[disk]}}
+        shapes = {own: self.run.weights[own].shape for own in entries}
+
+        def split(own: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+            held = {disk: parts for disk, parts in self.views.items() if disk in disks and parts[0].key == own}
+            return {disk: taken(parts, {own: tensor}) for disk, parts in held.items()}
+
+        def join(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            made = torch.empty(self.shapes[parameter], dtype=next(iter(parts.values())).dtype)
+            for name, tensor in parts.items():
+                put([part for part in inside[name] if part.key == parameter], tensor, {parameter: made})
+            return made
+
+        grown = grow_parameter(readings, entries, origin, shapes, split, join)
+        for field in self.fields[origin]:
+            writer.write(_entry(parameter, field), 0, grown[field])
+        return grown
+
+    def _whole_state(self, parameter: str) -> dict[str, torch.Tensor]:
+        stored = {field: known.stored for field, known in self.fields.get(parameter, {}).items()}
+        return {field: self.held.read(info) for field, info in self.held.infos(None, under=stored).items()}
 
     def _infos(self, field: str) -> Mapping[str, InChunks]:
         under = {key: known[field].stored for key, known in self.fields.items() if field in known}
@@ -201,7 +251,10 @@ class RunState:
         return self.held.infos({**moment, **scalars}, under=under)
 
     def _state(self, name: str, infos: Mapping[str, Mapping[str, InChunks]]) -> dict[str, torch.Tensor]:
-        return {field: self.held.read(known[name]) for field, known in infos.items() if name in known}
+        state = {field: self.held.read(known[name]) for field, known in infos.items() if name in known}
+        if state and self.held.step is not None:
+            state[COUNT] = torch.tensor(float(self.held.step))
+        return state
 
 
 def _starred(path: Way, parameter: str) -> Way:

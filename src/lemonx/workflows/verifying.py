@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lemonx.checkpoints.adapters import Adapter, is_adapter
+from lemonx.checkpoints.finding import is_run
 from lemonx.checkpoints.folder import ADAPTER_FOLDER
 from lemonx.models.sources import open_pair, open_source
 from lemonx.verification.certificate import read_certificate
@@ -33,7 +34,8 @@ def verify_folders(
     if beside:  # it was grown along, not merged
         opened, kept = open_pair(source, adapter, allow_pickle=allow_pickle)
     else:
-        opened = open_source(source, allow_pickle=allow_pickle, adapter=adapter, config=config)
+        run = target.is_dir() and is_run(target)
+        opened = open_source(source, allow_pickle=allow_pickle, adapter=adapter, config=config, run=run)
     with opened as small, open_source(target, allow_pickle=allow_pickle) as large:
         said = read_certificate(large)
         require_fitting(small)

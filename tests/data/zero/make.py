@@ -1,0 +1,121 @@
+"""Trains a tiny Llama with DeepSpeed on two processes, and keeps its checkpoints, and what DeepSpeed reads from them.
+
+    pip install deepspeed, then
+    torchrun --nproc-per-node 2 make.py STAGE OUTPUT          # the checkpoint, and OUTPUT.safetensors beside it
+    torchrun --nproc-per-node N make.py STAGE GROWN --load    # load a grown one, and train on
+
+The tests read what the first command wrote. The second is the check by DeepSpeed itself, which the tests cannot run
+without it. Weights in matrices decay, those of norms do not, and one matrix is frozen; sizes are odd, so that pieces
+are padded, and flat vectors short, so that there are several.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_optimizer_state
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from safetensors.torch import save_file
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 23, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 29, "tie_word_embeddings": True, "max_position_embeddings": 64,
+}  # fmt: skip
+FROZEN = "model.layers.0.mlp.up_proj.weight"
+
+
+def engine_of(model: Any, stage: int) -> Any:
+    settings = {
+        "train_micro_batch_size_per_gpu": 2,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, "sub_group_size": 1000},
+        "zero_allow_untested_optimizer": True,
+    }
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for _, parameter in named if parameter.ndim > 1], "weight_decay": 0.1},
+        {"params": [parameter for _, parameter in named if parameter.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 10)
+    return deepspeed.initialize(model=model, config=settings, optimizer=optimizer, lr_scheduler=schedule)[0]
+
+
+def train(engine: Any, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        inputs = torch.randint(0, 29, (2, 12), generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        loss = engine(input_ids=inputs, labels=inputs).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def converted(folder: Path) -> dict[str, torch.Tensor]:
+    """The moments as DeepSpeed's own converter finds them, which does not know those of several flat vectors."""
+    with TemporaryDirectory() as into:
+        run = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+        run += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+        run += ["--input_folder", str(folder / "global_step3"), "--output_folder", f"{into}/universal"]
+        subprocess.run(run, check=True)
+        found = Path(into, "universal", "zero")
+        return {
+            f"{field}/{path.parent.name}": torch.load(path)["param"].clone()
+            for field in ("exp_avg", "exp_avg_sq")
+            for path in sorted(found.glob(f"*/{field}.pt"))
+        }
+
+
+def main() -> None:
+    stage, folder = int(sys.argv[1]), Path(sys.argv[2])
+    torch.manual_seed(0)
+    if "--load" in sys.argv:
+        model = LlamaForCausalLM(AutoConfig.from_pretrained(folder))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name != FROZEN)
+        engine = engine_of(model, stage)
+        engine.load_checkpoint(str(folder))
+        print(
+            dist.get_rank(),
+            engine.global_steps,
+            engine.lr_scheduler.state_dict()["last_epoch"],
+            train(engine, range(3, 6)),
+        )
+        print([group["weight_decay"] for group in engine.optimizer.param_groups])
+        return
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]))
+    model.get_parameter(FROZEN).requires_grad_(False)
+    engine = engine_of(model, stage)
+    print(dist.get_rank(), train(engine, range(3)))
+    engine.save_checkpoint(str(folder), tag="global_step3")
+    if stage == 3:
+        moments = {
+            f"{field}/{name}": safe_get_full_optimizer_state(parameter, field).clone().contiguous()
+            for name, parameter in engine.module.named_parameters()
+            if parameter.requires_grad
+            for field in ("exp_avg", "exp_avg_sq")
+        }
+    else:
+        moments = converted(folder) if dist.get_rank() == 0 else {}
+    if dist.get_rank() == 0:
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(folder))
+        weights = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
+        save_file({**weights, **moments}, f"{folder}.safetensors")
+        model.config.save_pretrained(folder)
+        for script in ("zero_to_fp32.py", "zero_to_torch.py"):
+            (folder / script).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    main()
