@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
 from lemonx.experiments.nodes import TRAINED, Node, run_node
+from lemonx.guards.others import silenced
 from lemonx.guards.terminal import guard
 from lemonx.guards.workers import end_with_parent
 
@@ -96,8 +98,13 @@ def _work(node: Node) -> float:
     return 50.0 if not node.steps else node.steps * (1.0 if node.kind == TRAINED else 0.25)
 
 
+# Kept for as long as a worker lives.
+_silence = ExitStack()
+
+
 def _begin() -> None:
     """What each worker does first: it is quiet, takes one core, and ends when the process that started it does."""
+    _silence.enter_context(silenced())
     import torch
     from transformers.utils import logging
 
