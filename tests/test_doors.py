@@ -55,7 +55,6 @@ KNOWN = {
     "image.load": "an image that is open",
     "sharded.save": "checkpoints of a run, in a folder that was just made",
     "sharded.load": "reads through Checkpoint",
-    "in_memory.save": "into a temporary folder",
     "model.save_pretrained": "into a temporary folder",
     "_small_model(seed).save_pretrained": "into a temporary folder",
     "trained.save_pretrained": "into a folder that was just made",

@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +70,14 @@ def test_errors_as_json(arguments: Any, kind: str | None, code: int, run: Run, g
     error = json.loads(done.out)["error"]
     assert done.code == code == error["exit_code"] and error["kind"] == kind
     assert error["found"] in done.err and error["remedy"] in done.err and len(done.err.splitlines()) == 1
+
+
+def test_the_help_that_is_named_is_the_command_s_own(run: Run) -> None:
+    bare = run()
+    assert bare.code == BAD_TARGET and bare.err == "" and "Commands" in bare.out
+    assert "did you mean 'plan'? see `" in run("plann").err.lower()
+    for words in (("plan", "x", "--widht", 3), ("expand", "x"), ("fsck",)):
+        assert f" {words[0]} --help`" in run(*words).err
 
 
 def test_exit_codes_are_in_the_help(run: Run) -> None:
@@ -219,3 +229,17 @@ def test_a_config_that_is_given_is_the_one_that_errors_name(
         for given in (other, other / "config.json"):
             done = run("plan", good(), "--config", given, "--ffn", "+8")
             assert done.code != 0 and str(other / "config.json") in done.err and str(good()) not in done.err, done
+
+
+def test_paths_are_what_they_say(
+    run: Run, good: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spaces and letters of all kinds, and a home that no shell has put in place of `~`."""
+    home = tmp_path / "a höme"
+    shutil.copytree(good(), home / "my model")
+    monkeypatch.setenv("HOME", str(home))
+    done = run("expand", "~/my model", "~/größer", "--depth", "+1", "--no-verify")
+    assert done.code == 0 and (home / "größer" / "lemonx.json").exists() and not (tmp_path / "~").exists(), done
+    said = " ".join(done.out.split()).partition("`")[2].partition("`")[0]
+    assert shlex.split(said)[:2] == ["lemonx", "verify"] and len(shlex.split(said)) == 4
+    assert_refused(run("train", "nothere.yaml", "--output", "run"), BAD_TARGET, r"read \(No such file or directory\)")

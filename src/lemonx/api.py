@@ -364,7 +364,8 @@ def expand(
         progress=progress,
     )
     if isinstance(source, str | os.PathLike):
-        return expand_folder(located(source, Wish(allow_pickle=allow_pickle)), Path(output or ""), growth, writing)
+        folder = located(source, Wish(allow_pickle=allow_pickle))
+        return expand_folder(folder, Path(os.path.expanduser(output or "")), growth, writing)
     return expand_model(source, growth, writing)[0]
 
 
@@ -424,7 +425,8 @@ def shrink(
     """
     from lemonx.workflows.shrinking import shrink_folder
 
-    return shrink_folder(located(large, Wish()), Path(output), force=force, tables=tables(infer, spec))
+    place = Path(os.path.expanduser(output))
+    return shrink_folder(located(large, Wish()), place, force=force, tables=tables(infer, spec))
 
 
 def infer(source: PathLike, *, allow_pickle: bool = False) -> str:

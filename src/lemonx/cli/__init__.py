@@ -76,7 +76,11 @@ def _main() -> None:
         worded = getattr(error, "format_message", None)
         if worded is None:
             _unworded(error)
-        _say(f"{worded().rstrip('.')}: see `lemonx --help`", BadTarget.exit_code)
+        if not (message := worded().rstrip(".")):  # no command was given, so the help was shown
+            sys.exit(BadTarget.exit_code)
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else app.info.name
+        _say(f"{message}{' See' if message.endswith('?') else ': see'} `{path} --help`", BadTarget.exit_code)
 
 
 def _say(what: object, code: int, error: LemonxError | None = None) -> NoReturn:

@@ -150,7 +150,7 @@ def _shapes(
 @app.command("expand", rich_help_panel="Commands")
 def expand_command(
     source: SourceArgument,
-    output: Annotated[Path, typer.Argument(help="Folder to create.", show_default=False)],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to create.", show_default=False)],
     width: Width = None,
     depth: Depth = None,
     heads: Heads = None,
@@ -302,11 +302,12 @@ def shrink_command(
     large: Annotated[
         str,
         typer.Argument(
+            metavar="LARGE",
             help="An expanded checkpoint, or a run of `train: new` on one; by its name on the hub too.",
             show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Argument(help="Folder for the source.", show_default=False)],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder for the source.", show_default=False)],
     force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
     infer: Infer = True,
     spec: SpecFile = None,
@@ -336,7 +337,12 @@ def shrink_command(
 def verify_command(
     source: SourceArgument,
     output: Annotated[
-        str, typer.Argument(help="The expanded checkpoint, as a folder or by its name on the hub.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="OUTPUT",
+            help="The expanded checkpoint, as a folder or by its name on the hub.",
+            show_default=False,
+        ),
     ],
     layerwise: Annotated[
         bool,

@@ -14,7 +14,10 @@ from lemonx.guards.terminal import print_json
 @app.command("compare")
 def compare_command(
     experiment: Annotated[
-        str | None, typer.Argument(help="An experiment by name, or a folder with experiment.toml.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="EXPERIMENT", help="An experiment by name, or a folder with experiment.toml.", show_default=False
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of result.json and the report. Default: results/NAME.")
@@ -59,7 +62,10 @@ def compare_command(
 
 @app.command("report")
 def report_command(
-    results: Annotated[list[Path], typer.Argument(help="result.json files, or folders with one.", show_default=False)],
+    results: Annotated[
+        list[Path],
+        typer.Argument(metavar="RESULT", help="result.json files, or folders with one.", show_default=False),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page: the answer first, then curves, plan and certificate. Needs no network."""

@@ -36,6 +36,7 @@ SIZES, CHOICES = "Target sizes", "Choices"
 SourceArgument = Annotated[
     str,
     typer.Argument(
+        metavar="SOURCE",
         help="Folder with config.json and safetensors, or a model of the hub: org/name, org/name@revision. Also a "
         "distributed checkpoint (.metadata and .distcp files), a LoRA adapter's folder, with its base here or in the "
         "hub's cache, or a .gguf file.",

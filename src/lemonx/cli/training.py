@@ -26,7 +26,10 @@ class Format(str, Enum):
 @app.command("train", rich_help_panel="Commands")
 def train_command(
     recipe: Annotated[
-        str | None, typer.Argument(help="A YAML file, or the name of one of lemonx's recipes.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="RECIPE", help="A YAML file, or the name of one of lemonx's recipes.", show_default=False
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the trained checkpoint.")] = None,
     set_: Annotated[
@@ -78,7 +81,9 @@ def train_command(
 @app.command("recipe", rich_help_panel="Commands")
 def recipe_command(
     source: SourceArgument,
-    target: Annotated[Path, typer.Argument(help="The expanded checkpoint, or its config.json.", show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="The expanded checkpoint, or its config.json.", show_default=False)
+    ],
     steps: Annotated[
         int | None, typer.Option(min=1, max=MOST_STEPS, help="Training steps.", rich_help_panel=SCRATCH)
     ] = None,

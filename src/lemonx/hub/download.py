@@ -60,7 +60,7 @@ def located(given: str | os.PathLike[str], wish: Wish | None = None) -> Path:
     """The folder that is meant: the one of this name, or a model of the hub, which is downloaded if need be."""
     wish, name = wish or Wish(), meant(given)
     if name is None:
-        return Path(given)
+        return Path(os.path.expanduser(given))
     with in_words(name):
         from huggingface_hub import constants
 
@@ -91,7 +91,7 @@ def located_config(given: str | os.PathLike[str]) -> Path:
     """The same, for whoever needs only the config.json of a model."""
     name = meant(given)
     if name is None:
-        return Path(given)
+        return Path(os.path.expanduser(given))
     with in_words(name):
         return _config(name).parent
 

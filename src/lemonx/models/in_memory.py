@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.creating import write_whole
+from lemonx.checkpoints.creating import new_folder, write_whole
 from lemonx.checkpoints.folder import CONFIG, GENERATION
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
@@ -125,10 +125,13 @@ def _weights(model: Any) -> dict[str, torch.Tensor]:
 
 def written(folder: Path, plan: Plan, beside: Mapping[str, Carried], weights: Mapping[str, torch.Tensor]) -> Checkpoint:
     """The target of a plan with its weights in memory; only its settings are written, into `folder`."""
-    folder.mkdir()
+    new_folder(folder)
     for name, content in {CONFIG: config_text(plan), **beside}.items():
-        text = content if isinstance(content, str) else content().read().decode()
-        write_whole(folder / name, text)
+        if isinstance(content, str):
+            write_whole(folder / name, content)
+        else:
+            with content() as file:
+                write_whole(folder / name, file)
     return Checkpoint(folder, weights=weights)
 
 

@@ -65,7 +65,8 @@ def load_yaml(path: Path) -> dict[str, JsonValue]:
     try:
         content = parse_yaml(read_file(path, MAX_TEXT).decode(), str(path))
     except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: a loop of links
-        raise BadRecipe(f"cannot be read ({one_line(error)})", "give a YAML file", file=path) from None
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise BadRecipe(f"cannot be read ({why})", "give a YAML file", file=path) from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadRecipe("is not a recipe", "write keys and values, such as `task: causal-lm`", file=path)
     return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def print_expanded(source: str, expanded: Expanded) -> None:
         out.line(styled("yellow", f"{content.method} is not lossless here"), far)
     if not verified.outputs:
         what = "outputs not compared" if verified.algebra else "not verified"
-        out.line(f"{what} ({verified.skipped}): `lemonx verify {source} {expanded.path}` does it later")
+        later = shlex.join(("lemonx", "verify", source, str(expanded.path)))
+        out.line(f"{what} ({verified.skipped}): `{later}` does it later")
 
 
 def verified_json(measured: Verified) -> dict[str, JsonValue]:
