@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lemonx.tracing.axes import Axis
 from lemonx.tracing.values import Info
@@ -23,6 +24,17 @@ def leaves_of(tree: Any) -> list[Any]:
     if isinstance(tree, dict):
         return [leaf for part in tree.values() for leaf in leaves_of(part)]
     return [tree]
+
+
+def outputs_of(tree: Any) -> list[Any]:
+    """What a module gives, one by one: from tuples, lists, dicts, whatever torch knows as a tree, and dataclasses."""
+    found: list[Any] = []
+    for leaf in tree_leaves(tree):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            found += outputs_of([getattr(leaf, field.name) for field in fields(leaf)])
+        else:
+            found.append(leaf)
+    return found
 
 
 @dataclass

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lemonx.tracing.axes import Axis, Misfit, data, is_data, say, unify
@@ -36,6 +35,7 @@ from lemonx.tracing.operations import (
     Scalar,
     leaves_of,
     numbers,
+    outputs_of,
     paths,
 )
 from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value, WeightNorm
@@ -415,7 +415,7 @@ class Tracer(TorchDispatchMode):
                 info.carries = tuple(carry for carry in info.carries if carry.token not in own)
 
     def _tracked(self, tree: Any) -> list[Info]:
-        return [info for tensor in tree_leaves(tree) if (info := self.info(tensor))]
+        return [info for tensor in outputs_of(tree) if (info := self.info(tensor))]
 
     def normed(self, norm: Norm, read: torch.Tensor, made: torch.Tensor, place: int, bias: Any = None) -> None:
         """A norm was run over one axis of a tensor; `bias`: what it added to that."""
@@ -424,7 +424,7 @@ class Tracer(TorchDispatchMode):
         """Note what leaves the model."""
         self._sync()
         self.op = "output"
-        for tensor in tree_leaves(outputs):
+        for tensor in outputs_of(outputs):
             if (info := self.info(tensor)) is not None:
                 if info.value is not None:
                     info.value.leak(self.why("it leaves the model"))
