@@ -254,3 +254,17 @@ def test_refusals_say_what_to_change() -> None:
         grow(lambda width, depth: Outside(ReZero, width, depth), rows)
     with pytest.raises(lemonx.Refused, match="randn_like: random numbers are drawn for its entries"):
         grow(lambda width, depth: Noisy(lambda width: nn.Identity(), width, 0), rows)
+
+
+def test_a_state_that_is_the_last_in_one_model_alone_is_refused() -> None:
+    """The second state of two blocks is what the head reads anyway, and of four it is another."""
+
+    class Second(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            states = [self.stem(x)]
+            for block in self.blocks:
+                states.append(block(states[-1]))
+            return self.head(states[-1] + states[2])
+
+    with pytest.raises(lemonx.Refused, match=r"behind blocks.1 in .* and behind blocks.1 and blocks.3 in the"):
+        grow(lambda width, depth: Second(ReZero, width, depth), rows, depth=4)

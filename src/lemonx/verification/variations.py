@@ -74,7 +74,7 @@ def _usual(example: Example) -> dict[int, int]:
     }
 
 
-def _changes(usual: Sizes, grown: Sequence[tuple[int, int]]) -> Iterator[list[Sizes]]:
+def _changes(usual: Sizes, grown: Sequence[tuple[int, int]]) -> Iterator[Sequence[Sizes]]:
     """Other sizes of axes, in lists of which all but the first are tried only if that can be run."""
     one, two = usual.get(0, 0), usual.get(1, 0)
     single = [{1: TIMES * two}, {0: 3 * one, 1: 3 * two - 1}, {0: one - 1, 1: two - 1}, {0: 3 * one - 1}]
