@@ -34,10 +34,11 @@ sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
 KINDS = {
     "exact": "grown, and the same function on other inputs",
     "refused": "refused, with the reason",
+    "rejected": "let pass by the check, and rejected by the rehearsal",
     "false": "claimed, and not the same",
     "broken": "an error that is no refusal",
 }
-FAULTS = ("false", "broken")
+FAULTS = ("rejected", "false", "broken")
 
 
 def main() -> None:

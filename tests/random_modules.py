@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from lemonx.diagnostics.survey.randomise import randomise
-from lemonx.errors import LemonxError
+from lemonx.errors import LemonxError, NotVerified
 
 FEATURES, OUTPUTS, SIDE = 5, 3, 12
 # The largest difference, relative to the largest output, that rounding can make of the small networks here.
@@ -653,7 +653,10 @@ INNER = frozenset(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case came to: `exact`, `refused`, `false` (claimed and not so), `broken` (an error that is no refusal)."""
+    """What a case came to: `exact`, `refused`, `false` (claimed and not so), `broken` (an error that is no refusal).
+
+    `rejected`: the check let it pass, and the rehearsal did not, so the check has a fault.
+    """
 
     case: Case
     kind: str
@@ -669,6 +672,8 @@ def run_case(number: int, grow: Grow) -> Outcome:
     before = {name: value.clone() for name, value in small.state_dict().items()}
     try:
         grow(small, large, made.inputs(0))
+    except NotVerified as failure:
+        return Outcome(made, "rejected", why=str(failure))
     except LemonxError as refusal:
         return Outcome(made, "refused", why=str(refusal))
     except Exception as error:

@@ -211,11 +211,20 @@ def _ends(
                 general = starred(path, dict.fromkeys(lists, 0))[0]
                 places.setdefault((general, number), []).append(int(block.removeprefix(f"{name}.")))
     pairs = {(sizes[0] - 1, sizes[1] - 1)}
-    for place, ours in found[0].items():
-        theirs = sorted(set(found[1].get(place, [])))
-        if len(theirs) == len(set(ours)):
-            pairs |= set(zip(sorted(set(ours)), theirs, strict=True))
+    for place in found[0].keys() & found[1].keys():
+        ours, theirs = (sorted(set(places[place])) for places in found)
+        if len(theirs) != len(ours):
+            raise Refused(
+                f"{place[0] or 'the model'} reads behind {_told(name, ours)} in the smaller model and behind "
+                f"{_told(name, theirs)} in the larger",
+                "let it read behind as many blocks in both",
+            )
+        pairs |= set(zip(ours, theirs, strict=True))
     return sorted(pairs)
+
+
+def _told(name: str, blocks: list[int]) -> str:
+    return " and ".join(f"{name}.{number}" for number in blocks)
 
 
 def _sorted_out(

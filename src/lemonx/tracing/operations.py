@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lemonx.tracing.axes import Axis
 from lemonx.tracing.values import Info
@@ -28,6 +29,17 @@ def _leaves(tree: Any) -> list[Any]:
     for leaf in tree.values() if isinstance(tree, dict) else tree:
         if isinstance(leaf, list | tuple | dict):
             found += _leaves(leaf)
+        else:
+            found.append(leaf)
+    return found
+
+
+def outputs_of(tree: Any) -> list[Any]:
+    """What a module gives, one by one: from tuples, lists, dicts, whatever torch knows as a tree, and dataclasses."""
+    found: list[Any] = []
+    for leaf in tree_leaves(tree):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            found += outputs_of([getattr(leaf, field.name) for field in fields(leaf)])
         else:
             found.append(leaf)
     return found

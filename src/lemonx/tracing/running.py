@@ -45,6 +45,6 @@ def run_traced(tracer: Tracer, module: torch.nn.Module, run: Run) -> Tracer:
         with watching(tracer, module), tracer:
             outputs = run(module)
     finally:
-        tracer.put_back()
+        tracer.held.put_back()
     tracer.finish(outputs)
     return complete(tracer)

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lemonx.tracing.axes import Axis, Misfit, data, is_data, say, unify
+from lemonx.tracing.held import Held, storage
 from lemonx.tracing.operations import (
     BLANK,
     DECISIONS,
@@ -35,6 +35,7 @@ from lemonx.tracing.operations import (
     Rule,
     Scalar,
     numbers,
+    outputs_of,
     paths,
     tensors_in,
 )
@@ -60,9 +61,7 @@ class Tracer(TorchDispatchMode):
         self.prints: Any = WeakTensorKeyDictionary()
         self.blank: Any = WeakTensorKeyDictionary()
         self.written: dict[int, StorageWeakRef] = {}
-        # What the module holds, by its memory, and the numbers from before a run changed them.
-        self.own = {self._storage(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-        self.before: dict[int, torch.Tensor] = {}
+        self.held = Held(module)
         self.parameters: dict[str, Info] = {}
         self.names: dict[str, str] = {}
         self.reads: set[Origin] = set()
@@ -133,7 +132,7 @@ class Tracer(TorchDispatchMode):
         if not isinstance(tensor, torch.Tensor):
             return None
         found = self.infos.get(tensor)
-        if found is None and self._storage(tensor) in self.written:
+        if found is None and storage(tensor) in self.written:
             found = self._opaque_info(tensor, self.why("it is written into a tensor piece by piece"))
             self.infos[tensor] = found
         if found is not None and found.version not in (None, tensor._version):  # an alias was changed in place
@@ -145,10 +144,7 @@ class Tracer(TorchDispatchMode):
 
     def note_written(self, tensor: torch.Tensor) -> None:
         """Its memory holds what the model computed; a reference to it, so that no other has its number."""
-        self.written[self._storage(tensor)] = StorageWeakRef(tensor.untyped_storage())
-
-    def _storage(self, tensor: torch.Tensor) -> int:
-        return tensor.untyped_storage()._cdata
+        self.written[storage(tensor)] = StorageWeakRef(tensor.untyped_storage())
 
     def axes(self, tensor: torch.Tensor) -> list[Axis | None]:
         """Its axes; of a constant those of the inputs, and of zeros any."""
@@ -245,7 +241,7 @@ class Tracer(TorchDispatchMode):
             if tensor not in self.infos:
                 self.along(tensor, None)  # what is changed in place is zero before, if it ever is
         if changes:
-            self._keep_own(func._schema.arguments, args)
+            self.held.keep(func._schema.arguments, args)
         out = func(*args, **kwargs)
         name = full.removesuffix("_") if changes and not full.startswith("_") else full
         if full in BLANK and isinstance(out, torch.Tensor):
@@ -261,22 +257,6 @@ class Tracer(TorchDispatchMode):
                         self.fresh.append(tensor)
             self._apply(op, before)
         return out
-
-    def _keep_own(self, arguments: Sequence[Any], args: tuple[Any, ...]) -> None:
-        """Keep the numbers of parameters and buffers that an operation is about to change."""
-        for argument, tensor in zip(arguments, args, strict=False):
-            if isinstance(tensor, torch.Tensor) and argument.alias_info and argument.alias_info.is_write:
-                key = self._storage(tensor)
-                if key in self.own and key not in self.before:
-                    with _disable_current_modes():
-                        self.before[key] = self.own[key].detach().clone()
-
-    def put_back(self) -> None:
-        """Undo what the run did to the parameters and buffers of the module."""
-        with torch.no_grad():
-            for key, before in self.before.items():
-                self.own[key].copy_(before)
-        self.before.clear()
 
     def _decide(self, name: str, args: tuple[Any, ...], out: Any) -> Any:
         """Which entries are the largest, as the smaller model found it: what is the same function decides alike."""
@@ -414,7 +394,7 @@ class Tracer(TorchDispatchMode):
                 info.carries = tuple(carry for carry in info.carries if carry.token not in own)
 
     def _tracked(self, tree: Any) -> list[Info]:
-        return [info for tensor in tree_leaves(tree) if (info := self.info(tensor))]
+        return [info for tensor in outputs_of(tree) if (info := self.info(tensor))]
 
     def normed(self, norm: Norm, read: torch.Tensor, made: torch.Tensor, place: int, bias: Any = None) -> None:
         """A norm was run over one axis of a tensor; `bias`: what it added to that."""
@@ -423,7 +403,7 @@ class Tracer(TorchDispatchMode):
         """Note what leaves the model."""
         self._sync()
         self.op = "output"
-        for tensor in tree_leaves(outputs):
+        for tensor in outputs_of(outputs):
             if (info := self.info(tensor)) is not None:
                 if info.value is not None:
                     info.value.leak(self.why("it leaves the model"))

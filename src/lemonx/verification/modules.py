@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lemonx.errors import BadTarget, NotVerified, Refused
+from lemonx.tracing.operations import outputs_of
 from lemonx.tracing.storing import floating
 from lemonx.verification.float64 import Float64
 from lemonx.verification.stability import Figures, Stability, distance
@@ -124,7 +125,7 @@ def widened(module: torch.nn.Module) -> torch.nn.Module:
 def wide_outputs(module: torch.nn.Module, inputs: Sequence[Example], run: Run = outputs) -> list[Any]:
     """The outputs of a module in float64, one after the other."""
     with Float64(), torch.no_grad():
-        return tree_leaves(run(module, cast(inputs, torch.float64)))
+        return outputs_of(run(module, cast(inputs, torch.float64)))
 
 
 def difference(small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example]) -> float:
@@ -140,7 +141,15 @@ def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
             "let them give as many: those of every block are more in a deeper module",
         )
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(a, torch.Tensor)]
-    return max((_apart(a, b) for a, b in pairs), default=0.0)
+    if not pairs:
+        raise Refused(
+            "the module gives no tensor that could be compared",
+            "let it give tensors, by themselves or in tuples, lists, dicts and dataclasses",
+        )
+    for a, b in zip(ours, theirs, strict=True):
+        if isinstance(a, bool | int | float | str) and a != b:
+            raise Refused(f"an output is {a} in the smaller module and {b} in the larger", "leave it out")
+    return max(_apart(a, b) for a, b in pairs)
 
 
 def longer_axes(ours: Sequence[Any], theirs: Sequence[Any]) -> set[tuple[int, int, int]]:
@@ -207,7 +216,7 @@ def _computed(module: torch.nn.Module, inputs: Sequence[Example], dtype: torch.d
     """The outputs that hold numbers, of a copy of the module in this dtype if it has another."""
     with Float64() if dtype == torch.float64 else contextlib.nullcontext():
         module = widened(module) if dtype == torch.float64 else module
-        leaves = tree_leaves(outputs(module, cast(inputs, dtype)))
+        leaves = outputs_of(outputs(module, cast(inputs, dtype)))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 

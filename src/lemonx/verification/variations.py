@@ -35,6 +35,9 @@ def variations(
     tables = sorted({len(tensor) for tensor in small.parameters() if tensor.dim() > 1}, reverse=True)[:TABLES]
     grown = list(_grown(small, large))
     for example in inputs[:EXAMPLES]:
+        for one in _renumbered(example):
+            if (made := _finite(small, one, run)) is not None:
+                yield one, made
         usual = _usual(example)
         for changes in _changes(usual, grown):
             for number, sizes in enumerate(changes):
@@ -44,6 +47,14 @@ def variations(
                     yield found
                 elif number == 0:  # an axis that is no length
                     break
+
+
+def _renumbered(example: Example) -> Iterator[Example]:
+    """The example with other numbers where it has any beside its tensors, whole ones or not."""
+    tree = example.args, dict(example.kwargs)
+    for kind, changed in ((float, lambda number: 1.5 * number + 0.25), (int, lambda number: number + 1)):
+        if any(type(leaf) is kind for leaf in tree_leaves(tree)):
+            yield Example(*tree_map(lambda leaf, k=kind, c=changed: c(leaf) if type(leaf) is k else leaf, tree))
 
 
 def _grown(small: torch.nn.Module, large: torch.nn.Module) -> Iterator[tuple[int, int]]:
@@ -63,7 +74,7 @@ def _usual(example: Example) -> dict[int, int]:
     }
 
 
-def _changes(usual: Sizes, grown: Sequence[tuple[int, int]]) -> Iterator[list[Sizes]]:
+def _changes(usual: Sizes, grown: Sequence[tuple[int, int]]) -> Iterator[Sequence[Sizes]]:
     """Other sizes of axes, in lists of which all but the first are tried only if that can be run."""
     one, two = usual.get(0, 0), usual.get(1, 0)
     single = [{1: TIMES * two}, {0: 3 * one, 1: 3 * two - 1}, {0: one - 1, 1: two - 1}, {0: 3 * one - 1}]
