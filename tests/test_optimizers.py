@@ -21,7 +21,7 @@ from lemonx.algebra.free_parameters import EVEN
 from lemonx.optimizer_state import EXACT, EXPECTED, FRESH, grow_optimizer
 from lemonx.optimizer_state.grow import DECAY, SIZES, SQUARES, UNEQUAL, StateGrowth
 from lemonx.optimizer_state.layouts import COUNT, flattened, layout_of
-from lemonx.optimizer_state.moments import FRAMES, PARTS, UNTIED, UNUSED
+from lemonx.optimizer_state.moments import FRAMES, PARTS, SPARE, UNTIED, UNUSED
 from test_experts import TWICE
 from test_optimizer_gradients import SMALLEST, TOLERANCE, with_gradients
 
@@ -168,6 +168,27 @@ def test_what_does_not_follow_is_fresh_and_the_rest_is_not(grown: Any, growth: s
     plan, small, large = grown(growth)
     said = compared(plan, *(gathered(OPTIMIZERS["adam"], seen) for seen in (small, large)))
     assert EXACT in said and said[FRESH if growth != "unused" else EXPECTED] >= OPEN[growth][2]
+
+
+def test_momentum_of_what_reads_a_frame_is_exact(grown: Any) -> None:
+    """m* = D m E^T with the frame E of each block; squares of mixtures are only expected, spare neurons begin anew."""
+    plan, small, large = grown("frames")
+    rules = StateGrowth(plan)
+    momentum = [gathered(OPTIMIZERS["sgd"], seen) for seen in (small, large)]
+    found = grow_optimizer(plan, momentum[0])
+    for name in ("attention.self.query", "attention.self.value", "intermediate.dense"):
+        name = f"bert.encoder.layer.1.{name}.weight"
+        own, made = momentum[1][name]["momentum_buffer"], found[name]["momentum_buffer"]
+        copies = len(momentum[0][name]["momentum_buffer"]) * 3 // 2  # and then spare neurons, of which nothing is known
+        assert (made - own)[:copies].abs().max() <= TOLERANCE * own.abs().max()
+        spare = copies < len(own)
+        assert spare == ("intermediate" in name) and not made[copies:].any()
+        assert rules.status(name, forms({"momentum_buffer": 0})) == ((EXPECTED, {SPARE}) if spare else (EXACT, set()))
+        squares = {"exp_avg": 0, "exp_avg_sq": 0, "step": 0}
+        assert rules.status(name, forms(squares))[1] >= {SQUARES}
+    outline = lemonx.plan(plan.source, free=EVEN, **OPEN["frames"][1])
+    with pytest.raises(TypeError, match="make it with solve=True"):
+        grow_optimizer(outline, momentum[0])
 
 
 def forms(state: Mapping[str, Any]) -> Any:

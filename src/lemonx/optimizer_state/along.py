@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lemonx.algebra.dense import Frame
 from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.runs import Fill
 
@@ -70,6 +72,45 @@ class Along:
         return Along(
             self.size, self.source, np.where(self.source == Fill.AVG, self.scale**2 / self.size, self.scale**2)
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed(Along):
+    """y = M x, where a target index may read all source indices: M is the frame of an expansion, or `made` of it."""
+
+    frame: Frame | None
+    made: Callable[[torch.Tensor], torch.Tensor]
+
+    @classmethod
+    def of(cls, space: Expansion) -> Mixed:
+        size = space.target_size
+        return cls(space.size, np.full(size, Fill.AVG), np.ones(size), space.frame, lambda matrix: matrix)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        if self.frame is None:
+            raise TypeError("this plan is an outline: make it with solve=True")
+        return self.made(self.frame.forth.along_columns(torch.eye(self.size, dtype=torch.float64)).T)
+
+    @property
+    def is_identity(self) -> bool:
+        return False
+
+    @property
+    def is_even(self) -> bool:
+        """Not even: a frame gives its coordinates any weights."""
+        return False
+
+    def apply(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        mixed = torch.tensordot(x.double(), self.matrix, ([axis], [1])).movedim(-1, axis)
+        return mixed.to(x.dtype).contiguous()
+
+    def signs(self) -> Mixed:
+        """Steps have about one size, so the step of a mixture is a mixture whose coefficients have the norm 1."""
+        return replace(self, made=lambda m: m / m.norm(dim=1, keepdim=True).clamp(min=EVEN))
+
+    def squared(self) -> Mixed:
+        return replace(self, made=torch.square)
 
 
 def reads(space: Expansion) -> Along:
