@@ -15,6 +15,8 @@ from lemonx.algebra.runs import Fill
 
 # Coefficients are fractions and roots of fractions: sums of their squares that differ by less differ by rounding.
 EVEN = 1e-12
+# Frames are solved for to about 1e-13.
+_SAME = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,18 +80,27 @@ class Along:
 class Mixed(Along):
     """y = M x, where a target index may read all source indices: M is the frame of an expansion, or `made` of it."""
 
-    frame: Frame | None
+    frame: Frame
     made: Callable[[torch.Tensor], torch.Tensor]
 
     @classmethod
-    def of(cls, space: Expansion) -> Mixed:
+    def of(cls, space: Expansion) -> Mixed | None:
+        """The expansion E of an activation that a frame carries; None where that is not known.
+
+        Not before the frames are solved, and not behind a norm, whose output E x + c only its reader makes linear:
+        there L E = I does not hold. Two vectors tell, as no others of the same kind would agree by chance.
+        """
+        if space.frame is None or space.frame.back is None:
+            return None
+        left, right = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 1, space.size)))
+        through = (space.frame.back.along_columns(left) * space.frame.forth.along_columns(right)).sum()
+        if abs(float(through - (left * right).sum())) > _SAME * float(left.norm() * right.norm()):
+            return None
         size = space.target_size
         return cls(space.size, np.full(size, Fill.AVG), np.ones(size), space.frame, lambda matrix: matrix)
 
     @property
     def matrix(self) -> torch.Tensor:
-        if self.frame is None:
-            raise TypeError("this plan is an outline: make it with solve=True")
         return self.made(self.frame.forth.along_columns(torch.eye(self.size, dtype=torch.float64)).T)
 
     @property

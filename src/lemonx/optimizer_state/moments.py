@@ -160,7 +160,8 @@ def _moments(plan: Plan, found: Mapping[str, Dual], left: _Open, step: Step) -> 
     sizes = plan.tensors[step.source].shape
     axes_of = row.tensors()[step.suffix]
     named = {name for axis in axes_of for name in axis.side.axes} | {*UNIT.findall(step.row)}
-    fresh = _fresh(plan, step, row) or (FRAMES if _in_frames(plan, left, axes_of) else None)
+    mixed = Mixed.of(step.recipe.columns) if isinstance(step.recipe, Matrix) and step.recipe.columns.is_dense else None
+    fresh = _fresh(plan, step, row) or (FRAMES if _in_frames(plan, left, axes_of, mixed) else None)
     fresh = fresh or _unknown(left, step, named)
     if fresh is not None:
         return Moments(step.name, step.source, sizes, step.shape, None, frozenset({fresh}))
@@ -172,8 +173,8 @@ def _moments(plan: Plan, found: Mapping[str, Dual], left: _Open, step: Step) -> 
         if axis.role == "w":
             maps, unsure = _written(plan, found, axis.side, size, row, step)
             why |= unsure
-        elif isinstance(step.recipe, Matrix) and step.recipe.columns.is_dense:
-            maps = (Mixed.of(step.recipe.columns),)  # frames differ from block to block
+        elif mixed is not None:
+            maps = (mixed,)
         else:
             maps = tuple(reads(_expansion(plan, name, size)) for name in axis.side.axes)
         axes.append(joined(axis.side, maps, plan) if len(axis.side.parts) > 1 else maps)
@@ -207,17 +208,17 @@ def _fresh(plan: Plan, step: Step, row: Row) -> str | None:
     return REPLACED if replaced or isinstance(row, WeightNormed) else None
 
 
-def _in_frames(plan: Plan, left: _Open, axes: Sequence[Axis]) -> bool:
+def _in_frames(plan: Plan, left: _Open, axes: Sequence[Axis], mixed: Mixed | None) -> bool:
     """Whether nothing is known of a tensor because of frames.
 
-    What reads a frame is known: its input is E x, so its gradient is that of the source times E^T. What writes one, or
-    scales it entry by entry, is not.
+    What reads a frame is known where its input is E x: its gradient is that of the source times E^T (`mixed`). What
+    writes a frame, or scales it entry by entry, is not.
     """
     for axis in axes:
         framed = [plan.types.spaces[name] for name in axis.side.axes if name in left.framed]
         if axis.role == "w" and any(space.is_dense or not space.is_spare.any() for space in framed):
             return True
-        if axis.role != "w" and framed and (len(axis.side.parts) > 1 or not all(space.is_dense for space in framed)):
+        if axis.role != "w" and framed and (len(axis.side.parts) > 1 or mixed is None):
             return True
     return False
 
