@@ -68,6 +68,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes = {"steps": 8, "save_every": 8, "eval_every": 8, "config.hidden_size": 16, "config.num_hidden_layers": 1}
     train(read_recipe("lm-small", changes), folder / "run")
     distributed_run(folder)
+    shutil.copytree(ROOT / "tests" / "data" / "zero" / "stage3", folder / "deepspeed-run")
     return folder
 
 

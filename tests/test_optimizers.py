@@ -21,7 +21,7 @@ from lemonx.algebra.free_parameters import EVEN
 from lemonx.optimizer_state import EXACT, EXPECTED, FRESH, grow_optimizer
 from lemonx.optimizer_state.grow import DECAY, SIZES, SQUARES, UNEQUAL, StateGrowth
 from lemonx.optimizer_state.layouts import COUNT, flattened, layout_of
-from lemonx.optimizer_state.moments import FRAMES, PARTS, UNTIED, UNUSED
+from lemonx.optimizer_state.moments import FRAMES, PARTS, SPARE, UNTIED, UNUSED
 from test_experts import TWICE
 from test_optimizer_gradients import SMALLEST, TOLERANCE, with_gradients
 
@@ -168,6 +168,31 @@ def test_what_does_not_follow_is_fresh_and_the_rest_is_not(grown: Any, growth: s
     plan, small, large = grown(growth)
     said = compared(plan, *(gathered(OPTIMIZERS["adam"], seen) for seen in (small, large)))
     assert EXACT in said and said[FRESH if growth != "unused" else EXPECTED] >= OPEN[growth][2]
+
+
+def test_momentum_of_what_reads_a_frame_is_exact(grown: Any) -> None:
+    """m* = D m E^T with the frame E of each block. Squares of mixtures are expected; behind a norm nothing is known."""
+    plan, small, large = grown("frames")
+    rules = StateGrowth(plan)
+    momentum = [gathered(OPTIMIZERS["sgd"], seen) for seen in (small, large)]
+    found = grow_optimizer(plan, momentum[0])
+    reading = [
+        f"bert.encoder.layer.{i}.attention.self.{one}.weight" for i in (0, 1) for one in ("query", "key", "value")
+    ]
+    for name in (*reading, "bert.pooler.dense.weight"):
+        own, made = momentum[1][name]["momentum_buffer"], found[name]["momentum_buffer"]
+        assert (made - own).abs().max() <= TOLERANCE * own.abs().max()
+        assert rules.status(name, forms({"momentum_buffer": 0})) == (EXACT, set())
+        assert rules.status(name, forms({"exp_avg": 0, "exp_avg_sq": 0, "step": 0})) == (EXPECTED, {SQUARES})
+    assert rules.status("bert.encoder.layer.1.intermediate.dense.weight", forms({"momentum_buffer": 0}))[0] == FRESH
+    # Their biases have a part of copies and a part of spare neurons.
+    bias, neurons = (
+        "bert.encoder.layer.1.intermediate.dense.bias",
+        len(small[0]["bert.encoder.layer.1.intermediate.dense.bias"]),
+    )
+    own, made = momentum[1][bias]["momentum_buffer"], found[bias]["momentum_buffer"]
+    assert (made - own)[:neurons].abs().max() <= TOLERANCE * own.abs().max() and not made[neurons:].any()
+    assert rules.status(bias, forms({"momentum_buffer": 0})) == (EXPECTED, {SPARE})
 
 
 def forms(state: Mapping[str, Any]) -> Any:

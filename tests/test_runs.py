@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ import pico
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.dcp import DcpFolder
 from lemonx.diagnostics.fsck import fsck
-from lemonx.errors import BadCheckpoint, BadTarget, LemonxError
+from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
 from lemonx.models.sources import open_source
 from lemonx.optimizer_state.grow import grow_optimizer
 
@@ -264,6 +265,29 @@ def test_accelerates_folders(tmp_path: Path) -> None:
     state = everything(out / "optimizer_0")["optimizer"]["state"]
     assert state["model.layers.2.self_attn.q_proj.weight"]["exp_avg"].shape == (72, 72)
     assert json.loads((out / "lemonx.json").read_text())["optimizer"]["form"] == "distributed"
+
+
+def test_names_of_compiled_blocks_are_kept_and_averages_are_refused(tmp_path: Path) -> None:
+    """torch.compile of each block puts its mark into names; an average of the weights would stay small."""
+    model = pico.PICO[LLAMA]().float()
+    model.save_pretrained(tmp_path / "small")
+    weights = model.state_dict()
+    marked = {re.sub(r"^(model\.layers\.\d+\.)", r"\1_orig_mod.", name): tensor for name, tensor in weights.items()}
+    options = {"config": tmp_path / "small", "verify": False, **GROW}
+    out = lemonx.expand(save({"model": marked}, tmp_path / "run"), tmp_path / "out", **options)
+    lemonx.expand(tmp_path / "small", tmp_path / "large", verify=False, **GROW)
+    found = everything(out.path)["model"]
+    with Checkpoint.open(tmp_path / "large") as large:
+        assert {name.replace("_orig_mod.", "") for name in found} == large.tensors.keys()
+        assert sum("_orig_mod." in name for name in found) == sum(".layers." in name for name in large.tensors)
+        assert all(tensor.equal(large.read(name.replace("_orig_mod.", ""))) for name, tensor in found.items())
+    ema = {
+        "model": weights,
+        "ema": weights,
+        "optimizer": {"state": {n: {"momentum_buffer": w} for n, w in weights.items()}},
+    }
+    with pytest.raises(Refused, match="once more under 'ema', perhaps an average"):
+        lemonx.expand(save(ema, tmp_path / "ema"), tmp_path / "no", with_optimizer=True, **options)
 
 
 # ----------------------------------------------------------------- what is broken

@@ -33,9 +33,10 @@ from lemonx.errors import BadCheckpoint
 if TYPE_CHECKING:
     import torch
 
-# Where training scripts keep the weights, and what torch's wrappers put before their names.
+# Where training scripts keep the weights, and what torch's wrappers put into their names: torch.compile anywhere, as it
+# may wrap single blocks, DistributedDataParallel at the beginning.
 _INSIDE = ("state_dict", "model_state_dict", "model")
-_WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
+_COMPILED, _PARALLEL = "_orig_mod.", "module."
 
 
 def convert(folder: Path, parent: Path, name: str) -> Path:
@@ -96,9 +97,11 @@ def _unwrapped(content: Any) -> Any:
     """The weights in what a training script saved: beside its counts, and under the names that wrappers give."""
     if isinstance(content, dict) and (inner := [content[key] for key in _INSIDE if isinstance(content.get(key), dict)]):
         content = inner[0]
-    for prefix in _WRAPPERS:
-        if isinstance(content, dict) and content and all(str(name).startswith(prefix) for name in content):
-            content = {name.removeprefix(prefix): tensor for name, tensor in content.items()}
+    if isinstance(content, dict) and content:
+        plain = {str(name).replace(_COMPILED, ""): tensor for name, tensor in content.items()}
+        content = plain if len(plain) == len(content) and all(isinstance(name, str) for name in content) else content
+        if all(str(name).startswith(_PARALLEL) for name in content):
+            content = {name.removeprefix(_PARALLEL): tensor for name, tensor in content.items()}
     return content
 
 

@@ -184,6 +184,11 @@ class ZeroFolder(RunFolder):
         if not isinstance(shared, dict) or not all(isinstance(n, str) for pair in shared.items() for n in pair):
             self._bad_model("does not say which parameters are shared")
         self.shared = cast("dict[str, str]", shared)
+        if self.stage != WEIGHTS_STAGE:  # some versions list only what is trained, and the rest is in the module alone
+            known = {*names, *self.buffers, *self.shared}
+            self.frozen |= {
+                n: placed.shape for n, placed in module.items() if n not in known and isinstance(placed, Placed)
+            }
 
     def _whole_groups(self, listed: list[dict[str, tuple[int, ...]]]) -> list[dict[str, tuple[int, ...]]]:
         """Stage 3 lists shapes by flat vector, and only the optimizer's settings say which make up a group."""
@@ -334,6 +339,8 @@ class ZeroFolder(RunFolder):
         for process, rank in enumerate(self.ranks):
             fragments: Any = rank.module.get("frozen_param_fragments")
             placed = fragments.get(name) if isinstance(fragments, dict) else None
+            if placed is None and self.stage != WEIGHTS_STAGE:
+                placed = rank.module["module"].get(name)
             if not isinstance(placed, Placed):
                 raise BadCheckpoint(f"lacks the frozen {name[:200]!r}", _COPY, file=self.folder / rank.model)
             if self.stage != WEIGHTS_STAGE:

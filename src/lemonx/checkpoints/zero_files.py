@@ -233,8 +233,9 @@ class ZeroFiles:
             raise Refused(f"the run holds {other[0]!r}, which is no weight of its model", "save it without")
         sizes = [OrderedDict((name, torch.Size(shape)) for name, shape in group.items()) for group in groups]
         new = {**old, "module": module, "param_shapes": sizes, "dp_world_size": self.processes}
-        new["frozen_param_shapes"] = OrderedDict((name, torch.Size(shape)) for name, shape in frozen.items())
-        new["frozen_param_fragments"] = fragments
+        if old.get("frozen_param_shapes") is not None:
+            new["frozen_param_shapes"] = OrderedDict((name, torch.Size(shape)) for name, shape in frozen.items())
+            new["frozen_param_fragments"] = fragments
         new["buffer_names"] = list(self._buffers())
         return self._written(new, rank.model)
 
@@ -310,10 +311,11 @@ class ZeroFiles:
         model = self._found.pop(path)
         for name, shape in self._frozen().items():
             piece = -(-math.prod(shape) // self.processes)
-            cut = Cut(process, 0, 0, 0, math.prod(shape))
+            cut, placed = Cut(process, 0, 0, 0, math.prod(shape)), model["module"][name]
             if self.source.stage == WEIGHTS_STAGE:
                 cut = Cut(process, 0, 0, process * piece, max(0, min(piece, math.prod(shape) - process * piece)))
-            self._add(name, path, shape, cut, model["frozen_param_fragments"][name])
+                placed = model["frozen_param_fragments"][name]
+            self._add(name, path, shape, cut, placed)
         for name, shape in self._buffers().items():
             self._add(name, path, shape, Cut(process, 0, 0, 0, math.prod(shape)), model["module"][name])
         for name, _, shape in self.copies():

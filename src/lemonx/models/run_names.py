@@ -19,21 +19,35 @@ from lemonx.errors import LemonxError
 from lemonx.specs.coverage import matched
 
 Shapes = Mapping[str, tuple[int, ...]]
-# Attributes that hold the model in a module that wraps it: a run's own, DDP's, torch.compile's.
-_HOLDERS = ("", "model.", "module.", "_orig_mod.")
+# Attributes that hold the model in a module that wraps it: a run's own, DDP's.
+_HOLDERS = ("", "model.", "module.")
+# What torch.compile puts into the names of a module that it wraps: all of a model, or each of its blocks.
+_COMPILED = "_orig_mod."
 
 
 @dataclass(frozen=True)
 class RunNames:
-    """A form of names: by tensor of the files, the boxes it is made of; `holder` stands before every name."""
+    """A form of names: by tensor of the files, the boxes it is made of; `holder` stands before every name.
+
+    `compiled`: the paths of compiled modules, each up to its last dot, with `*` for numbers.
+    """
 
     form: str
     holder: str = ""
+    compiled: frozenset[str] = frozenset()
+
+    def key(self, name: str) -> str:
+        """What a run calls a tensor of its model."""
+        return _with_compiled(self.holder + name, self.compiled)
+
+    def name(self, key: str) -> str:
+        """The reverse."""
+        return key.replace(_COMPILED, "").removeprefix(self.holder) if self.compiled else key.removeprefix(self.holder)
 
     def views(self, config: Mapping[str, Any], files: Shapes | None = None) -> Views:
         """The boxes, for a model of this config; `files`: its tensors, if they are known."""
         found = _FORMS[self.form](config, files)
-        return {name: tuple(_with_key(part, self.holder + part.key) for part in parts) for name, parts in found.items()}
+        return {name: tuple(_with_key(part, self.key(part.key)) for part in parts) for name, parts in found.items()}
 
 
 def _with_key(part: Part, key: str) -> Part:
@@ -49,12 +63,24 @@ def names_of(config: Mapping[str, Any], stored: Shapes) -> RunNames | None:
         return None
     if not matched(spec, stored)[1]:
         return None
+    compiled = frozenset(re.sub(r"(?<=\.)\d+(?=\.)", "*", n[: n.index(_COMPILED)]) for n in stored if _COMPILED in n)
+    plain = {name.replace(_COMPILED, ""): shape for name, shape in stored.items()}
+    if len(plain) < len(stored) or {_with_compiled(name, compiled) for name in plain} != stored.keys():
+        return None
     for form in _FORMS:
         for holder in _HOLDERS:
-            inner = {name.removeprefix(holder): shape for name, shape in stored.items() if name.startswith(holder)}
+            inner = {name.removeprefix(holder): shape for name, shape in plain.items() if name.startswith(holder)}
             if len(inner) == len(stored) and _fits(form, config, inner, spec):
-                return RunNames(form, holder)
+                return RunNames(form, holder, compiled)
     return None
+
+
+def _with_compiled(name: str, paths: frozenset[str]) -> str:
+    """A name with the mark of torch.compile behind the paths of compiled modules."""
+    for path in paths:
+        if found := re.match(re.escape(path).replace(r"\*", r"\d+"), name):
+            return f"{found[0]}{_COMPILED}{name[found.end() :]}"
+    return name
 
 
 def _fits(form: str, config: Mapping[str, Any], stored: Shapes, spec: Any) -> bool:
@@ -73,7 +99,7 @@ def naming(config: Mapping[str, Any], stored: Shapes) -> Views | None:
     found = names_of(config, stored)
     if found is None:
         return None
-    files = {key.removeprefix(found.holder): shape for key, shape in stored.items()}
+    files = {found.name(key): shape for key, shape in stored.items()}
     views = found.views(config, files)
     used = {part.key for parts in views.values() for part in parts}
     return {**views, **{key: whole(key, shape) for key, shape in stored.items() if key not in used}}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lemonx.algebra.dense import Frame
 from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.runs import Fill
 
 # Coefficients are fractions and roots of fractions: sums of their squares that differ by less differ by rounding.
 EVEN = 1e-12
+# Frames are solved for to about 1e-13.
+_SAME = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +74,54 @@ class Along:
         return Along(
             self.size, self.source, np.where(self.source == Fill.AVG, self.scale**2 / self.size, self.scale**2)
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed(Along):
+    """y = M x, where a target index may read all source indices: M is the frame of an expansion, or `made` of it."""
+
+    frame: Frame
+    made: Callable[[torch.Tensor], torch.Tensor]
+
+    @classmethod
+    def of(cls, space: Expansion) -> Mixed | None:
+        """The expansion E of an activation that a frame carries; None where that is not known.
+
+        Not before the frames are solved, and not behind a norm, whose output E x + c only its reader makes linear:
+        there L E = I does not hold. Two vectors tell, as no others of the same kind would agree by chance.
+        """
+        if space.frame is None or space.frame.back is None:
+            return None
+        left, right = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 1, space.size)))
+        through = (space.frame.back.along_columns(left) * space.frame.forth.along_columns(right)).sum()
+        if abs(float(through - (left * right).sum())) > _SAME * float(left.norm() * right.norm()):
+            return None
+        size = space.target_size
+        return cls(space.size, np.full(size, Fill.AVG), np.ones(size), space.frame, lambda matrix: matrix)
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        return self.made(self.frame.forth.along_columns(torch.eye(self.size, dtype=torch.float64)).T)
+
+    @property
+    def is_identity(self) -> bool:
+        return False
+
+    @property
+    def is_even(self) -> bool:
+        """Not even: a frame gives its coordinates any weights."""
+        return False
+
+    def apply(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        mixed = torch.tensordot(x.double(), self.matrix, ([axis], [1])).movedim(-1, axis)
+        return mixed.to(x.dtype).contiguous()
+
+    def signs(self) -> Mixed:
+        """Steps have about one size, so the step of a mixture is a mixture whose coefficients have the norm 1."""
+        return replace(self, made=lambda m: m / m.norm(dim=1, keepdim=True).clamp(min=EVEN))
+
+    def squared(self) -> Mixed:
+        return replace(self, made=torch.square)
 
 
 def reads(space: Expansion) -> Along:

@@ -12,7 +12,7 @@ second moments only if its terms are independent, which is the approximation in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,14 +21,14 @@ import torch
 from lemonx.algebra.expansions import Expansion, concat, identity, product
 from lemonx.algebra.recipes import KEEP, Matrix, Vector
 from lemonx.errors import Refused
-from lemonx.optimizer_state.along import Along, of_copies, reads
+from lemonx.optimizer_state.along import Along, Mixed, of_copies, reads
 from lemonx.optimizer_state.duals import LOSSY, TINY, UNEVEN, Dual, duals, framed, untied
 from lemonx.planning import depth
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.coverage import UNIT
 from lemonx.specs.norms import Norm, Scale
-from lemonx.specs.rows import Row
+from lemonx.specs.rows import Axis, Row
 from lemonx.specs.signature import Side
 from lemonx.specs.spaces import Experts
 from lemonx.specs.weights import WeightNormed
@@ -39,7 +39,8 @@ EXACT, EXPECTED, FRESH = "exact", "expected", "fresh"
 ADDED = "an added block: what it reads and writes the source never saw"
 ANOTHER = "a model that becomes one of another family has weights that its optimizer knows nothing of"
 UNTIED = "the moments of an embedding that was the decoder too are those of both"
-FRAMES = "frames mix coordinates, and what a norm makes of them the source's gradients do not know"
+FRAMES = "frames mix coordinates, and what a norm makes of their gradients the source's do not tell"
+SPARE = "neurons that pass one frame into the next are new"
 PARTS = "the parts of an expert write more than it did, each for itself"
 UNUSED = "nothing is sent to some experts yet"
 REPLACED = "the parameters are replaced, not expanded"
@@ -157,17 +158,23 @@ class _Open:
 def _moments(plan: Plan, found: Mapping[str, Dual], left: _Open, step: Step) -> Moments:
     row = plan.source_spec.rows[step.row]
     sizes = plan.tensors[step.source].shape
-    named = {name for axis in row.tensors()[step.suffix] for name in axis.side.axes} | {*UNIT.findall(step.row)}
-    fresh = _fresh(plan, step, row) or _unknown(left, step, named)
+    axes_of = row.tensors()[step.suffix]
+    named = {name for axis in axes_of for name in axis.side.axes} | {*UNIT.findall(step.row)}
+    mixed = Mixed.of(step.recipe.columns) if isinstance(step.recipe, Matrix) and step.recipe.columns.is_dense else None
+    fresh = _fresh(plan, step, row) or (FRAMES if _in_frames(plan, left, axes_of, mixed) else None)
+    fresh = fresh or _unknown(left, step, named)
     if fresh is not None:
         return Moments(step.name, step.source, sizes, step.shape, None, frozenset({fresh}))
     why = {LOSSY} if not plan.policy.lossless else set[str]()
     why |= {UNUSED} if named & left.unused else set()
+    why |= {SPARE} if any(plan.types.spaces[name].is_spare.any() for name in named & left.framed) else set()
     axes = []
-    for axis, size in zip(row.tensors()[step.suffix], sizes, strict=False):
+    for axis, size in zip(axes_of, sizes, strict=False):
         if axis.role == "w":
             maps, unsure = _written(plan, found, axis.side, size, row, step)
             why |= unsure
+        elif mixed is not None:
+            maps = (mixed,)
         else:
             maps = tuple(reads(_expansion(plan, name, size)) for name in axis.side.axes)
         axes.append(joined(axis.side, maps, plan) if len(axis.side.parts) > 1 else maps)
@@ -201,13 +208,26 @@ def _fresh(plan: Plan, step: Step, row: Row) -> str | None:
     return REPLACED if replaced or isinstance(row, WeightNormed) else None
 
 
+def _in_frames(plan: Plan, left: _Open, axes: Sequence[Axis], mixed: Mixed | None) -> bool:
+    """Whether nothing is known of a tensor because of frames.
+
+    What reads a frame is known where its input is E x: its gradient is that of the source times E^T (`mixed`). What
+    writes a frame, or scales it entry by entry, is not.
+    """
+    for axis in axes:
+        framed = [plan.types.spaces[name] for name in axis.side.axes if name in left.framed]
+        if axis.role == "w" and any(space.is_dense or not space.is_spare.any() for space in framed):
+            return True
+        if axis.role != "w" and framed and (len(axis.side.parts) > 1 or mixed is None):
+            return True
+    return False
+
+
 def _unknown(left: _Open, step: Step, named: Collection[str]) -> str | None:
     """Why nothing of this tensor's moments follows from the source's, though it is made from the source's tensor.
 
     `named`: the spaces of its axes, and that of the experts of which it belongs to one.
     """
-    if left.framed.intersection(named):
-        return FRAMES
     if step.row in left.untied:
         return UNTIED
     if left.shrunk and (left.shrunk | left.experts).intersection(named):

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OPTIMIZER, SCHEDULER, PROGRESS = "optimizer.pt", "scheduler.pt", "trainer_state.json"
-# What a resumed run needs beside its optimizer, by Trainer's names and by Accelerate's: where it stands, its schedule,
-# random states, one a process, and a loss scale.
+# What a resumed run needs beside its optimizer, by the names of Trainer, Accelerate and Lightning: where it stands, its
+# schedule, random states, one a process, and a loss scale.
 _CARRIED = (
     *(SCHEDULER, PROGRESS, "rng_state*.pth", "scaler.pt"),
-    *("scheduler*.bin", "random_states_*.pkl", "sampler*.bin", "dl_state_dict*.bin"),
+    *("scheduler*.bin", "random_states_*.pkl", "sampler*.bin", "dl_state_dict*.bin", "meta.pt"),
 )
 
 

@@ -79,7 +79,7 @@ class RunOutput:
 
 def _parameters(config: Mapping[str, Any], names: RunNames) -> list[str]:
     """A model's parameters in its own order, by the names that a run gives them."""
-    return [names.holder + name for name, _ in skeleton(config).named_parameters()]
+    return [names.key(name) for name, _ in skeleton(config).named_parameters()]
 
 
 def _target_views(plan: Plan, run: RunFolder, names: RunNames) -> Views:
@@ -100,6 +100,6 @@ def _with_ties(views: Views, plan: Plan, run: RunFolder, names: RunNames) -> Vie
     views = dict(views)
     for name, row in plan.tied.items():
         step = next(step for step in plan.steps if step.row == row)
-        key = name if name in run.weights else names.holder + name
+        key = name if name in run.weights else names.key(name)
         views[step.name] = (*views[step.name], *whole(key, step.shape))
     return views

@@ -18,7 +18,7 @@ from lemonx.checkpoints.pickles import read_pickle
 from lemonx.checkpoints.runs import Stored
 from lemonx.checkpoints.shards import Entry
 from lemonx.checkpoints.zero_files import ZeroFiles
-from lemonx.errors import BadCheckpoint
+from lemonx.errors import BadCheckpoint, Refused
 from lemonx.models.run_names import naming
 from lemonx.optimizer_state.forms import Whole
 from lemonx.optimizer_state.grow import Grown, grow_parameter, grow_tensor
@@ -89,7 +89,20 @@ class RunState:
         known = {part.key for name, parts in views.items() if name in self.readings for part in parts}
         self.origins = {own: origin for own, origin in found.items() if own in known and origin in self.fields}
         self.shapes = stored_shapes(views)
+        self._check_rest()
         self.layouts = {own: layout_of(self._keys(own), own) for own in self.fields}
+
+    def _check_rest(self) -> None:
+        """Refused if the run keeps its weights twice, as an average of them: what is copied would not grow."""
+        for key in self.rest:
+            above, name = self.held.saved.paths[key][:-1], str(self.held.saved.paths[key][-1])
+            shape = self.held.saved.tensors[key].shape
+            if name in self.run.weights and shape == self.run.weights[name].shape != self.shapes.get(name, shape):
+                under = ".".join(map(str, above)) or key
+                raise Refused(
+                    f"the run holds {name} once more under {under[:80]!r}, perhaps an average, which would not grow",
+                    "save the run without it, and begin the average again, or grow it as weights of its own",
+                )
 
     def _keys(self, parameter: str) -> set[str]:
         """What the optimizer keeps for a parameter; some count steps once for all."""
