@@ -14,6 +14,7 @@ from pathlib import Path
 import pages
 
 from lemonx.experiments import compare, report, verdict, wording
+from lemonx.experiments.forgetting import forgettings
 from lemonx.experiments.result_file import Result
 
 DOCS = pages.ROOT / "docs"
@@ -43,7 +44,9 @@ def section(content: Result) -> str:
 
 def headline(content: Result) -> str:
     """What becomes of the claim; where variants of LEMON are compared, what becomes of each."""
-    said = [verdict.headline(verdict.claims(content))[1]]
+    said = [verdict.answer(content)[1]]
+    if forgettings(content):
+        return said[0]
     if found := verdict.variants(content):
         by = {word: [c.arm for c in found if verdict.VARIANT[c.outcome] == word] for word in verdict.VARIANT.values()}
         parts = [f"{word}: {' / '.join(arms)}" for word, arms in by.items() if arms]
@@ -52,7 +55,13 @@ def headline(content: Result) -> str:
 
 
 def more_tables(content: Result) -> list[str]:
-    """What each source is worth; and beyond the paper's own questions, how far the finals of two arms lie apart."""
+    """What each source is worth; and beyond the paper's own questions, how far the finals of two arms lie apart.
+
+    Where the question is what is forgotten, that alone.
+    """
+    names, *rows = wording.forgetting_table(content)
+    if rows:
+        return [*markdown(names, rows), ""]
     names, *rows = wording.head_start_table(content)
     lines = [*markdown(names, rows), ""] if rows else []
     if content["experiment"]["name"] in PAPER or not (pairs := verdict.finals(content)):
@@ -134,7 +143,8 @@ def main() -> None:
 
 # As in the paper, and what goes beyond it last.
 PAPER = ("vit", "bert", "lm", "max-lr", "decay", "recipe-on-baselines", "ligo", "glue")
-ORDER = (*PAPER, "start", "start-vit", "start-bert", "depth-alone", "growth-inside")
+INSIDE = ("growth-inside", "growth-inside-large", "growth-inside-shakespeare")
+ORDER = (*PAPER, "start", "start-vit", "start-bert", "depth-alone", *INSIDE, "without-forgetting")
 assert set(ORDER) < set(compare.names())
 
 if __name__ == "__main__":

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from lemonx.experiments.answer import figure
 from lemonx.experiments.result_file import Figure, Result
 
+# Nothing is forgotten where the old loss rises by at most so much, and the new text is learned where the loss on it is
+# at most so much above that of full fine-tuning.
+OLD, NEW = 0.005, 0.02
+
 
 @dataclass(frozen=True)
 class Forgetting:
@@ -19,6 +23,10 @@ class Forgetting:
     beside: str
     new: Figure
     old: Figure
+
+    @property
+    def learns_and_keeps(self) -> bool:
+        return self.new["mean"] <= NEW and self.old["mean"] <= OLD
 
 
 def forgettings(content: Result) -> list[Forgetting]:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lemonx.experiments.answer import AT_MOST, by_seed, figure, steps_to
+from lemonx.experiments.forgetting import NEW, OLD, forgettings
 from lemonx.experiments.result_file import ArmResult, Result
-from lemonx.experiments.wording import AT_LEAST, is_baseline
+from lemonx.experiments.wording import AT_LEAST, is_baseline, percent
 
 AHEAD, BEHIND, NOISE, OPEN = "ahead", "behind", "noise", "open"
 STEPS, FINAL = "steps", "final"
@@ -130,6 +131,8 @@ def claims(content: Result) -> list[ArmComparison]:
     Where an experiment compares variants with a reference, that arm alone.
     """
     reference = content["experiment"].get("reference")
+    if forgettings(content):  # where two losses are the question, steps are not
+        return []
     return [
         judge(content, arm, other)
         for arm in lemons(content)
@@ -181,6 +184,20 @@ def tuned(content: Result) -> list[tuple[str, ArmComparison]]:
                     outcome = outcome_of(advantage, noise)
                     found.append((task, ArmComparison(arm["label"], other["label"], outcome, FINAL, advantage, noise)))
     return found
+
+
+def answer(content: Result) -> tuple[str, str]:
+    """What becomes of an experiment's claim: that nothing is forgotten, or that LEMON needs fewer steps."""
+    found = forgettings(content)
+    if not found:
+        return headline(claims(content))
+    kept = [one.arm for one in found if one.learns_and_keeps]
+    does = (
+        f"within {percent(NEW)} % of {content['experiment']['baseline']}, and the old loss at most {percent(OLD)} % up"
+    )
+    return (AHEAD, f"Of {len(found)} ways, this does both ({does}): {' / '.join(kept)}.") if kept else (
+        BEHIND, f"None of {len(found)} ways does both ({does})."
+    )  # fmt: skip
 
 
 def headline(comparisons: Sequence[ArmComparison]) -> tuple[str, str]:

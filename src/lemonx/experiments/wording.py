@@ -92,6 +92,11 @@ def reach_text(content: Result, arm: ArmResult) -> str:
     return f"{bound(arm)}{steps(found['mean'])}{plus_minus(found['spread'], steps)}"
 
 
+def has_savings(content: Result) -> bool:
+    """Whether the mark is that of training from scratch: against another start, nothing is saved or spent."""
+    return any(arm["method"] == "scratch" and is_baseline(content, arm) for arm in content["arms"])
+
+
 def saved_text(arm: ArmResult, what: Saving) -> str:
     """The part of the baseline's cost that is saved, in percent."""
     if arm["saved"] is None:
@@ -125,6 +130,7 @@ def table(content: Result, saved: Mapping[Saving, str]) -> list[list[str]]:
     """The answer as rows of text, the names of the columns first; `saved`: which savings, and their names."""
     lengths = sorted({at["steps"] for arm in content["arms"] for at in arm["at"]})
     tasks = list(content["arms"][0]["downstream"])
+    saved = saved if has_savings(content) else {}
     rows = [["method", *(f"{steps(n)} steps" for n in lengths), *tasks, "steps to the mark", *saved.values()]]
     for arm in content["arms"]:
         at = {entry["steps"]: entry for entry in arm["at"]}

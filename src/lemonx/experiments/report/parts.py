@@ -222,6 +222,7 @@ class Section:
     variants: Sequence[ComparisonGroup]
     finals: Finals
     head_starts: Sequence[Sequence[str]]
+    forgettings: Sequence[Sequence[str]]
     downstream: FineTuning | None
     tuned: Sequence[ComparisonGroup]
     charts: Charts

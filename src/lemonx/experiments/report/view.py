@@ -58,7 +58,7 @@ class _Viewer:
     def view(self) -> Section:
         content, experiment = self.content, self.content["experiment"]
         compared = verdict.claims(content)
-        outcome, sentence = verdict.headline(compared)
+        outcome, sentence = verdict.answer(content)
         rows = self.rows()
         lead = next((row for row in rows if row.strong), None)
         return Section(
@@ -86,6 +86,7 @@ class _Viewer:
             variants=self.compared([("", c) for c in verdict.variants(content)], verdict.VARIANT, by_other=True),
             finals=self.finals(),
             head_starts=wording.head_start_table(content),
+            forgettings=wording.forgetting_table(content),
             downstream=self.downstream(),
             tuned=self.compared(verdict.tuned(content), verdict.TUNED),
             charts=curves.charts(content, self.looks, self.key),
@@ -116,7 +117,7 @@ class _Viewer:
         )
 
     def _saved(self, index: int, arm: ArmResult) -> MeansSaved | None:
-        if arm["saved"] is None:
+        if arm["saved"] is None or not wording.has_savings(self.content):
             return None
 
         def part(what: wording.Saving) -> Mean:
