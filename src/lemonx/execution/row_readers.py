@@ -156,8 +156,8 @@ class Source:
         return rows
 
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        shape = (stop - start, *self._checkpoint.tensors[name].shape[1:])
-        rows = self._scratch.tensor("source", self._stored, *shape)
+        info = self._checkpoint.tensors[name]  # what further copies come from may be stored in another dtype
+        rows = self._scratch.tensor("source", torch_dtype(info.dtype), stop - start, *info.shape[1:])
         if self._needed_columns is None:
             self._checkpoint.read(name, start, stop, out=rows)
         else:  # a block is wholly made, but only the needed columns of it are kept
