@@ -203,13 +203,18 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
     assert_one_line(BadCheckpoint, "never loads.*save_pretrained", lambda: Checkpoint.open(tmp_path))
 
 
-@pytest.mark.parametrize("wrapped", ["", "state_dict", "model", "module."])
+@pytest.mark.parametrize("wrapped", ["", "state_dict", "model", "module.", "blocks", "lightning"])
 def test_what_training_scripts_save(wrapped: str, tmp_path: Path) -> None:
-    """A single file of tensors, as a file or by its folder: bare, beside counts, or under the names of DDP."""
+    """A single file of tensors, as a file or by its folder: bare, beside counts, or under the names of wrappers."""
     (tmp_path / "config.json").write_text("{}")
     stored: Any = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}
     if wrapped == "module.":
         stored = {f"module.{name}": tensor for name, tensor in stored.items()}
+    elif wrapped == "blocks":  # each of them compiled
+        stored = {"a": stored["a"], "_orig_mod.b": stored["b"]}
+    elif wrapped == "lightning":  # of a module that has the model as an attribute
+        stored = {f"net.{name}": tensor for name, tensor in stored.items()}
+        stored = {"state_dict": stored, "pytorch-lightning_version": "2.6.6", "global_step": 3}
     elif wrapped:
         stored = {wrapped: stored, "epoch": 3, "optimizer": {"state": {0: torch.ones(3)}}}
     torch.save(stored, tmp_path / "last.ckpt")

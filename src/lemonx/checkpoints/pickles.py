@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # may wrap single blocks, DistributedDataParallel at the beginning.
 _INSIDE = ("state_dict", "model_state_dict", "model")
 _COMPILED, _PARALLEL = "_orig_mod.", "module."
+# What a checkpoint of Lightning holds beside its weights, which are those of a module with the model as an attribute.
+_LIGHTNING = "pytorch-lightning_version"
 
 
 def convert(folder: Path, parent: Path, name: str) -> Path:
@@ -95,6 +97,7 @@ def load_tensors(folder: Path, shard: str) -> dict[str, torch.Tensor]:
 
 def _unwrapped(content: Any) -> Any:
     """The weights in what a training script saved: beside its counts, and under the names that wrappers give."""
+    lightning = isinstance(content, dict) and _LIGHTNING in content
     if isinstance(content, dict) and (inner := [content[key] for key in _INSIDE if isinstance(content.get(key), dict)]):
         content = inner[0]
     if isinstance(content, dict) and content:
@@ -102,6 +105,8 @@ def _unwrapped(content: Any) -> Any:
         content = plain if len(plain) == len(content) and all(isinstance(name, str) for name in content) else content
         if all(str(name).startswith(_PARALLEL) for name in content):
             content = {name.removeprefix(_PARALLEL): tensor for name, tensor in content.items()}
+        if lightning and len({str(name).partition(".")[0] for name in content}) == 1:
+            content = {str(name).partition(".")[2]: tensor for name, tensor in content.items()}
     return content
 
 

@@ -156,8 +156,8 @@ class Source:
         return rows
 
     def _read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        shape = (stop - start, *self._checkpoint.tensors[name].shape[1:])
-        rows = self._scratch.tensor("source", self._stored, *shape)
+        info = self._checkpoint.tensors[name]  # what further copies come from may be stored in another dtype
+        rows = self._scratch.tensor("source", torch_dtype(info.dtype), stop - start, *info.shape[1:])
         if self._needed_columns is None:
             self._checkpoint.read(name, start, stop, out=rows)
         else:  # a block is wholly made, but only the needed columns of it are kept
@@ -263,12 +263,12 @@ class StripReader(Source):
 
     def _needed(self, name: str, first: int, end: int) -> torch.Tensor:
         """Rows as the file keeps them, with zeros for rows of the file that the wanted rows do not need."""
-        shape = self._checkpoint.tensors[name].shape
+        shape, dtype = self._checkpoint.tensors[name].shape, torch_dtype(self._checkpoint.tensors[name].dtype)
         table, place = divmod(first, self.how.rows.size // tables(shape))
         columns = range(place, place + end - first) if self.how.transposed else None
         if tables(shape) > 1:
             return self._checkpoint.read(name, table, table + 1, columns=columns)
-        held = torch.zeros((*shape[:-1], len(columns) if columns else shape[-1]), dtype=self._stored)
+        held = torch.zeros((*shape[:-1], len(columns) if columns else shape[-1]), dtype=dtype)
         for start, stop in source_rows(self._step, shape[0], self._wanted):
             self._checkpoint.read(name, start, stop, columns=columns, out=held[start:stop])
         return held
