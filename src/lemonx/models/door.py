@@ -189,8 +189,8 @@ def load(
     """
     from transformers import GenerationConfig
 
-    # Copies, since a loader may keep what it is given, and the weights are somebody else's. What stays on the disk while
-    # it is used must be there.
+    # Copies, since a loader may keep what it is given, and the weights are somebody else's. What is read while it is
+    # used must be in files.
     held = None if "device_map" in options else checkpoint.weights
     weights = held and {name: tensor.clone() for name, tensor in held.items()}
     model, info = kind.from_pretrained(
