@@ -63,10 +63,13 @@ def recipe(rate: float, steps: int, **more: Any) -> dict[str, Any]:
 
 def train(asked: dict[str, Any], output: str) -> Curve:
     """One run of `lemonx train`, in a process of its own; its curve."""
-    from lemonx.training.recipe import parse_recipe
-    from lemonx.training.run import run
+    from lemonx.guards.others import silenced
 
-    return [row for row in run(parse_recipe(asked), output, force=True).curve if "validation_loss" in row]
+    with silenced():
+        from lemonx.training.recipe import parse_recipe
+        from lemonx.training.run import run
+
+        return [row for row in run(parse_recipe(asked), output, force=True).curve if "validation_loss" in row]
 
 
 def train_all(folder: Path, runs: dict[str, dict[str, Any]]) -> dict[str, Curve]:

@@ -18,6 +18,7 @@ import pico
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
 from lemonx.models.in_memory import opened
+from lemonx.verification import memory
 from lemonx.verification.as_built import require_as_built
 from lemonx.verification.float64 import Float64
 
@@ -70,6 +71,12 @@ def test_what_is_grown_in_memory_is_what_a_folder_becomes(name: str, growth: Any
     one, other = (load_file(place / "model.safetensors") for place in (folder.path, tmp_path / "saved"))
     assert one.keys() == other.keys() and all(value.equal(other[key]) for key, value in one.items())
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_model_that_is_too_large_to_run_whole_is_verified_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "WHOLE", 1)
+    model = pico.PICO["llama-tied"]()
+    assert difference(model, lemonx.expand(model, depth=3)) <= 1e-10
 
 
 def test_buffers_keep_their_dtype() -> None:

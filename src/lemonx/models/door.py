@@ -200,8 +200,10 @@ def load(
     """
     from transformers import GenerationConfig
 
-    # Copies, since a loader may keep what it is given, and the weights are somebody else's.
-    weights = checkpoint.weights and {name: tensor.clone() for name, tensor in checkpoint.weights.items()}
+    # Copies, since a loader may keep what it is given, and the weights are somebody else's. What is read while it is
+    # used must be in files.
+    held = None if "device_map" in options else checkpoint.weights
+    weights = held and {name: tensor.clone() for name, tensor in held.items()}
     model, info = kind.from_pretrained(
         None if weights else checkpoint.bare,
         state_dict=weights,
