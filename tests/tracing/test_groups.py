@@ -74,7 +74,7 @@ def test_groups_that_read_the_axis_which_tells_them_apart_are_not_copied() -> No
 
 def test_groups_that_sizes_make_of_single_channels_are_refused() -> None:
     for layer in (conv(lambda n: 8), lambda n: nn.GroupNorm(8, n)):
-        with pytest.raises(lemonx.Refused, match="it is 8 in the smaller model"):
+        with pytest.raises(lemonx.Refused, match="its entries are 8 in the smaller model"):
             grown(lambda n, layer=layer: Channels(n, layer), (8, 16), rows)
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import platform
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+
+from lemonx.checkpoints.opening import open_file
 
 PACKAGE = Path(__file__).parents[1]
 # The rooms that make a target, and those that train a model.
@@ -39,7 +42,8 @@ def files(path: Path) -> str:
     digest = hashlib.sha256()
     for one in [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file()):
         digest.update(f"{one.relative_to(path)}\0{one.stat().st_size}\n".encode())
-        with one.open("rb") as content:
+        # What cannot be read is no data either: training says so, in its own words.
+        with suppress(OSError), open_file(one) as content:
             while block := content.read(_BLOCK):
                 digest.update(block)
     return digest.hexdigest()
