@@ -326,3 +326,27 @@ def test_warmstart_adds_a_shrunken_source_to_a_new_model(sources: Path, tmp_path
     assert torch.allclose(added[:48, :, :48], 0.4 * source[name].view(48, 3, 48), atol=1e-7)
     assert not added[48:].any() and not added[:, :, 48:].any()
     assert torch.allclose(made[f"{LAYERS}.1.ln_1.weight"][:48], source[f"{LAYERS}.1.ln_1.weight"], atol=1e-7)
+
+
+def test_drop_upcycling_redraws_half_of_the_units_of_every_expert(sources: Path, tmp_path: Path) -> None:
+    """The same units in all three matrices of an expert, others in another expert; all else is the source's."""
+    fields = {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
+    made = grown(sources / "llama-tied", tmp_path / "t", "drop-upcycling", fields=fields)
+    source = load_file(sources / "llama-tied" / "model.safetensors")
+    kept = []
+    for expert in range(3):
+        name = f"model.layers.1.block_sparse_moe.experts.{expert}.{{}}.weight"
+        same = [
+            (made[name.format(new)] == source[f"model.layers.1.mlp.{old}_proj.weight"]).all(axis)
+            for new, old, axis in (("w1", "gate", 1), ("w3", "up", 1), ("w2", "down", 0))
+        ]
+        assert torch.equal(same[0], same[1]) and torch.equal(same[0], same[2])
+        assert int(same[0].sum()) == len(same[0]) - len(same[0]) // 2
+        kept.append(same[0])
+        redrawn, old = made[name.format("w1")][~same[0]], source["model.layers.1.mlp.gate_proj.weight"][~same[0]]
+        # Of n numbers, the standard deviation is off by 1 / sqrt(2 n) of itself: here 1.5 %, and 6 times that at most.
+        assert float(redrawn.std()) == pytest.approx(float(old.std()), rel=6 / (2 * old.numel()) ** 0.5)
+    assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[1], kept[2])
+    assert torch.equal(made["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
+    with pytest.raises(Refused, match="only turns the MLPs of a dense model into experts"):
+        planned(sources / "llama-tied", "drop-upcycling", width=96)
