@@ -89,7 +89,7 @@ class Change:
 class Adapter:
     """An adapter in a folder: its settings, and its tensors, which are read when they are needed."""
 
-    def __init__(self, folder: Path, *, called: str | None = None, allow_pickle: bool = False) -> None:
+    def __init__(self, folder: Path, *, called: str | None = None, allow_pickle: bool | str = False) -> None:
         self.folder = folder.resolve()
         self.name = called or self.folder.name
         self.settings = parse_object(read_inside(self.folder, ADAPTER), self.folder / ADAPTER)

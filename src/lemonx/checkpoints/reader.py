@@ -130,15 +130,16 @@ class Checkpoint:
         cls,
         path: str | os.PathLike[str],
         *,
-        allow_pickle: bool = False,
+        allow_pickle: bool | str = False,
         config: Path | None = None,
         naming: Naming | None = None,
         run: bool = False,
     ) -> Checkpoint:
         """The checkpoint in the folder `path`, its config, index and headers validated.
 
-        `allow_pickle`: if there are only pickled weights, convert them to a temporary copy, as plain tensors. `config`:
-        a config.json, or a folder with one and the files beside it, in place of those in `path`. `naming`: what the
+        `allow_pickle`: if there are only pickled weights, convert them to a temporary copy, as plain tensors; a word
+        is the name under which the file has those that are meant, where it has an average too. `config`: a
+        config.json, or a folder with one and the files beside it, in place of those in `path`. `naming`: what the
         tensors of a distributed checkpoint are called in a model's files. `run`: prefer the weights of a run's own
         checkpoint, where safetensors lie beside it.
         """
@@ -157,9 +158,11 @@ class Checkpoint:
                         file=given,
                     )
                 pickled = pickled_weights(folder) if allow_pickle and not has_weights(folder) else None
-                return cls._unpickled(folder, pickled) if pickled else cls._in_floats(folder, config, naming, run)
+                if pickled:
+                    return cls._unpickled(folder, pickled, allow_pickle)
+                return cls._in_floats(folder, config, naming, run)
             if allow_pickle and folder.name.endswith(PICKLED) and has(folder.parent, CONFIG):
-                return cls._unpickled(folder.parent, folder.name)
+                return cls._unpickled(folder.parent, folder.name, allow_pickle)
         except (FileNotFoundError, RuntimeError):
             raise BadCheckpoint("does not exist", instead_of_nothing(given), file=given) from None
         except OSError as error:
@@ -167,9 +170,10 @@ class Checkpoint:
         raise BadCheckpoint("is not a folder", instead_of_a_file(given), file=given)
 
     @classmethod
-    def _unpickled(cls, folder: Path, name: str) -> Checkpoint:
-        what = "pickles, read as plain tensors"
-        return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name), what))
+    def _unpickled(cls, folder: Path, name: str, allowed: bool | str) -> Checkpoint:
+        named = allowed if isinstance(allowed, str) else None
+        what = "pickles, read as plain tensors" + (f" under {named!r}" if named else "")
+        return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name, named), what))
 
     @classmethod
     def _in_floats(cls, folder: Path, config: Path | None, naming: Naming | None, run: bool) -> Checkpoint:

@@ -52,7 +52,7 @@ class Wish:
     """What of a model is wanted. `whole`: also what is carried along, such as the tokenizer, not the weights alone."""
 
     whole: bool = True
-    allow_pickle: bool = False
+    allow_pickle: bool | str = False
     tell: Tell | None = field(default=None, compare=False)
 
 

@@ -23,7 +23,7 @@ def verify_folders(
     target: Path,
     *,
     layerwise: bool,
-    allow_pickle: bool,
+    allow_pickle: bool | str,
     adapter: PathLike | None,
     config: PathLike | None,
     tables: Tables,
@@ -36,7 +36,7 @@ def verify_folders(
     else:
         run = target.is_dir() and is_run(target)
         opened = open_source(source, allow_pickle=allow_pickle, adapter=adapter, config=config, run=run)
-    with opened as small, open_source(target, allow_pickle=allow_pickle) as large:
+    with opened as small, open_source(target, allow_pickle=bool(allow_pickle)) as large:
         said = read_certificate(large)
         require_fitting(small)
         require_fitting(large)
