@@ -16,9 +16,9 @@ import torch
 
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import Refused
+from lemonx.models.attributes import is_rate, plain_attributes, same
 from lemonx.models.building import compute_buffers, skeleton
 from lemonx.models.foreign import foreign
-from lemonx.verification.attributes import only_trains, plain_attributes, same
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,8 +54,7 @@ def _differences(model: PreTrainedModel, built: PreTrainedModel) -> Iterator[str
             yield f"{name} is {type(module).__name__}, where its config makes {made}"
             continue
         yield from _patches(name, module)
-        if not only_trains(module):
-            yield from _attributes(name, module, like)
+        yield from _attributes(name, module, like)
         yield from _tensors(name, module, like)
     for path in there:
         if path not in here:
@@ -82,7 +81,7 @@ def _is_autocast(forward: Any) -> bool:
 def _attributes(name: str, module: Any, like: Any) -> Iterator[str]:
     values, others = plain_attributes(module), plain_attributes(like)
     for key, made in others.items():
-        if same(values.get(key), made) or key in _PASSING or "drop" in key:
+        if same(values.get(key), made) or key in _PASSING or is_rate(module, key):
             continue
         if key not in _KEPT or _reads(type(like), key):
             yield f"{name} has {key} = {values.get(key)!r}, where its config makes it {made!r}"

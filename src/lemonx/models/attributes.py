@@ -36,3 +36,8 @@ def same(one: Any, other: Any) -> bool:
 def only_trains(module: Any) -> bool:
     """Dropout, of entries or of whole branches, which acts only in training."""
     return "Drop" in type(module).__name__
+
+
+def is_rate(module: Any, attribute: str) -> bool:
+    """Whether an attribute is a rate of dropout, which a run may change as it goes."""
+    return only_trains(module) or "drop" in attribute
