@@ -71,11 +71,12 @@ def _grow(
     held: list[Optimizer] = [refusals.unwrapped(optimizer) for optimizer in optimizers]
     given, model = model, wrappers.inside(model)
     if isinstance(model, torch.nn.Module):
+        wrappers.free_gathered(model)
         refusals.check(model, held)
     if _is_sharded(model):
         from lemonx.in_place.shared import grow_shared
 
-        return grow_shared(model, held, options, threads=threads, shard=shard, folder=folder)
+        return grow_shared(model, held, options, verify=verify, threads=threads, shard=shard, folder=folder)
     if shard is not None or folder is not None:
         raise TypeError("shard and folder are for a model under FSDP2")
     model = in_memory.unwrapped(model)

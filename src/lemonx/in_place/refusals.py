@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from lemonx.errors import Refused
+from lemonx.models.attributes import OWN_HOOKS
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
@@ -55,8 +56,7 @@ def _check_hooks(model: nn.Module) -> None:
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         for hook in (hook for many in hooks for hook in many.values()):
             origin = getattr(hook, "__module__", None) or ""
-            # transformers records outputs by hooks; FSDP2 gathers by them, and its model is built again.
-            if not origin.startswith(("transformers.", "torch.distributed.fsdp.")):
+            if not origin.startswith(OWN_HOOKS):
                 name = getattr(hook, "__name__", type(hook).__name__)
                 raise Refused(
                     f"{path or type(model).__name__} has the hook {name}, which added blocks would not have",

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lemonx.errors import Refused
+from lemonx.models.attributes import bare_class
 
 _SETTINGS = (
     "device_ids",
@@ -33,6 +34,13 @@ def inside(model: Any) -> Any:
     while isinstance(model, nn.DataParallel | DistributedDataParallel):
         model = model.module
     return model
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Give a model under FSDP2 its slices back as parameters, which it may have gathered for its last forward pass."""
+    for module in model.modules():
+        if callable(reshard := getattr(module, "reshard", None)) and bare_class(module) is not type(module):
+            reshard()
 
 
 def around(model: nn.Module) -> list[DistributedDataParallel]:

@@ -18,12 +18,12 @@ import torch
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import new_folder, write_whole
-from lemonx.checkpoints.folder import CONFIG, GENERATION
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import Refused
-from lemonx.execution.sidecar_files import Carried, config_text
+from lemonx.execution.sidecar_files import Carried, config_text, pointing
 from lemonx.models import door
 from lemonx.models.attributes import is_rate, plain_attributes, same
 from lemonx.models.building import held_in, looked_at
@@ -92,12 +92,9 @@ def opened(model: PreTrainedModel, folder: Path, *, verify: bool) -> Checkpoint:
 
     The model itself is not changed.
     """
-    known = _known_class(model)
-    if verify and type(model).forward is not known.forward:
-        raise Refused(
-            f"{type(model).__name__} has its own forward, which verification does not run",
-            f"expand it with verify=False if it computes what {known.__name__} does",
-        )
+    known = known_class(model)
+    if verify:
+        require_known_forward(model)
     config = model.config
     try:
         model.config = copy.deepcopy(config)  # save_pretrained writes into it
@@ -138,7 +135,17 @@ def written(folder: Path, plan: Plan, beside: Mapping[str, Carried], weights: Ma
     return Checkpoint(folder, weights=weights)
 
 
-def _known_class(model: PreTrainedModel) -> Any:
+def require_known_forward(model: PreTrainedModel) -> None:
+    """Refused if a derived class computes something else than the class that transformers has."""
+    known = known_class(model)
+    if type(model).forward is not known.forward:
+        raise Refused(
+            f"{type(model).__name__} has its own forward, which verification does not run",
+            f"expand it with verify=False if it computes what {known.__name__} does",
+        )
+
+
+def known_class(model: PreTrainedModel) -> Any:
     """The model's class, or the first that it is derived from, that can be built from a name in config.json."""
     from transformers import PreTrainedModel
 
@@ -161,10 +168,7 @@ def load_like(model: PreTrainedModel, target: Checkpoint, plan: Plan) -> PreTrai
     options = {"dtype": _widest(dtypes), **_implementations(model)}
     with foreign(f"load the expanded {name}", "expand a folder instead of a model", Refused):
         result: Any = door.load(target, type(model), door.read_config(target), **options)[0]
-    _restore_parameters(model, result, plan)
-    restore_modules(model, result, plan)
-    if model.can_generate():
-        result.generation_config = _generation(model, target.path, plan)
+    restore(model, result, plan)
     result.config.architectures = model.config.architectures
     result.config.dtype = result.dtype
     result.config._name_or_path = model.config._name_or_path
@@ -172,14 +176,18 @@ def load_like(model: PreTrainedModel, target: Checkpoint, plan: Plan) -> PreTrai
     return result.to(model.device)
 
 
-def _generation(model: PreTrainedModel, folder: Path, plan: Plan) -> Any:
-    """The model's own generation settings, which a file may lose in part; references to blocks are the target's."""
-    settings = copy.deepcopy(model.generation_config)
-    if plan.source_spec.pointers:
-        written = parse_json(read_inside(folder, GENERATION))
-        for field in plan.source_spec.pointers.keys() & written.keys():
-            setattr(settings, field, written[field])
-    return settings
+def restore(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> None:
+    """Give the expanded model what no checkpoint holds: dtypes, what is trained, modes, and how it generates.
+
+    Generation settings are the model's own, of which a file may lose a part; references to blocks are the target's.
+    """
+    _restore_parameters(model, result, plan)
+    _restore_modules(model, result, plan)
+    if model.can_generate():
+        result.generation_config = copy.deepcopy(model.generation_config)
+        pointers = {field: getattr(model.generation_config, field, None) for field in plan.source_spec.pointers}
+        for field, value in pointing(pointers, plan).items():
+            setattr(result.generation_config, field, value)
 
 
 def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
@@ -235,7 +243,7 @@ def _origins(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> dic
     }
 
 
-def restore_modules(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> None:
+def _restore_modules(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> None:
     """Restore training mode and dropout, module by module, and gradient checkpointing.
 
     A module is what the module is that its parameters come from: a block that is added behind a frozen one is as still.
