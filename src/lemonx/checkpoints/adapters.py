@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lemonx.checkpoints.copying import write_copy
-from lemonx.checkpoints.folder import ADAPTER, CONFIG, has, is_tokenizer, open_companion, other_files, parse_object
+from lemonx.checkpoints.folder import ADAPTER, has, is_tokenizer, open_companion, other_files, parse_object
 from lemonx.checkpoints.opening import open_inside, read_inside
 from lemonx.checkpoints.pickles import load_tensors
 from lemonx.checkpoints.plain import JsonValue
@@ -58,11 +58,6 @@ _PLAIN = re.compile(r"\^?(?:[\w-]|\\?\.)+")
 
 # A module below a numbered one; the embeddings of several codebooks are numbered themselves.
 _IN_A_BLOCK = re.compile(r"(?:^|\.)\d+\.[^.]+\.")
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, and no model."""
-    return folder.is_dir() and has(folder, ADAPTER) and not has(folder, CONFIG)
 
 
 @dataclass(frozen=True)

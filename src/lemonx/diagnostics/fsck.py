@@ -14,7 +14,6 @@ from pathlib import Path
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.dcp_metadata import METADATA
 from lemonx.checkpoints.destination import leftovers
@@ -26,6 +25,7 @@ from lemonx.checkpoints.folder import (
     all_files,
     has,
     has_weights,
+    is_adapter,
     no_weights,
     pickled_weights,
     pickles,

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.adapters import GIVE, Adapter, Names, is_adapter, merge
-from lemonx.checkpoints.folder import ADAPTER, has
+from lemonx.checkpoints.adapters import GIVE, Adapter, Names, merge
+from lemonx.checkpoints.folder import ADAPTER, has, is_adapter
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.hub import headers, names
 from lemonx.hub.download import Wish, located

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lemonx.checkpoints.adapters import Adapter, is_adapter
+from lemonx.checkpoints.adapters import Adapter
 from lemonx.checkpoints.finding import is_run
-from lemonx.checkpoints.folder import ADAPTER_FOLDER
+from lemonx.checkpoints.folder import ADAPTER_FOLDER, is_adapter
 from lemonx.models.sources import open_pair, open_source
 from lemonx.verification.certificate import read_certificate
 from lemonx.verification.fitting import require_fitting
