@@ -25,7 +25,7 @@ from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import Refused
 from lemonx.execution.sidecar_files import Carried, config_text, pointing
 from lemonx.models import door
-from lemonx.models.attributes import is_rate, plain_attributes, same
+from lemonx.models.attributes import bare_class, is_rate, plain_attributes, same
 from lemonx.models.building import held_in, looked_at
 from lemonx.models.foreign import foreign
 from lemonx.planning.plan import Plan
@@ -261,7 +261,7 @@ def _restore_modules(model: PreTrainedModel, result: PreTrainedModel, plan: Plan
             places[name] = f"{places[above]}.{last}" if places[above] else last
         like = own.get(places[name], model)
         module.training = like.training
-        if type(like) is type(module):
+        if bare_class(like) is type(module):
             vars(module).update(_changed_rates(like, built.get(places[name])))
     checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     if checkpointed:
