@@ -199,7 +199,7 @@ def as_it_was(example: Any) -> dict[str, Any]:
     eps, model.model.norm.variance_epsilon = model.model.norm.variance_epsilon, 0.5
     try:
         said = ""
-        lemonx.grow_in_place(model, optimizer, shard=shard, **example.GROWTH)
+        lemonx.grow_in_place(model, optimizer, shard=shard, width="2x")
     except LemonxError as error:
         said = str(error)
     model.model.norm.variance_epsilon = eps
