@@ -174,7 +174,50 @@ def in_place(folder: Path) -> dict[str, Any]:
         lemonx.grow_in_place(shared, shard=lambda model: None, **example.GROWTH)
     except LemonxError as error:
         said.append(f"{type(error).__name__}: {error}")
-    return {**found, "said": said}
+    return {**found, "said": said, "as_it_was": as_it_was(example)}
+
+
+def as_it_was(example: Any) -> dict[str, Any]:
+    """A model of a derived class, gathered, partly frozen and still, with settings of its own, and what it becomes."""
+
+    class Derived(example.LlamaForCausalLM):
+        pass
+
+    def shard(model: Any) -> None:
+        for block in model.model.layers:
+            fully_shard(block, reshard_after_forward=False)
+        fully_shard(model, reshard_after_forward=False)
+
+    model: Any = Derived(example.small().config).train()
+    model.model.layers[0].requires_grad_(False)
+    model.model.layers[1].self_attn.attention_dropout = 0.25
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.generation_config.max_new_tokens = 7
+    shard(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    before = example.measured(model)  # which leaves all parameters gathered
+    eps, model.model.norm.variance_epsilon = model.model.norm.variance_epsilon, 0.5
+    try:
+        said = ""
+        lemonx.grow_in_place(model, optimizer, shard=shard, width="2x")
+    except LemonxError as error:
+        said = str(error)
+    model.model.norm.variance_epsilon = eps
+    model.model.layers[0].eval()
+    large: Any = lemonx.grow_in_place(model, optimizer, shard=shard, depth="+2", width="2x").model
+    blocks = large.model.layers
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {
+        "refused": said,
+        "class": [kind.__name__ for kind in type(large).__mro__[:3]],
+        "modes": [block.training for block in blocks],
+        "trained": [block.mlp.up_proj.weight.requires_grad for block in blocks],
+        "held": [id(block.mlp.up_proj.weight) in held for block in blocks],
+        "dropout": [block.self_attn.attention_dropout for block in blocks],
+        "checkpointed": [block.gradient_checkpointing for block in blocks],
+        "new_tokens": large.generation_config.max_new_tokens,
+        "losses": [before, example.measured(large)],
+    }
 
 
 def load_example(name: str) -> Any:

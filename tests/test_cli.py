@@ -400,6 +400,27 @@ def test_plan_expand_verify(run: Run, source: Any, tmp_path: Path) -> None:
     assert like == json.loads(run("plan", small, "--width", 72, "--depth", 3, "--json").out)
 
 
+def test_an_average_beside_the_weights(run: Run, source: Any, tmp_path: Path) -> None:
+    """A file with both is refused until one is chosen, and that one is what grows, plans, infers and verifies."""
+    (tmp_path / "run").mkdir()
+    shutil.copy(source("llama-tied") / "config.json", tmp_path / "run")
+    weights = load_file(source("llama-tied") / "model.safetensors")
+    average = {name: tensor * 1.5 for name, tensor in weights.items()}
+    torch.save({"model": weights, "ema": average, "step": 3}, tmp_path / "run" / "last.pt")
+    asked = ("run/last.pt", "out", "--depth", 3, "--allow-pickle")
+    assert_refused(run("expand", *asked), BAD_CHECKPOINT, "under 'model' and 'ema': .*--weights model")
+    assert not (tmp_path / "out").exists()
+    for command in ("plan", "infer"):
+        more = ("--depth", 3) if command == "plan" else ()
+        assert run(command, "run/last.pt", *more, "--weights", "ema").code == 0
+    assert run("fsck", "run", "--weights", "ema").code == 0
+    assert run("expand", *asked, "--weights", "ema", "--no-verify").code == 0
+    norm = load_file(tmp_path / "out" / "model.safetensors")[NORM]
+    assert norm.equal(average[NORM]) and not norm.equal(weights[NORM])
+    assert run("verify", "run/last.pt", "out", "--weights", "ema").code == 0
+    assert run("verify", "run/last.pt", "out", "--weights", "model").code == DIFFERS
+
+
 def test_expand_prints_its_certificate(run: Run, source: Any, tmp_path: Path) -> None:
     result = run("expand", source("vit-cls"), "out", "--width", 72, "--no-verify", "--json")
     assert result.code == 0 and result.err == ""

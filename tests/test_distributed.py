@@ -260,6 +260,12 @@ def test_a_shared_model_grows_while_it_trains(folder: Path, two: list[dict[str, 
     alone = example.loop(folder / "alone-in-place")
     for found in (found["in_place"] for found in two):
         no_shard, bad_size, gradient = found.pop("said")
+        kept = found.pop("as_it_was")
+        assert "model.norm has variance_epsilon = 0.5" in kept["refused"]
+        assert kept["losses"][1] == pytest.approx(kept["losses"][0], rel=100 * ROUNDING)
+        assert kept["class"] == ["FSDPDerived", "FSDPModule", "Derived"] and kept["new_tokens"] == 7
+        assert kept["modes"] == kept["trained"] == kept["held"] == [False, False, True, True]
+        assert kept["dropout"] == [0.0, 0.0, 0.25, 0.25] and kept["checkpointed"] == [True] * 4
         assert "give the function that sharded it: shard=" in no_shard
         assert bad_size.startswith("BadTarget") and "gradient" in gradient
         for losses in found.values():

@@ -183,6 +183,12 @@ def _adapted(model: Any) -> None:
     model._hf_peft_config_loaded = True  # as add_adapter leaves it
 
 
+def _adapted_inside(model: Any) -> None:
+    import peft
+
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))  # and the model is still held
+
+
 def _shared(model: Any) -> None:
     model.lm_head.weight = model.model.embed_tokens.weight
 
@@ -199,6 +205,7 @@ ODD: list[tuple[Callable[[Any], None], str]] = [
     (_offloaded, "accelerate: load it without device_map"),
     (_quantised, "quantised: call model.dequantize"),
     (_adapted, "PEFT: merge them first"),
+    (_adapted_inside, "PEFT: merge them first"),
     (_shared, "are one tensor, but the config does not tie them: set tie_word_embeddings"),
     (_replaced, "lm_head.weight is a Odd, not a plain tensor"),
 ]

@@ -11,6 +11,8 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import lemonx
 import pico
@@ -175,6 +177,110 @@ def test_muon_beside_adam() -> None:
     step(model, matrices, rest)
 
 
+class Derived(hf.LlamaForCausalLM):
+    """A user's own class: with a module, a buffer and a size of its own, which no checkpoint holds."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.noise, self.twice = nn.Dropout(0.5), 2 * config.hidden_size
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+
+def test_what_a_user_added_to_the_model_stays(llama: Any) -> None:
+    """Modules, buffers and attributes that the config does not build are neither lost nor made anew."""
+    plain, _ = llama
+    plain.model.layers[0].mlp.probe, plain.model.layers[0].tag = nn.Identity(), "mine"
+    plain.model.register_buffer("count", torch.ones(3), persistent=False)
+    derived: Any = Derived(copy.deepcopy(plain.config)).double()
+    noise, derived.noise.p = derived.noise, 0.7
+    derived.seen += 5
+    held = (plain.model.layers[0].mlp.probe, plain.model.count)
+    for model in (plain, derived):
+        lemonx.grow_in_place(model, None if model is derived else llama[1], width=96, depth=3, verify=False)
+    assert (plain.model.layers[0].mlp.probe, plain.model.count) == held and plain.model.layers[0].tag == "mine"
+    assert "count" not in plain.state_dict()
+    assert derived.noise is noise and noise.p == 0.7 and derived.seen == 5 and derived.twice == 192
+
+
+def test_modes_dropout_and_marks_follow_the_weights() -> None:
+    """A block that comes from a frozen one is as still; what was set on parameters is set on those that follow."""
+    model: Any = pico.PICO["gpt2-lm"]().train()
+    model.transformer.h[0].eval().requires_grad_(False)
+    for block in model.transformer.h:
+        block.mlp.dropout.p = 0.25
+    model.transformer.h[0].attn.attn_dropout.p = 0.5
+    model.transformer.ln_f.weight.no_decay = True
+    lemonx.grow_in_place(model, depth=4, verify=False)
+    blocks = list(model.transformer.h)
+    assert [block.training for block in blocks] == [False, False, True, True]
+    assert [block.mlp.c_fc.training for block in blocks] == [False, False, True, True]
+    assert [block.mlp.c_fc.weight.requires_grad for block in blocks] == [False, False, True, True]
+    assert [block.mlp.dropout.p for block in blocks] == [0.25] * 4
+    assert [block.attn.attn_dropout.p for block in blocks] == [0.5, 0.5, 0.0, 0.0]
+    assert model.transformer.ln_f.weight.no_decay and model.training and model.transformer.ln_f.training
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad], ids=["inference", "no_grad"])
+def test_it_grows_where_a_loop_validates(llama: Any, context: Any) -> None:
+    model, optimizer = llama
+    before = loss_of(model).item()
+    with context():
+        lemonx.grow_in_place(model, optimizer, width=96, depth=3, verify=False)
+    after = step(model, optimizer)
+    assert after.item() == pytest.approx(before, rel=TOLERANCE) and loss_of(model).item() != after.item()
+
+
+def test_an_average_grows_before_its_model(llama: Any) -> None:
+    """Left behind it would fail at its next update, so it is refused; grown with the same sizes it goes on."""
+    model, optimizer = llama
+    averages = [AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)) for _ in range(2)]
+    step(model, optimizer)
+    for average in averages:
+        average.update_parameters(model)
+    step(model, optimizer)
+    growth: dict[str, Any] = {"width": 96, "depth": 3, "verify": False}
+    with pytest.raises(Refused, match=r"an AveragedModel holds an average of the model.*grow that first"):
+        lemonx.grow_in_place(model, optimizer, **growth)
+    before = loss_of(averages[0].module).item()
+    for average in averages:
+        lemonx.grow_in_place(average.module, **growth)
+    assert loss_of(averages[0].module).item() == pytest.approx(before, rel=TOLERANCE)
+    lemonx.grow_in_place(model, optimizer, **growth)
+    old = {name: p.detach().clone() for name, p in averages[0].module.named_parameters()}
+    averages[0].update_parameters(model)
+    new = dict(model.named_parameters())
+    assert all(torch.allclose(p, (old[n] + new[n]) / 2) for n, p in averages[0].module.named_parameters())
+
+
+class Inside(nn.Module):
+    """A user's module with the model as an attribute, as Lightning has it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.net = model
+
+    def forward(self, seed: int) -> Tensor:
+        return loss_of(self.net, seed)
+
+
+def test_a_wrapper_around_a_module_that_holds_the_model(llama: Any) -> None:
+    """DistributedDataParallel lists the new parameters too, or gradients would no longer be exchanged."""
+    model, optimizer = llama
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(Inside(model), find_unused_parameters=True)
+        wrapped(1).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        lemonx.grow_in_place(model, optimizer, width=96, depth=3, verify=False)
+        listed = {id(p) for p in wrapped._module_parameters}
+        assert listed == {id(p) for p in model.parameters()} and wrapped.find_unused_parameters
+        wrapped(1).backward()
+        assert all(p.grad is not None for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
+
+
 # ----------------------------------------------------------------- what is refused, and leaves everything as it was
 
 
@@ -210,6 +316,15 @@ def _shared(model: Any, optimizer: Any) -> Any:
 
 def _another(model: Any, optimizer: Any) -> Any:
     return torch.optim.SGD(model.model.norm.parameters(), lr=1.0)
+
+
+class Outer(torch.optim.Optimizer):
+    """As Lookahead is: around another optimizer, with the slow weights as its own state."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.optimizer, self.param_groups = inner, inner.param_groups
+        self.state.update({p: {"slow": p.detach().clone()} for group in inner.param_groups for p in group["params"]})
 
 
 def _unknown(model: Any, optimizer: Any) -> None:
@@ -264,6 +379,8 @@ def test_mistakes_in_the_call(llama: Any) -> None:
         lemonx.grow_in_place(model, [optimizer, adam(nn.Linear(2, 2))], width=96, verify=False)
     with pytest.raises(TypeError, match="an optimizer of torch, not a dict"):
         lemonx.grow_in_place(model, {}, width=96)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="Outer keeps a state of its own around AdamW"):
+        lemonx.grow_in_place(model, Outer(optimizer), width=96, verify=False)
     with pytest.raises(TypeError, match="for a model under FSDP2"):
         lemonx.grow_in_place(model, optimizer, width=96, shard=lambda model: None)
     with pytest.raises(lemonx.BadTarget, match="no size was given"):

@@ -56,7 +56,7 @@ def plan(
     seed: int = 0,
     dtype: Dtype | None = None,
     solve: bool = False,
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
     adapter: PathLike | None = None,
     config: PathLike | None = None,
     infer: bool = True,
@@ -121,7 +121,7 @@ def shapes(
     *,
     width: int | str | None = None,
     depth: int | str | None = None,
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> list[Shape]:
@@ -173,7 +173,7 @@ def expand(
     max_shard_size: int = SHARD,
     force: bool = False,
     with_optimizer: bool = False,
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
     adapter: PathLike | None = None,
     keep_adapter: bool = False,
     config: PathLike | None = None,
@@ -242,7 +242,7 @@ def expand(
     max_shard_size: int = SHARD,
     force: bool = False,
     with_optimizer: bool = False,
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
     adapter: PathLike | None = None,
     keep_adapter: bool = False,
     config: PathLike | None = None,
@@ -300,9 +300,10 @@ def expand(
     planned, progress are called with the plan, and with the number of bytes after each write
 
     For folders: max_shard_size (bytes per file), force (replace the output if it is a checkpoint and nothing else),
-    with_optimizer (grow Adam's moments too), allow_pickle (read pytorch_model.bin as plain tensors), adapter (a LoRA
-    adapter of PEFT's that is merged into the source; an adapter may also be the source, if its base is found),
-    keep_adapter (do not merge it: grow it along, into `adapter/` of the output, for PeftModel.from_pretrained).
+    with_optimizer (grow Adam's moments too), allow_pickle (read pytorch_model.bin as plain tensors; a word names those
+    that are meant, where a file holds an average too: "ema"), adapter (a LoRA adapter of PEFT's that is merged into the
+    source; an adapter may also be the source, if its base is found), keep_adapter (do not merge it: grow it along, into
+    `adapter/` of the output, for PeftModel.from_pretrained).
 
     A distributed checkpoint (torch.distributed.checkpoint) is written back as one: config (the model's config.json, or
     a folder with one, where the run has none), processes (for how many to cut it; default: as many as wrote it).
@@ -374,7 +375,7 @@ def verify(
     target: PathLike,
     *,
     layerwise: bool = False,
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
     adapter: PathLike | None = None,
     config: PathLike | None = None,
     infer: bool = True,
@@ -429,7 +430,7 @@ def shrink(
     return shrink_folder(located(large, Wish()), place, force=force, tables=tables(infer, spec))
 
 
-def infer(source: PathLike, *, allow_pickle: bool = False) -> str:
+def infer(source: PathLike, *, allow_pickle: bool | str = False) -> str:
     """The table of a checkpoint's class as a Python file, inferred from runs of it without weights.
 
     Examples:
@@ -451,7 +452,7 @@ def fsck(
     folder: PathLike,
     *,
     quick: bool = False,
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
     """List everything that is wrong with a checkpoint folder of any family; `clean` says whether nothing is.

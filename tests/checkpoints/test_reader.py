@@ -225,6 +225,56 @@ def test_what_training_scripts_save(wrapped: str, tmp_path: Path) -> None:
     assert_one_line(BadCheckpoint, "is not a folder: put the model's config.json", lambda: Checkpoint.open(given))
 
 
+# Where training scripts keep an average of the weights, by the key that names it; None: a list has no names.
+AVERAGES: dict[str, tuple[str | None, Callable[[dict[str, torch.Tensor]], Any]]] = {
+    "by name": ("ema", lambda average: {"ema": average}),
+    "compiled": ("model_ema", lambda average: {"model_ema": {f"_orig_mod.{n}": t for n, t in average.items()}}),
+    "AveragedModel": (
+        "ema_state_dict",
+        lambda average: {
+            "ema_state_dict": {"n_averaged": torch.tensor(3), **{f"module.module.{n}": t for n, t in average.items()}}
+        },
+    ),
+    "inside": ("callbacks.EMA.weights", lambda average: {"callbacks": {"EMA": {"decay": 0.9, "weights": average}}}),
+    "trained only": ("swa", lambda average: {"swa": {"a": average["a"]}}),
+    "listed": (None, lambda average: {"ema": {"decay": 0.9, "shadow_params": list(average.values())}}),
+}
+
+
+@pytest.mark.parametrize("kind", AVERAGES)
+def test_an_average_beside_the_weights_is_chosen_or_refused(kind: str, tmp_path: Path) -> None:
+    """A file with the weights twice is not read until one of them is named; the states of parameters are no average."""
+    key, kept = AVERAGES[kind]
+    (tmp_path / "config.json").write_text("{}")
+    weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}
+    moments = {"state": {n: {"exp_avg": torch.zeros_like(t)} for n, t in weights.items()}, "lr": [0.1, 0.2]}
+    content: dict[str, Any] = {"epoch": 3, "model": weights, "optimizer": moments}
+    torch.save(content, tmp_path / "last.pt")
+    Checkpoint.open(tmp_path, allow_pickle=True).close()
+    torch.save({**content, **kept({n: tensor + 0.5 for n, tensor in weights.items()})}, tmp_path / "last.pt")
+    said = f"weights once more .*'model' and '{key or 'ema.shadow_params'}': .*--weights model$"
+    assert_one_line(BadCheckpoint, said, lambda: Checkpoint.open(tmp_path, allow_pickle=True))
+    with Checkpoint.open(tmp_path, allow_pickle="model") as opened:
+        assert opened.read("a").equal(weights["a"]) and "under 'model'" in str(opened.converted)
+    if key is not None:
+        with Checkpoint.open(tmp_path / "last.pt", allow_pickle=key) as opened:
+            assert opened.read("a").equal(weights["a"] + 0.5) and opened.tensors.keys() <= {"a", "b"}
+    wrong = "no weights by name under 'other': name others with --weights: 'model'"
+    assert_one_line(BadCheckpoint, wrong, lambda: Checkpoint.open(tmp_path, allow_pickle="other"))
+
+
+def test_lightning_saves_an_average_in_place_of_the_weights(tmp_path: Path) -> None:
+    """Its WeightAveraging swaps the two, so that neither is what a reader expects."""
+    (tmp_path / "config.json").write_text("{}")
+    current, average = ({f"net.{name}": torch.full((2,), value) for name in "ab"} for value in (1.0, 2.0))
+    content = {"pytorch-lightning_version": "2.6.6", "state_dict": average, "current_model_state": current}
+    torch.save(content, tmp_path / "last.ckpt")
+    said = "'state_dict' and 'current_model_state'"
+    assert_one_line(BadCheckpoint, said, lambda: Checkpoint.open(tmp_path, allow_pickle=True))
+    with Checkpoint.open(tmp_path, allow_pickle="current_model_state") as opened:
+        assert opened.tensors.keys() == {"a", "b"} and opened.read("a").tolist() == [1.0, 1.0]
+
+
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     assert_one_line(BadCheckpoint, "does not exist", lambda: Checkpoint.open(tmp_path / "missing"))
     file = save_model(tmp_path) / "model.safetensors"

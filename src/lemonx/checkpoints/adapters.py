@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lemonx.checkpoints.copying import write_copy
-from lemonx.checkpoints.folder import ADAPTER, CONFIG, has, is_tokenizer, open_companion, other_files, parse_object
+from lemonx.checkpoints.folder import ADAPTER, has, is_tokenizer, open_companion, other_files, parse_object
 from lemonx.checkpoints.opening import open_inside, read_inside
 from lemonx.checkpoints.pickles import load_tensors
 from lemonx.checkpoints.plain import JsonValue
@@ -60,11 +60,6 @@ _PLAIN = re.compile(r"\^?(?:[\w-]|\\?\.)+")
 _IN_A_BLOCK = re.compile(r"(?:^|\.)\d+\.[^.]+\.")
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, and no model."""
-    return folder.is_dir() and has(folder, ADAPTER) and not has(folder, CONFIG)
-
-
 @dataclass(frozen=True)
 class Change:
     """What becomes of a tensor of the base: `instead` replaces it, then s B A is added.
@@ -89,7 +84,7 @@ class Change:
 class Adapter:
     """An adapter in a folder: its settings, and its tensors, which are read when they are needed."""
 
-    def __init__(self, folder: Path, *, called: str | None = None, allow_pickle: bool = False) -> None:
+    def __init__(self, folder: Path, *, called: str | None = None, allow_pickle: bool | str = False) -> None:
         self.folder = folder.resolve()
         self.name = called or self.folder.name
         self.settings = parse_object(read_inside(self.folder, ADAPTER), self.folder / ADAPTER)

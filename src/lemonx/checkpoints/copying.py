@@ -1,4 +1,4 @@
-"""Writes the copy that a source is converted to: its tensors in pieces, its config.json, the files carried along."""
+"""Writes the copy that a source is converted to, tensors in pieces and files carried along; or links to its weights."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints.creating import write_new
+from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.safetensors_file import TensorInfo
 from lemonx.checkpoints.shards import Entry
 from lemonx.checkpoints.writer import CheckpointWriter
 
@@ -37,6 +39,21 @@ def write_copy(
             with opened() as file:
                 writer.add_file(file, name)
     return output
+
+
+def link_weights(folder: Path, descriptors: Mapping[Path, int], tensors: Mapping[str, TensorInfo]) -> Path:
+    """Put links to open files of weights into a folder, under the names that loaders know."""
+    count = len(descriptors)
+    names = {path: f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i, path in enumerate(descriptors)}
+    if count == 1:
+        names = dict.fromkeys(names, WEIGHTS)
+    for path, fd in descriptors.items():
+        opened = Path(f"/proc/self/fd/{fd}")
+        (folder / names[path]).symlink_to(opened if opened.exists() else path.resolve())
+    if count > 1:
+        index = {name: names[info.file] for name, info in tensors.items()}
+        write_new(folder / INDEX, json.dumps({"metadata": {}, "weight_map": index}).encode())
+    return folder
 
 
 def row_pieces(rows: int, nbytes: int, block: int) -> Iterator[tuple[int, int]]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lemonx.checkpoints.dcp import DcpFolder, find_dcp
-from lemonx.checkpoints.folder import CONFIG, PICKLED, has, has_weights
+from lemonx.checkpoints.folder import CONFIG, INDEX, MODULES, PICKLED, has, has_weights, is_adapter, stray_weights
 from lemonx.checkpoints.opening import MAX_JSON, read_given, read_inside
 from lemonx.checkpoints.runs import RunFolder
-from lemonx.checkpoints.safetensors_file import SafetensorsFile
+from lemonx.checkpoints.safetensors_file import SafetensorsFile, read_header_from
 from lemonx.checkpoints.zero import ZeroFolder
 from lemonx.checkpoints.zero_records import find_zero
-from lemonx.errors import BadCheckpoint
+from lemonx.errors import BadCheckpoint, raise_first
+from lemonx.guards.limits import MOST_TENSORS
 
 
 def is_run(folder: Path) -> bool:
@@ -50,6 +51,20 @@ def config_beside(path: Path, given: Path | None) -> tuple[Path, Path, bytes]:
     return path / CONFIG, path, read_inside(path, CONFIG)
 
 
+def no_model(folder: Path, given: Path) -> Iterator[BadCheckpoint]:
+    """An error for a folder that holds something else than a model, or a model in a folder of its own."""
+    if is_adapter(folder):
+        yield BadCheckpoint(
+            "is a PEFT adapter, not a model", "here, give a model: `lemonx expand` merges one", file=given
+        )
+    if has(folder, MODULES) and not has(folder, CONFIG):
+        yield BadCheckpoint(
+            "is a sentence-transformers folder with the model in a folder of its own",
+            "save it again: SentenceTransformer(FOLDER).save(NEW) puts the model beside modules.json",
+            file=given,
+        )
+
+
 def instead_of_a_file(given: Path) -> str:
     """The advice for a file that is given in place of a folder."""
     ways = {
@@ -65,6 +80,23 @@ def instead_of_nothing(given: Path) -> str:
     named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(given))
     download = "here lemonx downloads nothing, so download the model first, and " if named else ""
     return f"{download}give the folder of a saved model"
+
+
+def checked_headers(
+    folder: Path, descriptors: Mapping[Path, int], mapping: dict[str, str] | None
+) -> list[SafetensorsFile]:
+    """The headers of all files of weights; BadCheckpoint unless they, and the index if there is one, fit together."""
+    raise_first(stray_weights(folder, {str(path.relative_to(folder)) for path in descriptors}))
+    files = [read_header_from(fd, path) for path, fd in descriptors.items()]
+    count = sum(len(file.tensors) for file in files)
+    if not count:
+        raise BadCheckpoint("holds no tensors", "save the model again", file=folder)
+    if count > MOST_TENSORS:
+        raise BadCheckpoint(f"holds more than {MOST_TENSORS} tensors", "save the model again", file=folder)
+    raise_first(repeated_tensors(files))
+    if mapping is not None:
+        raise_first(index_problems(mapping, files, folder / INDEX))
+    return files
 
 
 def repeated_tensors(files: list[SafetensorsFile]) -> Iterator[BadCheckpoint]:

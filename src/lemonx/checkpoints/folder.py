@@ -80,6 +80,11 @@ def has(folder: Path, name: str) -> bool:
     return os.path.lexists(folder / name)
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, and no model."""
+    return folder.is_dir() and has(folder, ADAPTER) and not has(folder, CONFIG)
+
+
 def weight_map(folder: Path, index: str = INDEX, ending: str = "safetensors") -> dict[str, str]:
     """Tensor name to shard name, from the index in `folder`; shard names are plain file names."""
     path = folder / index

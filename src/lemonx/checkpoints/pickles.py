@@ -28,23 +28,17 @@ from lemonx.checkpoints.folder import (
 )
 from lemonx.checkpoints.opening import name_of, open_inside, read_inside
 from lemonx.checkpoints.safetensors_file import dtype_name
+from lemonx.checkpoints.weight_sets import weights_in
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
     import torch
 
-# Where training scripts keep the weights, and what torch's wrappers put into their names: torch.compile anywhere, as it
-# may wrap single blocks, DistributedDataParallel at the beginning.
-_INSIDE = ("state_dict", "model_state_dict", "model")
-_COMPILED, _PARALLEL = "_orig_mod.", "module."
-# What a checkpoint of Lightning holds beside its weights, which are those of a module with the model as an attribute.
-_LIGHTNING = "pytorch-lightning_version"
 
-
-def convert(folder: Path, parent: Path, name: str) -> Path:
+def convert(folder: Path, parent: Path, name: str, named: str | None = None) -> Path:
     """A folder in `parent`, named like `folder`, with the same config, companions and tensors.
 
-    `name`: the file of weights, or their index.
+    `name`: the file of weights, or their index. `named`: the keys under which it has the weights that are meant.
     """
     config = read_inside(folder, CONFIG)
     parse_config(config, folder / CONFIG)
@@ -52,7 +46,7 @@ def convert(folder: Path, parent: Path, name: str) -> Path:
     shards = sorted(set(mapping.values())) if mapping else [name]
     entries: dict[str, tuple[str, str, tuple[int, ...]]] = {}
     for shard in shards:
-        for name, tensor in load_tensors(folder, shard).items():
+        for name, tensor in load_tensors(folder, shard, named).items():
             if name in entries or (mapping is not None and mapping.get(name) != shard):
                 raise BadCheckpoint(
                     f"holds the tensor {name!r}, which its index puts elsewhere", "save it again", file=folder / shard
@@ -64,7 +58,7 @@ def convert(folder: Path, parent: Path, name: str) -> Path:
         )
     carried = other_files(folder, {CONFIG})[0]
     beside = {name: partial(open_companion, folder, name, companion) for name, companion in carried.items()}
-    pieces = (piece for shard in shards for piece in _pieces(load_tensors(folder, shard)))
+    pieces = (piece for shard in shards for piece in _pieces(load_tensors(folder, shard, named)))
     return write_copy(parent / (folder.name or "model"), list(entries.values()), pieces, config, beside)
 
 
@@ -77,7 +71,7 @@ def _pieces(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, int, torch.
             yield name, start, tensor[start:stop]
 
 
-def load_tensors(folder: Path, shard: str) -> dict[str, torch.Tensor]:
+def load_tensors(folder: Path, shard: str, named: str | None = None) -> dict[str, torch.Tensor]:
     """The tensors of one pickle; BadCheckpoint if it holds, or asks for, anything else."""
     path = folder / shard
     fd = open_inside(folder, shard)
@@ -85,28 +79,13 @@ def load_tensors(folder: Path, shard: str) -> dict[str, torch.Tensor]:
         content = _unpickle(name_of(fd), path)
     finally:
         os.close(fd)  # what is mapped stays mapped
-    content = _unwrapped(content)
+    content = weights_in(content, named, path)
     if not isinstance(content, dict) or not content:
         raise BadCheckpoint(f"holds a {type(content).__name__}, not tensors by name", "save it again", file=path)
     for name, tensor in content.items():
         problem = _odd(name, tensor)
         if problem:
             raise BadCheckpoint(f"holds {problem}", "save it again with save_pretrained", file=path)
-    return content
-
-
-def _unwrapped(content: Any) -> Any:
-    """The weights in what a training script saved: beside its counts, and under the names that wrappers give."""
-    lightning = isinstance(content, dict) and _LIGHTNING in content
-    if isinstance(content, dict) and (inner := [content[key] for key in _INSIDE if isinstance(content.get(key), dict)]):
-        content = inner[0]
-    if isinstance(content, dict) and content:
-        plain = {str(name).replace(_COMPILED, ""): tensor for name, tensor in content.items()}
-        content = plain if len(plain) == len(content) and all(isinstance(name, str) for name in content) else content
-        if all(str(name).startswith(_PARALLEL) for name in content):
-            content = {name.removeprefix(_PARALLEL): tensor for name, tensor in content.items()}
-        if lightning and len({str(name).partition(".")[0] for name in content}) == 1:
-            content = {str(name).partition(".")[2]: tensor for name, tensor in content.items()}
     return content
 
 

@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Concatenate, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, BinaryIO, final
 
 from lemonx.checkpoints import copying, pickles, quantised
-from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.chunks import InChunks
 from lemonx.checkpoints.config import parse_config
-from lemonx.checkpoints.copying import row_pieces, write_copy
-from lemonx.checkpoints.creating import write_new
+from lemonx.checkpoints.copying import link_weights, row_pieces, write_copy
 from lemonx.checkpoints.finding import (
+    checked_headers,
     config_beside,
-    index_problems,
     instead_of_a_file,
     instead_of_nothing,
+    no_model,
     open_run,
-    repeated_tensors,
 )
 from lemonx.checkpoints.folder import (
     CONFIG,
     INDEX,
-    MODULES,
     PICKLED,
     WEIGHTS,
     has,
@@ -41,24 +37,20 @@ from lemonx.checkpoints.folder import (
     open_companion,
     other_files,
     pickled_weights,
-    stray_weights,
     weight_map,
 )
 from lemonx.checkpoints.opening import changed, identity, open_inside, read_inside
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.runs import Naming, RunFolder
-from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from, torch_dtype
+from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, torch_dtype
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.values import blocks, bytes_of, held_infos, read_into
-from lemonx.errors import BadCheckpoint, UnknownArchitecture, raise_first
-from lemonx.guards.limits import MOST_TENSORS
+from lemonx.errors import BadCheckpoint, raise_first
 
 if TYPE_CHECKING:
     import torch
 
 _BLOCK = 1 << 22
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 class NotDownloaded(BadCheckpoint):
@@ -130,15 +122,16 @@ class Checkpoint:
         cls,
         path: str | os.PathLike[str],
         *,
-        allow_pickle: bool = False,
+        allow_pickle: bool | str = False,
         config: Path | None = None,
         naming: Naming | None = None,
         run: bool = False,
     ) -> Checkpoint:
         """The checkpoint in the folder `path`, its config, index and headers validated.
 
-        `allow_pickle`: if there are only pickled weights, convert them to a temporary copy, as plain tensors. `config`:
-        a config.json, or a folder with one and the files beside it, in place of those in `path`. `naming`: what the
+        `allow_pickle`: if there are only pickled weights, convert them to a temporary copy, as plain tensors; a word
+        is the name under which the file has those that are meant, where it has an average too. `config`: a
+        config.json, or a folder with one and the files beside it, in place of those in `path`. `naming`: what the
         tensors of a distributed checkpoint are called in a model's files. `run`: prefer the weights of a run's own
         checkpoint, where safetensors lie beside it.
         """
@@ -146,20 +139,13 @@ class Checkpoint:
         try:
             folder = given.resolve(strict=True)
             if folder.is_dir():
-                if is_adapter(folder):
-                    raise BadCheckpoint(
-                        "is a PEFT adapter, not a model", "here, give a model: `lemonx expand` merges one", file=given
-                    )
-                if has(folder, MODULES) and not has(folder, CONFIG):
-                    raise BadCheckpoint(
-                        "is a sentence-transformers folder with the model in a folder of its own",
-                        "save it again: SentenceTransformer(FOLDER).save(NEW) puts the model beside modules.json",
-                        file=given,
-                    )
+                raise_first(no_model(folder, given))
                 pickled = pickled_weights(folder) if allow_pickle and not has_weights(folder) else None
-                return cls._unpickled(folder, pickled) if pickled else cls._in_floats(folder, config, naming, run)
+                if pickled:
+                    return cls._unpickled(folder, pickled, allow_pickle)
+                return cls._in_floats(folder, config, naming, run)
             if allow_pickle and folder.name.endswith(PICKLED) and has(folder.parent, CONFIG):
-                return cls._unpickled(folder.parent, folder.name)
+                return cls._unpickled(folder.parent, folder.name, allow_pickle)
         except (FileNotFoundError, RuntimeError):
             raise BadCheckpoint("does not exist", instead_of_nothing(given), file=given) from None
         except OSError as error:
@@ -167,9 +153,10 @@ class Checkpoint:
         raise BadCheckpoint("is not a folder", instead_of_a_file(given), file=given)
 
     @classmethod
-    def _unpickled(cls, folder: Path, name: str) -> Checkpoint:
-        what = "pickles, read as plain tensors"
-        return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name), what))
+    def _unpickled(cls, folder: Path, name: str, allowed: bool | str) -> Checkpoint:
+        named = allowed if isinstance(allowed, str) else None
+        what = "pickles, read as plain tensors" + (f" under {named!r}" if named else "")
+        return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name, named), what))
 
     @classmethod
     def _in_floats(cls, folder: Path, config: Path | None, naming: Naming | None, run: bool) -> Checkpoint:
@@ -210,17 +197,7 @@ class Checkpoint:
         for shard in shards:
             self._descriptors[self.path / shard] = open_inside(self.path, shard)
             self._states[self.path / shard] = identity(self._descriptors[self.path / shard])
-        raise_first(stray_weights(self.path, set(shards)))
-        files = [read_header_from(fd, path) for path, fd in self._descriptors.items()]
-        count = sum(len(file.tensors) for file in files)
-        if not count:
-            raise BadCheckpoint("holds no tensors", "save the model again", file=self.path)
-        if count > MOST_TENSORS:
-            raise BadCheckpoint(f"holds more than {MOST_TENSORS} tensors", "save the model again", file=self.path)
-        raise_first(repeated_tensors(files))
-        if mapping is not None:
-            raise_first(index_problems(mapping, files, self.path / INDEX))
-        return files
+        return checked_headers(self.path, self._descriptors, mapping)
 
     def keep(self, other: RunFolder) -> None:
         """Close another part of the same run with this one, and check that it does not change either."""
@@ -347,17 +324,7 @@ class Checkpoint:
             # Whoever runs torch in another dtype than code asks for still wants what is stored.
             with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
                 return write_copy(temporary.path / "copy", entries, pieces, self._config_bytes, {})
-        bare, count = temporary.path, len(self._descriptors)
-        names = {path: f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i, path in enumerate(self._descriptors)}
-        if count == 1:
-            names = dict.fromkeys(names, WEIGHTS)
-        for path, fd in self._descriptors.items():
-            opened = Path(f"/proc/self/fd/{fd}")
-            (bare / names[path]).symlink_to(opened if opened.exists() else path.resolve())
-        if count > 1:
-            index = {name: names[info.file] for name, info in self.tensors.items()}
-            write_new(bare / INDEX, json.dumps({"metadata": {}, "weight_map": index}).encode())
-        return bare
+        return link_weights(temporary.path, self._descriptors, self.tensors)
 
     def check_unchanged(self) -> None:
         """BadCheckpoint if a weight file was written to since it was opened."""
@@ -426,18 +393,3 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def names_its_folder(function: Callable[Concatenate[Checkpoint, _P], _R]) -> Callable[Concatenate[Checkpoint, _P], _R]:
-    """Decorate a function so that its errors about the checkpoint it is given name the folder."""
-
-    @functools.wraps(function)
-    def wrapped(checkpoint: Checkpoint, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return function(checkpoint, *args, **kwargs)
-        except (BadCheckpoint, UnknownArchitecture) as error:
-            if error.file == Path(CONFIG):
-                raise type(error)(error.found, error.remedy, file=checkpoint.config_file) from error
-            raise error.in_folder(checkpoint.origin) from error
-
-    return wrapped

@@ -22,9 +22,10 @@ from lemonx.checkpoints.envelopes import Record, envelope, record_class
 from lemonx.checkpoints.safetensors_file import item_size, torch_dtype
 from lemonx.checkpoints.shards import Entry, Files
 from lemonx.checkpoints.writer import CheckpointWriter
-from lemonx.checkpoints.zero import SETTINGS, WEIGHTS_STAGE, Process, Tree, ZeroFolder
+from lemonx.checkpoints.zero import ZeroFolder
 from lemonx.checkpoints.zero_layout import Cut, Cuts, Shapes, each_cut, one_vector
 from lemonx.checkpoints.zero_records import FRAGMENT, LATEST, records
+from lemonx.checkpoints.zero_states import SETTINGS, WEIGHTS_STAGE, Process, Tree
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
 
 if TYPE_CHECKING:

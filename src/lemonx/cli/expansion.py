@@ -37,6 +37,7 @@ from lemonx.cli.options import (
     SmallGains,
     SourceArgument,
     SpecFile,
+    Weights,
     Width,
     WidthFactor,
     choices,
@@ -79,6 +80,7 @@ def plan_command(
     ramp: RampOption = False,
     dtype: DtypeOption = None,
     allow_pickle: AllowPickle = False,
+    weights: Weights = None,
     adapter: AdapterOption = None,
     config: ConfigOption = None,
     infer: Infer = True,
@@ -105,13 +107,13 @@ def plan_command(
     from lemonx.cli.render import plan as show
 
     asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
-    chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle)
+    chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, weights or allow_pickle)
     if params is not None and from_ is None:
         found = _shapes(source, params, asked, chosen, adapter, config, infer, spec)
         print_json([shape.as_dict() for shape in found]) if as_json else show.print_shapes(source, params, found)
         return
     plan = api.plan(
-        hub.fetched(source, quiet=as_json, whole=False, allow_pickle=allow_pickle) if solve else source,
+        hub.fetched(source, quiet=as_json, whole=False, allow_pickle=weights or allow_pickle) if solve else source,
         **merged(asked, chosen, from_),
         solve=solve,
         adapter=adapter,
@@ -225,6 +227,7 @@ def expand_command(
         bool, typer.Option("--dry-run", help="Show the plan and check that OUTPUT can be written; write nothing.")
     ] = False,
     allow_pickle: AllowPickle = False,
+    weights: Weights = None,
     adapter: AdapterOption = None,
     keep_adapter: KeepAdapter = False,
     config: ConfigOption = None,
@@ -244,7 +247,7 @@ def expand_command(
 
     growth = merged(
         sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params),
-        choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, allow_pickle),
+        choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, weights or allow_pickle),
         from_,
     )
     if push:
@@ -254,7 +257,7 @@ def expand_command(
         planned = api.plan(source, **growth, solve=True, adapter=merged_in, config=config, infer=infer, spec=spec)
         _print_dry_run(planned, output, force=force, as_json=as_json)
         return
-    folder = hub.fetched(source, quiet=as_json, allow_pickle=allow_pickle)
+    folder = hub.fetched(source, quiet=as_json, allow_pickle=weights or allow_pickle)
     with doing_without(_LOSSES), show.progress(quiet=as_json, lessons=lessons) as tell:
         expanded = api.expand(
             folder,
@@ -353,6 +356,7 @@ def verify_command(
         ),
     ] = False,
     allow_pickle: AllowPickle = False,
+    weights: Weights = None,
     adapter: AdapterOption = None,
     config: ConfigOption = None,
     infer: Infer = True,
@@ -371,12 +375,15 @@ def verify_command(
     from lemonx.cli.render import hub
     from lemonx.cli.render.console import waiting
 
-    both = [hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=allow_pickle) for one in (source, output)]
+    both = [
+        hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=bool(weights or allow_pickle))
+        for one in (source, output)
+    ]
     with doing_without(_LOSSES), waiting("reading both checkpoints", quiet=as_json):
         measured = api.verify(
             *both,
             layerwise=layerwise,
-            allow_pickle=allow_pickle,
+            allow_pickle=weights or allow_pickle,
             adapter=adapter,
             config=config,
             infer=infer,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lemonx.cli.app import Json, app
-from lemonx.cli.options import AllowPickle
+from lemonx.cli.options import AllowPickle, Weights
 from lemonx.errors import BadCheckpoint
 from lemonx.guards.terminal import print_json
 
@@ -24,6 +24,7 @@ def fsck_command(
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Do not read the numbers: no search for NaN and Inf.")] = False,
     allow_pickle: AllowPickle = False,
+    weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Check a checkpoint of any family and list all that is wrong with it. Exit code 3 if something is.
@@ -34,9 +35,9 @@ def fsck_command(
     from lemonx.cli.render import hub
     from lemonx.diagnostics import fsck
 
-    path = hub.fetched(folder, quiet=as_json, allow_pickle=allow_pickle)
+    path = hub.fetched(folder, quiet=as_json, allow_pickle=weights or allow_pickle)
     with show.progress(0 if quick else fsck.total_bytes(path), quiet=as_json) as tell:
-        report = fsck.fsck(path, quick=quick, allow_pickle=allow_pickle, progress=tell)
+        report = fsck.fsck(path, quick=quick, allow_pickle=weights or allow_pickle, progress=tell)
     if as_json:
         print_json(report.as_dict())
     else:

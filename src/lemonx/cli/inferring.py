@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lemonx.cli.app import app
-from lemonx.cli.options import AllowPickle, SourceArgument
+from lemonx.cli.options import AllowPickle, SourceArgument, Weights
 from lemonx.guards.terminal import print_lines
 
 
@@ -11,6 +11,7 @@ from lemonx.guards.terminal import print_lines
 def infer_command(
     source: SourceArgument,
     allow_pickle: AllowPickle = False,
+    weights: Weights = None,
 ) -> None:
     """Print the table of a model, inferred by running transformers' own class without its weights.
 
@@ -21,5 +22,5 @@ def infer_command(
     from lemonx.cli.render.console import waiting
 
     with waiting("running the model without its weights", quiet=False):
-        text = api.infer(source, allow_pickle=allow_pickle)
+        text = api.infer(source, allow_pickle=weights or allow_pickle)
     print_lines(text)

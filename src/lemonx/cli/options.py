@@ -155,6 +155,16 @@ AllowPickle = Annotated[
     ),
 ]
 
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="KEY",
+        help="Which weights of a pickled file to read, where it holds an average of them too, such as ema; implies "
+        "--allow-pickle.",
+    ),
+]
+
 AdapterOption = Annotated[
     str | None,
     typer.Option(
@@ -245,7 +255,7 @@ class Choices(TypedDict):
     small_gains: bool
     ramp: bool
     dtype: Dtype | None
-    allow_pickle: bool
+    allow_pickle: bool | str
 
 
 def choices(
@@ -257,7 +267,7 @@ def choices(
     small_gains: bool,
     ramp: bool,
     dtype: DtypeChoice | None,
-    allow_pickle: bool,
+    allow_pickle: bool | str,
 ) -> Choices:
     return {
         "method": method,

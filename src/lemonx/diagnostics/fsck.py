@@ -14,7 +14,6 @@ from pathlib import Path
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.dcp_metadata import METADATA
 from lemonx.checkpoints.destination import leftovers
@@ -26,6 +25,7 @@ from lemonx.checkpoints.folder import (
     all_files,
     has,
     has_weights,
+    is_adapter,
     no_weights,
     pickled_weights,
     pickles,
@@ -62,7 +62,7 @@ def fsck(
     path: str | os.PathLike[str],
     *,
     quick: bool = False,
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Everything that is wrong with the folder `path`. `quick`: do not read the tensors' numbers."""
@@ -73,7 +73,7 @@ def fsck(
         raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=folder) from None
 
 
-def _fsck(folder: Path, quick: bool, allow_pickle: bool, tell: Callable[[int], None]) -> Report:
+def _fsck(folder: Path, quick: bool, allow_pickle: bool | str, tell: Callable[[int], None]) -> Report:
     if folder.suffix.lower() == ".gguf" and folder.is_file():
         return fsck_gguf(folder.resolve(), tell, quick=quick)
     if is_adapter(folder):
@@ -85,7 +85,7 @@ def _fsck(folder: Path, quick: bool, allow_pickle: bool, tell: Callable[[int], N
         origin = folder = folder.resolve()
         if allow_pickle and pickled_weights(folder) and not has_weights(folder):
             try:
-                folder = stack.enter_context(Checkpoint.open(folder, allow_pickle=True)).path
+                folder = stack.enter_context(Checkpoint.open(folder, allow_pickle=allow_pickle)).path
             except LemonxError as error:
                 return Report(origin, findings=[Finding(ERROR, str(error.file or origin), error.found, error.remedy)])
         check = _Check(Report(origin), folder, tell)

@@ -34,7 +34,7 @@ def _listing(report: Report, level: str = ERROR) -> Iterator[None]:
         report.say(error, level)
 
 
-def fsck_adapter(folder: Path, tell: Tell, *, quick: bool, allow_pickle: bool) -> Report:
+def fsck_adapter(folder: Path, tell: Tell, *, quick: bool, allow_pickle: bool | str) -> Report:
     """Everything that is wrong with an adapter, by itself and beside its base if that is here."""
     report = Report(folder, what="an adapter of PEFT's", files=1)
     with _listing(report):
@@ -88,7 +88,7 @@ def _check_numbers(report: Report, adapter: Adapter, name: str, tell: Tell) -> N
             raise adapter.odd(f"holds NaN or Inf in {name}", _NAN)
 
 
-def _beside_base(report: Report, adapter: Adapter, allow_pickle: bool) -> None:
+def _beside_base(report: Report, adapter: Adapter, allow_pickle: bool | str) -> None:
     """Compare names and shapes with those of the base, if it is here."""
     from lemonx.models.sources import base_of, in_files, open_source
 

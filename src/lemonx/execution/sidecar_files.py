@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, BinaryIO, TypeAlias
 
@@ -51,7 +51,8 @@ def _following(name: str, checkpoint: Checkpoint, plan: Plan) -> str | None:
     if not follows_sizes(name, plan):
         return None
     if name == GENERATION:
-        return _pointing(parse_object(_content(checkpoint, name), checkpoint.path / name), plan)
+        content = parse_object(_content(checkpoint, name), checkpoint.path / name)
+        return json.dumps(pointing(content, plan), indent=2, sort_keys=True) + "\n"
     return _pooling(_content(checkpoint, name), plan)
 
 
@@ -81,12 +82,13 @@ def _pooling(raw: bytes, plan: Plan) -> str | None:
     return json.dumps(changed, indent=2) + "\n"
 
 
-def _pointing(content: dict[str, JsonValue], plan: Plan) -> str:
-    """generation_config.json with its lists of [block, unit] changed to the same units in the target."""
+def pointing(content: Mapping[str, JsonValue], plan: Plan) -> dict[str, JsonValue]:
+    """Generation settings with their lists of [block, unit] changed to the same units in the target."""
+    changed = dict(content)
     for field, (stack, space) in plan.source_spec.pointers.items():
         if content.get(field) is not None:
-            content[field] = [_pointer(pair, stack, space, plan, field) for pair in _listed(content[field])]
-    return json.dumps(content, indent=2, sort_keys=True) + "\n"
+            changed[field] = [_pointer(pair, stack, space, plan, field) for pair in _listed(content[field])]
+    return changed
 
 
 def _listed(value: JsonValue) -> list[JsonValue]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx.checkpoints import adapters
-from lemonx.checkpoints.adapters import is_adapter
 from lemonx.checkpoints.folder import (
     ADAPTER,
     CERTIFICATE,
@@ -25,6 +24,7 @@ from lemonx.checkpoints.folder import (
     PICKLE,
     PICKLE_INDEX,
     WEIGHTS,
+    is_adapter,
     is_module_weights,
     is_wanted,
     pickled_weights,
@@ -52,7 +52,7 @@ class Wish:
     """What of a model is wanted. `whole`: also what is carried along, such as the tokenizer, not the weights alone."""
 
     whole: bool = True
-    allow_pickle: bool = False
+    allow_pickle: bool | str = False
     tell: Tell | None = field(default=None, compare=False)
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lemonx.checkpoints.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from lemonx.checkpoints.adapters import is_adapter
-from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS, has, weight_map
+from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS, has, is_adapter, weight_map
 from lemonx.checkpoints.opening import MAX_TEXT, read_file
 from lemonx.errors import BadCheckpoint
 

@@ -80,9 +80,11 @@ def grow_in_place(
     Sizes and choices are those of `lemonx.expand`. With `verify` the larger model is proved to be the same function
     before anything is changed; under FSDP2 the plan's proof is all there is.
 
+    An AveragedModel of the model is grown before it, by a call of its own: `grow_in_place(average.module, ...)`.
+
     Raises Refused, and leaves everything as it was, for a model that is compiled or hooked, while gradients are in
-    flight, where another optimizer or a module outside of the model holds its parameters, and for all that `expand`
-    refuses.
+    flight, where another optimizer or a module outside of the model holds its parameters, where an average of it would
+    stay small, and for all that `expand` refuses.
     """
     from lemonx.in_place.growing import grow
 

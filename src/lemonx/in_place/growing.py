@@ -54,14 +54,29 @@ def grow(
     folder: PathLike | None,
 ) -> GrownInPlace:
     """Grow a model and its optimizers; whatever is refused or fails leaves them as they are."""
+    # Loops validate in inference mode and in lower precision, in which nothing that is trained can be made.
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        return _grow(model, optimizers, options, verify, threads, shard, folder)
+
+
+def _grow(
+    model: Any,
+    optimizers: Sequence[Any],
+    options: Mapping[str, Any],
+    verify: bool,
+    threads: int | None,
+    shard: Callable[[PreTrainedModel], object] | None,
+    folder: PathLike | None,
+) -> GrownInPlace:
     held: list[Optimizer] = [refusals.unwrapped(optimizer) for optimizer in optimizers]
     given, model = model, wrappers.inside(model)
     if isinstance(model, torch.nn.Module):
+        wrappers.free_gathered(model)
         refusals.check(model, held)
     if _is_sharded(model):
         from lemonx.in_place.shared import grow_shared
 
-        return grow_shared(model, held, options, threads=threads, shard=shard, folder=folder)
+        return grow_shared(model, held, options, verify=verify, threads=threads, shard=shard, folder=folder)
     if shard is not None or folder is not None:
         raise TypeError("shard and folder are for a model under FSDP2")
     model = in_memory.unwrapped(model)

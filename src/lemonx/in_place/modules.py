@@ -6,12 +6,14 @@ changed, so what a user has set on a module, or keeps a reference to, stays.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from lemonx.models.attributes import is_rate, plain_attributes
 from lemonx.models.building import skeleton
 from lemonx.planning.plan import Plan
 
@@ -26,9 +28,12 @@ _DTYPES = ("dtype", "torch_dtype")
 
 def take_over(model: PreTrainedModel, large: PreTrainedModel, plan: Plan) -> None:
     """Give a model the parameters, buffers, added blocks, sizes and config of a larger one of its class."""
-    before, after = skeleton(plan.source_config), skeleton(plan.target_config)
+    before, after = (skeleton(config, type(model)) for config in (plan.source_config, plan.target_config))
+    # A derived class may have modules and buffers of its own, which no checkpoint holds: they stay as they are.
+    plain = (skeleton(config) for config in (plan.source_config, plan.target_config))
+    known = {name for one in plain for name, _ in one.named_buffers(remove_duplicate=False)}
     configs = _take_config(model.config, large.config, before.config, after.config)
-    _take_module(model, large, before, after, {}, configs)
+    _Taking(known, configs).take("", model, large, before, after)
     for module in model.modules():
         for key, value in vars(module).items():
             if id(value) in configs:
@@ -67,36 +72,54 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 
 
-def _take_module(
-    module: nn.Module,
-    large: nn.Module,
-    before: nn.Module,
-    after: nn.Module,
-    taken: dict[int, nn.Module],
-    configs: dict[int, Any],
-) -> None:
-    """`taken`: what stands for each of the larger model's modules, of which some are in two places; and `configs`."""
-    taken[id(large)] = module
-    _take_attributes(module, before, after, leave=_COMMON)
-    for key, value in vars(large).items():
-        if isinstance(value, torch.Tensor):
-            vars(module)[key] = value
-        elif isinstance(value, PreTrainedConfig) and id(value) not in configs:
-            # A part may have a config of its own, as the halves of T5 have.
-            configs |= _take_config(*(vars(one)[key] for one in (module, large, before, after)))
-    module._parameters.clear()
-    module._parameters.update(large._parameters)
-    module._buffers.clear()
-    module._buffers.update(large._buffers)
-    children = dict[str, nn.Module | None]()
-    for name, child in large._modules.items():
-        parts = [one._modules.get(name) for one in (module, before, after)]
-        if child is None or id(child) in taken:
-            children[name] = None if child is None else taken[id(child)]
-        elif None in parts or type(parts[0]) is not type(child):
-            children[name] = child  # an added block, or one that is of another kind at this place
-        else:
-            _take_module(parts[0], child, parts[1], parts[2], taken, configs)  # pyright: ignore[reportArgumentType]
-            children[name] = parts[0]
-    module._modules.clear()
-    module._modules.update(children)
+@dataclass
+class _Taking:
+    """Takes over modules one by one.
+
+    `known`: the buffers that the model has as transformers builds it. `configs`: what stands for each config of the
+    larger model; `taken`: for each of its modules, of which some are in two places.
+    """
+
+    known: set[str]
+    configs: dict[int, Any]
+    taken: dict[int, nn.Module] = field(default_factory=dict[int, nn.Module])
+
+    def take(self, path: str, module: nn.Module, large: nn.Module, before: nn.Module, after: nn.Module) -> None:
+        """Make a module the larger one; what a user has added to it stays."""
+        self.taken[id(large)] = module
+        self._take_settings(module, large, before, after)
+        module._parameters.clear()
+        module._parameters.update(large._parameters)
+        own = {key: value for key, value in module._buffers.items() if path + key not in self.known}
+        module._buffers.clear()
+        module._buffers.update({**large._buffers, **own})
+        children = {name: self._child(path, name, module, large, before, after) for name in large._modules}
+        added = {name: child for name, child in module._modules.items() if name not in before._modules}
+        module._modules.clear()
+        module._modules.update({**children, **added})
+
+    def _take_settings(self, module: nn.Module, large: nn.Module, before: nn.Module, after: nn.Module) -> None:
+        _take_attributes(module, before, after, leave=_COMMON)
+        # The block at this place may be another one than before, with the mode and the dropout of its origin.
+        module.training = large.training
+        vars(module).update({key: value for key, value in plain_attributes(large).items() if is_rate(large, key)})
+        for key, value in vars(large).items():
+            if isinstance(value, torch.Tensor) and not value.is_meta:
+                vars(module)[key] = value
+            elif isinstance(value, PreTrainedConfig) and id(value) not in self.configs:
+                # A part may have a config of its own, as the halves of T5 have.
+                parts = [vars(one).get(key) for one in (module, large, before, after)]
+                if None not in parts:
+                    self.configs |= _take_config(*parts)
+
+    def _child(
+        self, path: str, name: str, module: nn.Module, large: nn.Module, before: nn.Module, after: nn.Module
+    ) -> nn.Module | None:
+        child = large._modules[name]
+        if child is None or id(child) in self.taken:
+            return None if child is None else self.taken[id(child)]
+        own, old, new = (one._modules.get(name) for one in (module, before, after))
+        if own is None or old is None or new is None or type(own) is not type(child):
+            return child  # an added block, or one that is of another kind at this place
+        self.take(f"{path}{name}.", own, child, old, new)
+        return own

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from lemonx.errors import Refused
+from lemonx.models.attributes import OWN_HOOKS
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
-    """The optimizer of torch inside those of accelerate and Lightning."""
+    """The optimizer of torch inside those of accelerate and Lightning, which keep nothing themselves."""
     while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
+        inner = optimizer.optimizer
+        kept = vars(optimizer).get("state")
+        if isinstance(kept, Mapping) and kept and kept is not getattr(inner, "state", None):
+            raise Refused(
+                f"{type(optimizer).__name__} keeps a state of its own around {type(inner).__name__}",
+                "give the inner optimizer, and make the outer one again after the growth",
+            )
+        optimizer = inner
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"grow_in_place takes an optimizer of torch, not a {type(optimizer).__name__}")
     return optimizer
@@ -47,8 +56,7 @@ def _check_hooks(model: nn.Module) -> None:
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         for hook in (hook for many in hooks for hook in many.values()):
             origin = getattr(hook, "__module__", None) or ""
-            # transformers records outputs by hooks; FSDP2 gathers by them, and its model is built again.
-            if not origin.startswith(("transformers.", "torch.distributed.fsdp.")):
+            if not origin.startswith(OWN_HOOKS):
                 name = getattr(hook, "__name__", type(hook).__name__)
                 raise Refused(
                     f"{path or type(model).__name__} has the hook {name}, which added blocks would not have",
@@ -103,6 +111,7 @@ def _holders(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Refu
     """Who else in this process holds the model's parameters, and would go on with the old ones."""
     mine, own = {id(p) for p in model.parameters()}, {id(module) for module in model.modules()}
     groups = {id(optimizer.param_groups) for optimizer in optimizers}
+    averages = list[nn.Module]()
     for other in gc.get_objects():
         kind = type(other)  # isinstance would ask objects that pretend to be others
         if issubclass(kind, Optimizer):
@@ -122,3 +131,18 @@ def _holders(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Refu
                     f"a {kind.__name__} outside of the model shares a parameter with it",
                     "share it again after the growth",
                 )
+            elif issubclass(kind, AveragedModel) and "_modules" in inside:
+                averages.append(other)
+    # An average grows as a model of its own, before the model that it follows.
+    if not any(module is model for average in averages for module in average.modules()):
+        shapes = _shapes(model)
+        for average in averages:
+            if any(type(part) is type(model) and _shapes(part) == shapes for part in average.modules()):
+                yield Refused(
+                    f"an {type(average).__name__} holds an average of the model, which would stay small",
+                    "grow that first, with the same sizes: lemonx.grow_in_place(average.module, ...)",
+                )
+
+
+def _shapes(model: nn.Module) -> list[torch.Size]:
+    return [parameter.shape for parameter in model.parameters()]

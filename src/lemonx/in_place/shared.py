@@ -25,9 +25,11 @@ from lemonx.fsdp import load_expanded
 from lemonx.in_place.growing import GrownInPlace, report, require_same_family
 from lemonx.in_place.optimizers import Repointer
 from lemonx.models import door
-from lemonx.optimizer_state.grow import StateGrowth
+from lemonx.models.attributes import bare_class
+from lemonx.models.in_memory import require_known_forward, restore
 from lemonx.planning.plan import Plan
 from lemonx.training import sharded
+from lemonx.verification.as_built import require_as_built
 from lemonx.workflows.options import PathLike
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def grow_shared(
     optimizers: Sequence[Optimizer],
     options: Mapping[str, Any],
     *,
+    verify: bool,
     threads: int | None,
     shard: Callable[[PreTrainedModel], object] | None,
     folder: PathLike | None,
@@ -48,12 +51,16 @@ def grow_shared(
         raise Refused("the model is sharded, but not as a whole", "call fully_shard on the whole model too")
     if shard is None:
         raise Refused("the model is sharded over processes", "give the function that sharded it: shard=...")
+    if verify:
+        require_known_forward(model)
     with torch.random.fork_rng(devices=[]), _common_folder(folder) as place:
         sharded.save(model, place / "source")
         plan = api.plan(place / "source", solve=True, **options)
         require_same_family(plan)
+        if verify:
+            require_as_built(model, plan.source_config)
         repointer = _SharedRepointer(plan, model)
-        large = _built(model, plan, repointer.growth)
+        large = _built(model, plan)
         shard(large)
         large.to_empty(device=_device(model))
         large.tie_weights()
@@ -78,20 +85,14 @@ def _common_folder(parent: PathLike | None) -> Iterator[Path]:
             own.close()
 
 
-def _built(model: Any, plan: Plan, growth: StateGrowth) -> PreTrainedModel:
-    """The larger model of the same class on the meta device, in the dtypes, frozen and in the mode of the given one."""
-    kind = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
+def _built(model: Any, plan: Plan) -> PreTrainedModel:
+    """The larger model of the same class on the meta device, with all that no checkpoint holds as in the given one."""
     config = door.config_object(plan.target_config)
     config._attn_implementation = model.config._attn_implementation
     with torch.device("meta"):
-        large = kind(config)
-    own = dict(model.named_parameters())
-    for name, parameter in large.named_parameters():
-        like = own.get(growth.origin(name) or "")
-        if like is not None:
-            parameter.data = parameter.data.to(like.dtype)
-            parameter.requires_grad_(like.requires_grad)
-    return large.train(model.training)
+        large = bare_class(model)(config)
+    restore(model, large, plan)
+    return large
 
 
 def _device(model: torch.nn.Module) -> torch.device:

@@ -34,9 +34,12 @@ def new_model(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
         return _built(config, "cpu")
 
 
-def skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
-    """The model of a config.json without weights: its parameters have names, shapes and an order, but no memory."""
-    return _built(config, "meta")
+def skeleton(config: Mapping[str, Any], kind: type[PreTrainedModel] | None = None) -> PreTrainedModel:
+    """The model of a config.json without weights: its parameters have names, shapes and an order, but no memory.
+
+    `kind`: its class, if it is derived from the one that the config names.
+    """
+    return _built(config, "meta", kind)
 
 
 def looked_at(config: Mapping[str, Any]) -> PreTrainedModel:
@@ -62,10 +65,10 @@ def config_fields(config: Mapping[str, Any]) -> dict[str, JsonValue]:
         return flat_fields(door.config_object(config).to_dict())
 
 
-def _built(config: Mapping[str, Any], device: str) -> PreTrainedModel:
+def _built(config: Mapping[str, Any], device: str, kind: type[PreTrainedModel] | None = None) -> PreTrainedModel:
     with foreign("build the model of config.json", "save it again"), torch.device(device):
         made = door.config_object(config)
-        return door.build(door.model_class(made), made)
+        return door.build(kind or door.model_class(made), made)
 
 
 def check_builds(plan: Plan, source: Checkpoint, *, verified: bool) -> None:

@@ -18,14 +18,15 @@ import torch
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import new_folder, write_whole
-from lemonx.checkpoints.folder import CONFIG, GENERATION
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import Refused
-from lemonx.execution.sidecar_files import Carried, config_text
+from lemonx.execution.sidecar_files import Carried, config_text, pointing
 from lemonx.models import door
-from lemonx.models.building import held_in
+from lemonx.models.attributes import bare_class, is_rate, plain_attributes, same
+from lemonx.models.building import held_in, looked_at
 from lemonx.models.foreign import foreign
 from lemonx.planning.plan import Plan
 
@@ -42,7 +43,9 @@ def unwrapped(model: Any) -> PreTrainedModel:
     replicas = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
     while (compiled := type(model).__name__ == "OptimizedModule") or isinstance(model, replicas):
         model = model._orig_mod if compiled else model.module
-    if type(model).__module__.partition(".")[0] == "peft" or getattr(model, "_hf_peft_config_loaded", False):
+    if getattr(model, "_hf_peft_config_loaded", False) or any(
+        type(module).__module__.partition(".")[0] == "peft" for module in (model, *_modules(model))
+    ):
         raise Refused("the model has adapters of PEFT", "merge them first, with merge_and_unload()")
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in _modules(model)):
         raise _sharded()
@@ -89,12 +92,9 @@ def opened(model: PreTrainedModel, folder: Path, *, verify: bool) -> Checkpoint:
 
     The model itself is not changed.
     """
-    known = _known_class(model)
-    if verify and type(model).forward is not known.forward:
-        raise Refused(
-            f"{type(model).__name__} has its own forward, which verification does not run",
-            f"expand it with verify=False if it computes what {known.__name__} does",
-        )
+    known = known_class(model)
+    if verify:
+        require_known_forward(model)
     config = model.config
     try:
         model.config = copy.deepcopy(config)  # save_pretrained writes into it
@@ -135,7 +135,17 @@ def written(folder: Path, plan: Plan, beside: Mapping[str, Carried], weights: Ma
     return Checkpoint(folder, weights=weights)
 
 
-def _known_class(model: PreTrainedModel) -> Any:
+def require_known_forward(model: PreTrainedModel) -> None:
+    """Refused if a derived class computes something else than the class that transformers has."""
+    known = known_class(model)
+    if type(model).forward is not known.forward:
+        raise Refused(
+            f"{type(model).__name__} has its own forward, which verification does not run",
+            f"expand it with verify=False if it computes what {known.__name__} does",
+        )
+
+
+def known_class(model: PreTrainedModel) -> Any:
     """The model's class, or the first that it is derived from, that can be built from a name in config.json."""
     from transformers import PreTrainedModel
 
@@ -158,10 +168,7 @@ def load_like(model: PreTrainedModel, target: Checkpoint, plan: Plan) -> PreTrai
     options = {"dtype": _widest(dtypes), **_implementations(model)}
     with foreign(f"load the expanded {name}", "expand a folder instead of a model", Refused):
         result: Any = door.load(target, type(model), door.read_config(target), **options)[0]
-    _restore_parameters(model, result, plan)
-    _restore_modules(model, result)
-    if model.can_generate():
-        result.generation_config = _generation(model, target.path, plan)
+    restore(model, result, plan)
     result.config.architectures = model.config.architectures
     result.config.dtype = result.dtype
     result.config._name_or_path = model.config._name_or_path
@@ -169,14 +176,18 @@ def load_like(model: PreTrainedModel, target: Checkpoint, plan: Plan) -> PreTrai
     return result.to(model.device)
 
 
-def _generation(model: PreTrainedModel, folder: Path, plan: Plan) -> Any:
-    """The model's own generation settings, which a file may lose in part; references to blocks are the target's."""
-    settings = copy.deepcopy(model.generation_config)
-    if plan.source_spec.pointers:
-        written = parse_json(read_inside(folder, GENERATION))
-        for field in plan.source_spec.pointers.keys() & written.keys():
-            setattr(settings, field, written[field])
-    return settings
+def restore(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> None:
+    """Give the expanded model what no checkpoint holds: dtypes, what is trained, modes, and how it generates.
+
+    Generation settings are the model's own, of which a file may lose a part; references to blocks are the target's.
+    """
+    _restore_parameters(model, result, plan)
+    _restore_modules(model, result, plan)
+    if model.can_generate():
+        result.generation_config = copy.deepcopy(model.generation_config)
+        pointers = {field: getattr(model.generation_config, field, None) for field in plan.source_spec.pointers}
+        for field, value in pointing(pointers, plan).items():
+            setattr(result.generation_config, field, value)
 
 
 def _widest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
@@ -197,41 +208,72 @@ def _implementations(model: PreTrainedModel) -> dict[str, str | dict[str, str]]:
 
 
 def _restore_parameters(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> None:
-    """Give every parameter the dtype in the plan, and train it if its source parameter is trained."""
-    trained = _by_disk_name(model)
-    steps = {step.name: step for step in plan.steps}
-    held = held_in(result)
-    for name, parameter in result.named_parameters():
-        found = [steps[disk] for disk in held.get(name, ()) if disk in steps]
-        if found:
-            parameter.data = parameter.data.to(_widest(torch_dtype(step.dtype) for step in found))
-            parameter.requires_grad_(any(trained.get(step.source, True) for step in found))
+    """Give every parameter the dtype in the plan, and train it if its source parameter is trained.
+
+    Words and numbers that were set on a source parameter (`weight.no_decay = True`) are set on what comes from it.
+    """
+    own, steps = dict(model.named_parameters()), {step.name: step for step in plan.steps}
+    for name, (disks, origins) in _origins(model, result, plan).items():
+        parameter = result.get_parameter(name)
+        parameter.data = parameter.data.to(_widest(torch_dtype(steps[disk].dtype) for disk in disks))
+        parameter.requires_grad_(any(own[origin].requires_grad for origin in origins) or not origins)
+        for origin in origins[:1]:
+            vars(parameter).update({key: value for key, value in vars(own[origin]).items() if _is_word(value)})
     dtypes = {_starred(name): buffer.dtype for name, buffer in model.named_buffers()}
     for name, buffer in result.named_buffers():
         buffer.data = buffer.data.to(dtypes.get(_starred(name), buffer.dtype))
 
 
-def _by_disk_name(model: PreTrainedModel) -> dict[str, bool]:
-    """Whether each tensor on disk belongs to a parameter that is trained."""
-    found: dict[str, bool] = {}
-    trained: Mapping[str, bool] = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+def _is_word(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
+def _origins(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> dict[str, tuple[list[str], list[str]]]:
+    """By name of every parameter that the plan makes: its tensors on disk, and the parameters that they come from."""
+    sources = {step.name: step.source for step in plan.steps}
+    holders: dict[str, list[str]] = {}
     for name, disks in held_in(model).items():
-        found |= {disk: trained[name] or found.get(disk, False) for disk in disks}
-    return found
+        for disk in disks:
+            holders.setdefault(disk, []).append(name)
+    found = {name: [disk for disk in disks if disk in sources] for name, disks in held_in(result).items()}
+    return {
+        name: (disks, [own for disk in disks for own in holders.get(sources[disk], ())])
+        for name, disks in found.items()
+        if disks
+    }
 
 
-def _restore_modules(model: PreTrainedModel, result: PreTrainedModel) -> None:
-    """Restore training mode, module by module, and gradient checkpointing."""
-    modes: dict[str, set[bool]] = {}
-    for name, module in model.named_modules():
-        modes.setdefault(_starred(name), set()).add(module.training)
+def _restore_modules(model: PreTrainedModel, result: PreTrainedModel, plan: Plan) -> None:
+    """Restore training mode and dropout, module by module, and gradient checkpointing.
+
+    A module is what the module is that its parameters come from: a block that is added behind a frozen one is as still.
+    """
+    own, places = dict(model.named_modules()), {"": ""}
+    built = dict(looked_at(plan.source_config).named_modules())
+    for name, (_, origins) in _origins(model, result, plan).items():
+        here, there = name, origins[0] if origins else ""
+        while "." in here and _starred(here) == _starred(there):
+            here, there = here.rpartition(".")[0], there.rpartition(".")[0]
+            places.setdefault(here, there)
     for name, module in result.named_modules():
-        mode = modes.get(_starred(name), set())
-        module.training = model.training if len(mode) != 1 else True in mode
+        if name not in places:
+            above, _, last = name.rpartition(".")
+            places[name] = f"{places[above]}.{last}" if places[above] else last
+        like = own.get(places[name], model)
+        module.training = like.training
+        if bare_class(like) is type(module):
+            vars(module).update(_changed_rates(like, built.get(places[name])))
     checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     if checkpointed:
         how = getattr(checkpointed[0], "_gradient_checkpointing_func", None)
         result.gradient_checkpointing_enable(getattr(how, "keywords", None))
+
+
+def _changed_rates(module: torch.nn.Module, built: torch.nn.Module | None) -> dict[str, object]:
+    """The rates of dropout of a module that are not those of its config, which may give each block its own."""
+    made = plain_attributes(built) if built is not None else {}
+    rates = {key: value for key, value in plain_attributes(module).items() if is_rate(module, key)}
+    return {key: value for key, value in rates.items() if not (key in made and same(value, made[key]))}
 
 
 def _starred(name: str) -> str:

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.adapters import GIVE, Adapter, Names, is_adapter, merge
-from lemonx.checkpoints.folder import ADAPTER, has
+from lemonx.checkpoints.adapters import GIVE, Adapter, Names, merge
+from lemonx.checkpoints.folder import ADAPTER, has, is_adapter
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.hub import headers, names
 from lemonx.hub.download import Wish, located
@@ -18,7 +18,7 @@ from lemonx.models.run_names import naming
 def opened(
     given: str | os.PathLike[str],
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
     adapter: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
@@ -32,7 +32,7 @@ def opened(
 def open_source(
     given: Path,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | str = False,
     adapter: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
     run: bool = False,
@@ -52,7 +52,7 @@ def open_source(
 
 
 def open_pair(
-    given: Path, adapter: str | os.PathLike[str] | None, *, allow_pickle: bool = False
+    given: Path, adapter: str | os.PathLike[str] | None, *, allow_pickle: bool | str = False
 ) -> tuple[Checkpoint, Adapter]:
     """A base and its adapter; without an adapter, what is given must be one that names its base."""
     if adapter is None:
@@ -63,7 +63,7 @@ def open_pair(
     return _model(given, allow_pickle), found
 
 
-def _model(given: Path, allow_pickle: bool, config: Path | None = None, run: bool = False) -> Checkpoint:
+def _model(given: Path, allow_pickle: bool | str, config: Path | None = None, run: bool = False) -> Checkpoint:
     if given.suffix.lower() == ".gguf" and given.is_file():
         from lemonx.models.gguf import open_gguf
 
@@ -71,7 +71,7 @@ def _model(given: Path, allow_pickle: bool, config: Path | None = None, run: boo
     return Checkpoint.open(given, allow_pickle=allow_pickle, config=config, naming=naming, run=run)
 
 
-def _adapter(folder: Path, allow_pickle: bool) -> Adapter:
+def _adapter(folder: Path, allow_pickle: bool | str) -> Adapter:
     if not has(folder, ADAPTER):
         what = f"holds no {ADAPTER}" if folder.is_dir() else "is not a folder"
         remedy = "name the folder that PEFT saved, with --adapter"

@@ -113,7 +113,7 @@ class Mixed(Along):
         return False
 
     def apply(self, x: torch.Tensor, axis: int) -> torch.Tensor:
-        mixed = torch.tensordot(x.double(), self.matrix, ([axis], [1])).movedim(-1, axis)
+        mixed = (x.double().movedim(axis, -1) @ self.matrix.T).movedim(-1, axis)
         return mixed.to(x.dtype).contiguous()
 
     def signs(self) -> Mixed:

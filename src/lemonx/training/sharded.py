@@ -7,6 +7,7 @@ it. The same code runs on GPUs.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from lemonx.errors import BadCheckpoint, Refused
 from lemonx.execution.held import HeldSink
 from lemonx.fsdp import held_tensors, tensors_on_disk
 from lemonx.models.building import compute_buffers
+from lemonx.models.in_memory import known_class
 from lemonx.optimizer_state.by_name import FOLDER, STATE, has_named_state
 from lemonx.optimizer_state.trainer import OPTIMIZER
 
@@ -106,8 +108,9 @@ def save(model: PreTrainedModel, folder: str | Path) -> None:
     _write(tensors, folder, files=_files(tensors))
     if dist.get_rank() == 0:
         remove(folder / "sharded")
-        model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
-        model.config.save_pretrained(folder)
+        config = copy.deepcopy(model.config)
+        config.architectures = [known_class(model).__name__]
+        config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
     dist.barrier()

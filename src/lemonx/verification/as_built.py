@@ -16,9 +16,9 @@ import torch
 
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import Refused
+from lemonx.models.attributes import OWN_HOOKS, bare_class, is_rate, plain_attributes, same
 from lemonx.models.building import compute_buffers, skeleton
 from lemonx.models.foreign import foreign
-from lemonx.verification.attributes import only_trains, plain_attributes, same
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,13 +49,12 @@ def _differences(model: PreTrainedModel, built: PreTrainedModel) -> Iterator[str
     for path, module in here.items():
         name, like = path or type(model).__name__, there.get(path)
         # The model itself may be of a class derived from the one that is built.
-        if like is None or not (type(module) is type(like) or (not path and isinstance(module, type(like)))):
+        if like is None or not (bare_class(module) is type(like) or (not path and isinstance(module, type(like)))):
             made = "nothing" if like is None else type(like).__name__
             yield f"{name} is {type(module).__name__}, where its config makes {made}"
             continue
         yield from _patches(name, module)
-        if not only_trains(module):
-            yield from _attributes(name, module, like)
+        yield from _attributes(name, module, like)
         yield from _tensors(name, module, like)
     for path in there:
         if path not in here:
@@ -64,11 +63,11 @@ def _differences(model: PreTrainedModel, built: PreTrainedModel) -> Iterator[str
 
 
 def _patches(name: str, module: torch.nn.Module) -> Iterator[str]:
-    """What was put in front of, behind or in place of a module's own computation; transformers' own hooks may stay."""
+    """What was put in front of, behind or in place of a module's own computation; hooks of libraries may stay."""
     if "forward" in vars(module) and not _is_autocast(vars(module)["forward"]):
         yield f"{name} has a forward of its own, which was set after it was built"
     for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-        if not (getattr(hook, "__module__", None) or "").startswith("transformers."):
+        if not (getattr(hook, "__module__", None) or "").startswith(OWN_HOOKS):
             called = getattr(hook, "__name__", type(hook).__name__)
             yield f"{name} has the hook {called}, which may change what it computes"
 
@@ -82,7 +81,7 @@ def _is_autocast(forward: Any) -> bool:
 def _attributes(name: str, module: Any, like: Any) -> Iterator[str]:
     values, others = plain_attributes(module), plain_attributes(like)
     for key, made in others.items():
-        if same(values.get(key), made) or key in _PASSING or "drop" in key:
+        if same(values.get(key), made) or key in _PASSING or is_rate(module, key):
             continue
         if key not in _KEPT or _reads(type(like), key):
             yield f"{name} has {key} = {values.get(key)!r}, where its config makes it {made!r}"

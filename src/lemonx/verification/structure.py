@@ -18,11 +18,11 @@ from typing import Any
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.models import door
+from lemonx.models.attributes import only_trains, plain_attributes, same
 from lemonx.models.building import config_fields, looked_at
 from lemonx.models.foreign import foreign
 from lemonx.planning.plan import Plan
 from lemonx.specs.config import flat_fields, with_fields
-from lemonx.verification.attributes import only_trains, plain_attributes, same
 from lemonx.verification.beside import beside_faults
 from lemonx.verification.blocks import modules_of, tensors_by_block
 

@@ -57,7 +57,7 @@ class Writing:
     max_shard_size: int = SHARD
     force: bool = False
     with_optimizer: bool = False
-    allow_pickle: bool = False
+    allow_pickle: bool | str = False
     adapter: PathLike | None = None
     keep_adapter: bool = False
     config: PathLike | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lemonx.checkpoints.adapters import Adapter, is_adapter
+from lemonx.checkpoints.adapters import Adapter
 from lemonx.checkpoints.finding import is_run
-from lemonx.checkpoints.folder import ADAPTER_FOLDER
+from lemonx.checkpoints.folder import ADAPTER_FOLDER, is_adapter
 from lemonx.models.sources import open_pair, open_source
 from lemonx.verification.certificate import read_certificate
 from lemonx.verification.fitting import require_fitting
@@ -23,7 +23,7 @@ def verify_folders(
     target: Path,
     *,
     layerwise: bool,
-    allow_pickle: bool,
+    allow_pickle: bool | str,
     adapter: PathLike | None,
     config: PathLike | None,
     tables: Tables,
@@ -36,7 +36,7 @@ def verify_folders(
     else:
         run = target.is_dir() and is_run(target)
         opened = open_source(source, allow_pickle=allow_pickle, adapter=adapter, config=config, run=run)
-    with opened as small, open_source(target, allow_pickle=allow_pickle) as large:
+    with opened as small, open_source(target, allow_pickle=bool(allow_pickle)) as large:
         said = read_certificate(large)
         require_fitting(small)
         require_fitting(large)

@@ -8,7 +8,7 @@ from lemonx.hub import names
 from lemonx.hub.download import Wish, located
 
 
-def fetched(given: str, *, quiet: bool, whole: bool = True, allow_pickle: bool = False) -> Path:
+def fetched(given: str, *, quiet: bool, whole: bool = True, allow_pickle: bool | str = False) -> Path:
     """The folder that is meant, once a model of the hub has been downloaded."""
     name = names.meant(given)
     if name is None:

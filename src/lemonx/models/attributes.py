@@ -6,6 +6,9 @@ import math
 import types
 from typing import Any
 
+# transformers records outputs by hooks, and FSDP2 gathers parameters by them.
+OWN_HOOKS = ("transformers.", "torch.distributed.fsdp.")
+
 
 def plain_attributes(module: Any) -> dict[str, object]:
     """The attributes of a module that are numbers, words and lists of them; functions by their names."""
@@ -36,3 +39,13 @@ def same(one: Any, other: Any) -> bool:
 def only_trains(module: Any) -> bool:
     """Dropout, of entries or of whole branches, which acts only in training."""
     return "Drop" in type(module).__name__
+
+
+def is_rate(module: Any, attribute: str) -> bool:
+    """Whether an attribute is a rate of dropout, which a run may change as it goes."""
+    return only_trains(module) or "drop" in attribute
+
+
+def bare_class(module: Any) -> Any:
+    """The class of a module, without what FSDP2 derives from it."""
+    return next(base for base in type(module).__mro__ if "FSDPModule" not in (one.__name__ for one in base.__mro__))
