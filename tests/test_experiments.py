@@ -62,6 +62,21 @@ def tiny(**changes: object) -> Experiment:
     return parse({**TINY, **changes}, Path("tiny"))
 
 
+def compared_here(asked: Experiment, folder: Path) -> Any:
+    """The result of an experiment whose pieces were made in this process: its own would import everything anew."""
+    cache = folder / "cache"
+
+    def make(node: nodes.Node) -> None:
+        for other in node.after:
+            make(other)
+        if not node.done(cache):
+            nodes.run_node(node, cache)
+
+    for cell in nodes.cells(asked):
+        make(cell.trained)
+    return compare.compare(asked, folder / "out", cache=cache, tell=pytest.fail)
+
+
 def test_steps_to_the_mark() -> None:
     """Interpolated in log steps: half the gap between 100 and 400 is 200."""
     points = [(400.0, 1.0), (100.0, 2.0)]
@@ -203,7 +218,7 @@ def test_arms_may_have_another_start_and_another_schedule(tmp_path: Path) -> Non
     arms = [{"label": "scratch", "method": "scratch", "train": wsd}, {**start, "train": {"ramp": 2, **wsd}}]
     source = {**TINY["sources"]["source"], "decay": "constant"}
     asked = tiny(arms=arms, sources={"source": source}, seeds=[0], lengths=[1.0])
-    content = compare.compare(asked, tmp_path / "out", cache=tmp_path / "cache", jobs=1)
+    content = compared_here(asked, tmp_path)
     own = next(arm for arm in content["arms"] if arm["label"] == "own")["runs"][0]
     assert own["start"] == pytest.approx(own["source"], rel=1e-5)
     assert own["final"] != own["start"]
@@ -224,7 +239,7 @@ def test_growth_inside_and_training_without_growth(tmp_path: Path) -> None:
     target = {"expand": {"width": 32, "depth": 2}, "train": TINY["target"]["train"]}
     asked = tiny(arms=arms, sources={"source": first, "wider": second}, train=train, target=target, baseline="slow")
     asked = asked.model_copy(update={"seeds": (0,)})
-    content = compare.compare(asked, tmp_path / "out", cache=tmp_path / "cache", jobs=1)
+    content = compared_here(asked, tmp_path)
     assert content["experiment"]["baseline"] == "scratch"
     assert wording.mark_text(content).endswith("scratch reaches in 4 steps (the best of 2 from scratch)")
     runs = {arm["label"]: arm["runs"][-1] for arm in content["arms"]}

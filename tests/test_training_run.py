@@ -8,7 +8,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +49,7 @@ def recipe(**changes: Any) -> Recipe:
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """As in the process that is killed: another number of threads could sum in another order."""
+    """Another number of threads could sum in another order; and a copy of a process has none of its threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -171,27 +170,26 @@ def test_accumulated_gradients_are_those_of_the_batch(trained: FinishedRun, tmp_
     assert parts.flops == trained.flops
 
 
-_KILLED = """
-import json, os, signal, sys, torch
-torch.set_num_threads(1)
-from lemonx.training.recipe import parse_recipe
-from lemonx.training.run import run
-def kill(step, total, figures):
-    if step == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-run(parse_recipe(json.loads(sys.argv[1])), sys.argv[2], progress=kill)
-"""
+def killed_at(last: int, asked: Recipe, output: Path) -> int:
+    """How a process ends that trains and is killed at this step: a copy of this one, which need import nothing."""
+
+    def kill(step: int, *_: Any) -> None:
+        if step == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = os.fork()
+    if not process:
+        try:
+            run(asked, output, progress=kill)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     """Killed at step 7 of 12, two steps after a checkpoint: dropout, masks, data order and Adam go on bit for bit."""
     whole = run(parse_recipe(MASKED), tmp_path / "whole")
-    killed = subprocess.run(
-        [sys.executable, "-c", _KILLED, json.dumps(MASKED), str(tmp_path / "killed"), "7"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL
+    assert killed_at(7, parse_recipe(MASKED), tmp_path / "killed") == -signal.SIGKILL
     assert [path.name for path in (tmp_path / "killed").glob("checkpoint-*")] == ["checkpoint-5"]
     assert not (tmp_path / "killed" / "config.json").exists()
     first: list[int] = []

@@ -43,10 +43,18 @@ def overview() -> dict[str, dict[str, str]]:
 
 
 def _row(method: Method, folder: Path) -> dict[str, str]:
-    cells = {case: _measure(method, folder, sizes) for case, sizes in CASES.items()}
+    cells, last = dict.fromkeys(CASES, UNDEFINED), None
+    for case, sizes in CASES.items():
+        try:
+            target = _grow(method, folder, sizes)
+        except Refused:
+            continue
+        last = sizes, _digest(target)
+        cells[case] = _measure(method, folder, target)
     # Free parameters choose among targets of one source: the seed matters, and so does the source.
-    first, reseeded, other = (_digest(method, folder, number, seed) for number, seed in ((0, 0), (0, 1), (1, 0)))
-    free = first != reseeded and first != other
+    free = last is not None and all(
+        _digest(_grow(method, folder, last[0], number, seed)) != last[1] for number, seed in ((0, 1), (1, 0))
+    )
     return {**cells, "free parameters": _word(free), "data-free": _word(method.data_free)}
 
 
@@ -84,11 +92,7 @@ def _inherited(kind: str, source: Path, target: Path) -> Path:
     return run(parse_recipe(recipe), target.parent / "trained", force=True).output
 
 
-def _measure(method: Method, folder: Path, sizes: Target) -> str:
-    try:
-        target = _grow(method, folder, sizes)
-    except Refused:
-        return UNDEFINED
+def _measure(method: Method, folder: Path, target: Path) -> str:
     if method.inherits:
         target = _inherited(method.inherits, folder / "source0", target)
     with Checkpoint.open(folder / "source0") as small, Checkpoint.open(target) as large:
@@ -96,16 +100,9 @@ def _measure(method: Method, folder: Path, sizes: Target) -> str:
     return LOSSLESS if difference <= EXACT_TOLERANCE else f"{difference:.0e}"
 
 
-def _digest(method: Method, folder: Path, number: int, seed: int) -> str:
-    """What the method writes, in the last of the cases where it is defined."""
-    for sizes in reversed(CASES.values()):
-        try:
-            target = _grow(method, folder, sizes, number, seed)
-        except Refused:
-            continue
-        with Checkpoint.open(target) as written:
-            return written.content_digest()
-    return ""
+def _digest(target: Path) -> str:
+    with Checkpoint.open(target) as written:
+        return written.content_digest()
 
 
 def _small_model(seed: int) -> GPT2LMHeadModel:
