@@ -142,9 +142,9 @@ def main() -> None:
 
 
 # As in the paper, and what goes beyond it last.
-PAPER = ("vit", "bert", "lm", "max-lr", "decay", "recipe-on-baselines", "ligo", "glue")
+PAPER = ("vit", "vit-best-rate", "bert", "lm", "max-lr", "decay", "recipe-on-baselines", "ligo", "glue")
 INSIDE = ("growth-inside", "growth-inside-large", "growth-inside-shakespeare")
-ORDER = (*PAPER, "start", "start-vit", "start-bert", "depth-alone", *INSIDE, "without-forgetting")
+ORDER = (*PAPER, "start", "start-vit", "start-bert", "depth-alone", "muon", *INSIDE, "without-forgetting")
 assert set(ORDER) < set(compare.names())
 
 if __name__ == "__main__":
