@@ -58,7 +58,7 @@ KNOWN = {
     "model.save_pretrained": "into a temporary folder",
     "_small_model(seed).save_pretrained": "into a temporary folder",
     "trained.save_pretrained": "into a folder that was just made",
-    "model.config.save_pretrained": "into the same",
+    "config.save_pretrained": "into the same",
     "model.generation_config.save_pretrained": "into the same",
 }
 KNOWN_IN = {
@@ -67,7 +67,7 @@ KNOWN_IN = {
     ("checkpoints/archives.py", "_Plain(raw, file, named, records).load"): "bytes that were read",
     ("checkpoints/dcp_metadata.py", "_Plain(raw).load"): "bytes that were read",
     ("checkpoints/pickles.py", "torch.load"): "by the name of a descriptor that is open",
-    ("checkpoints/reader.py", "(bare / names[path]).symlink_to"): "from a temporary folder to checked weights",
+    ("checkpoints/copying.py", "(folder / names[path]).symlink_to"): "from a temporary folder to checked weights",
     ("models/door.py", "(shown / 'model.gguf').symlink_to"): "from a temporary folder to a file that is open",
     ("models/door.py", "tokenizer.save_pretrained"): "into a temporary folder",
     ("models/door.py", "(shown / file).symlink_to"): "from a temporary folder to checked files of a tokenizer",
