@@ -196,7 +196,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Section:
-    """One result; `lead` is the first LEMON arm, and `overall` its outcome in the words of the summary."""
+    """One result; `lead` is the LEMON arm that is judged, and `overall` its outcome in the words of the summary."""
 
     key: str
     name: str

@@ -60,7 +60,9 @@ class _Viewer:
         compared = verdict.claims(content)
         outcome, sentence = verdict.answer(content)
         rows = self.rows()
-        lead = next((row for row in rows if row.strong), None)
+        # The arm that the claim is judged by.
+        named = [row for row in rows if row.label == experiment.get("reference")]
+        lead = next((row for row in (*named, *rows) if row.strong), None)
         return Section(
             key=self.key,
             name=experiment["name"],
