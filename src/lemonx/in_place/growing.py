@@ -43,6 +43,9 @@ class GrownInPlace:
         return dict(Counter(self.tensors.values()))
 
 
+# Loops validate in inference mode and in lower precision, in which nothing that is trained can be made.
+@torch.inference_mode(False)
+@torch.autocast("cpu", enabled=False)
 def grow(
     model: Any,
     optimizers: Sequence[Any],
@@ -54,20 +57,6 @@ def grow(
     folder: PathLike | None,
 ) -> GrownInPlace:
     """Grow a model and its optimizers; whatever is refused or fails leaves them as they are."""
-    # Loops validate in inference mode and in lower precision, in which nothing that is trained can be made.
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
-        return _grow(model, optimizers, options, verify, threads, shard, folder)
-
-
-def _grow(
-    model: Any,
-    optimizers: Sequence[Any],
-    options: Mapping[str, Any],
-    verify: bool,
-    threads: int | None,
-    shard: Callable[[PreTrainedModel], object] | None,
-    folder: PathLike | None,
-) -> GrownInPlace:
     held: list[Optimizer] = [refusals.unwrapped(optimizer) for optimizer in optimizers]
     given, model = model, wrappers.inside(model)
     if isinstance(model, torch.nn.Module):
