@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # the label of a position without a loss, everywhere in transformers
 EARLY = "early"
-# An early block is one at the end of this part of them.
+# The early block is the last of the first quarter, a choice made here.
 _PLACE = 4
 
 
