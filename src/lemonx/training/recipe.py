@@ -98,7 +98,7 @@ class Inheritance(Strict):
 
     @property
     def part(self) -> float:
-        """Of the run, what has a teacher; the early kind is for early steps, of which a quarter is a choice made here."""
+        """Of the run, what has a teacher; the early kind is for early steps, a quarter by a choice made here."""
         return self.until or (0.25 if self.kind == "early" else 1.0)
 
 
