@@ -1,23 +1,26 @@
-"""How well does `lemonx recipe` predict the length that a grown model needs? Every growth predicted from all others.
+"""How well does `lemonx recipe` predict the length that a grown model needs? Every growth predicted from others.
 
-python benchmarks/prediction.py          print the table, from the results under docs/results and the paper's growths
-python benchmarks/prediction.py --write  put it into docs/training.md, and the growths beside the code that uses them
+python benchmarks/prediction.py          print the tables, from the results under docs/results and the paper's growths
+python benchmarks/prediction.py --write  put them into docs/training.md, and the growths beside the code that uses them
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 import pages
 
 from lemonx.experiments import report
-from lemonx.experiments.head_start import measured_growths
+from lemonx.experiments.measured import measured_growths
 from lemonx.experiments.wording import percent
-from lemonx.training.advice import EVIDENCE
-from lemonx.training.prediction import COVERED, MEASURED, Growth, leave_one_out
+from lemonx.training.advice import EVIDENCE, SCRATCH
+from lemonx.training.prediction import COVERED, MEASURED, Growth, LeftOut, leave_out
 
 ROOT = Path(__file__).resolve().parents[1]
 # Within so much of the length needed, a prediction counts as right.
@@ -25,49 +28,90 @@ NEAR = 0.15
 
 
 def growths() -> list[Growth]:
-    """The paper's growths, whose sources trained as long as their targets from scratch, and those measured here."""
-    found = [Growth(f"paper: {one}", one.kind, one.share, 1.0, 1 - one.fraction) for one in EVIDENCE]
-    for path in sorted((ROOT / "docs" / "results").glob("*/result.json")):
-        found += measured_growths(report.read(path))
-    # Several experiments share runs, and so a growth: it counts once, and a bound only where nothing better is known.
-    seen: dict[tuple[str, ...], Growth] = {}
-    for one in sorted(found, key=lambda one: (bool(one.bound), -one.ahead)):
-        paper = one.name if one.name.startswith("paper") else ""
-        seen.setdefault((paper, one.kind, f"{one.share:.4f}", f"{one.trained:.4f}"), one)
-    return [one for one in found if one in seen.values()]
+    """Those measured here, and the paper's, whose sources trained as long as their targets from scratch."""
+    found = measured_growths([report.read(path) for path in sorted((ROOT / "docs" / "results").glob("*/result.json"))])
+    for one in EVIDENCE:
+        length = SCRATCH[one.kind].length
+        found.append(Growth(one.share, length, length, name=f"paper: {one}", ahead=length - one.length))
+    return found
 
 
-def table(found: list[Growth]) -> str:
-    rows = [
-        "| growth | source's part | its steps | length needed | predicted | interval | error |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    left = leave_one_out(found)
-    for one in left:
-        g = one.growth
-        needed = f"{'at most ' if g.bound == 'at least' else ''}{percent(one.length)} %"
-        rows.append(
-            f"| {g.name} | {percent(g.share)} % | {percent(g.trained)} % | {needed} | {percent(one.predicted)} % | "
-            f"{percent(one.low)} to {percent(one.high)} % | {percent(one.off)} % |"
+def summary(found: Sequence[Growth], title: str, *, reads: bool) -> str:
+    """What became of the predictions, when a growth is left out and when its whole experiment is."""
+    lines = [f"*{title}*, {len(leave_out(found, _name, reads=reads))} growths:", ""]
+    for group, what in ((_name, "the growth"), (_experiment, "its whole experiment")):
+        left = leave_out(found, group, reads=reads)
+        near = sum(abs(one.off) <= NEAR for one in left)
+        ahead = sum(abs(one.ahead_off) <= NEAR for one in left)
+        inside = sum(one.low <= one.growth.length <= one.high for one in left)
+        lines.append(
+            f"- {what} left out: {near} within {percent(NEAR)} % of the length needed (median error "
+            f"{percent(median(abs(one.off) for one in left))} %), {ahead} within {percent(NEAR)} % of the head start "
+            f"({percent(median(abs(one.ahead_off) for one in left))} %), {inside} inside their interval, which is "
+            f"meant to hold {percent(COVERED)} %"
         )
-    near = sum(abs(one.off) <= NEAR for one in left)
-    inside = sum(one.low <= one.length <= one.high for one in left)
-    right, meant = percent(NEAR), percent(COVERED)
-    summary = (
-        f"Each of {len(left)} growths was predicted from all others: {near} are within {right} % of the length "
-        f"needed,\nand {inside} inside their interval, which is meant to hold {meant} %. All parts are of training "
-        "from scratch."
-    )
-    return "\n".join([summary, "", *rows])
+    if reads:
+        lines += [
+            f"- seeds alone would leave {_best(found):.0f} of them within {percent(NEAR)} %, were the law perfect"
+        ]
+    return "\n".join(lines)
+
+
+def _name(one: Growth) -> str:
+    return one.name
+
+
+def _experiment(one: Growth) -> str:
+    return one.experiment
+
+
+def _best(found: Sequence[Growth]) -> float:
+    """How many lengths a perfect law would have within NEAR, if seeds scatter those measured as they do."""
+    known = [one for one in found if one.passed is not None]
+    return sum(math.erf(NEAR * one.length / (one.error * math.sqrt(2))) if one.error else 1.0 for one in known)
+
+
+def table(found: Sequence[Growth]) -> str:
+    """Lengths needed and predicted, by steps alone and with a run from scratch to read from."""
+    rows = [
+        "| growth | source's part | its steps | passed at | equals scratch of | head start | length needed | "
+        "predicted by steps | by a run from scratch | interval |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    by_run = {one.growth.name: one for one in leave_out(found, _name, reads=True)}
+    for one in leave_out(found, _name, reads=False):
+        g, better = one.growth, by_run.get(one.growth.name)
+        shown = better or one
+        cells = [
+            g.name, f"{percent(g.share)} %", f"{g.steps:,.0f}", f"{g.passed:,.0f}" if g.passed else "",
+            f"{g.scratch:,.0f}", f"{g.ahead:,.0f}" + (f" ± {g.error:,.0f}" if g.error else ""), f"{g.length:,.0f}",
+            _predicted(one), _predicted(better) if better else "", f"{shown.low:,.0f} to {shown.high:,.0f}",
+        ]  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _predicted(one: LeftOut) -> str:
+    return f"{one.predicted:,.0f} ({percent(one.off)} %)"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the table and the growths")
+    parser.add_argument("--write", action="store_true", help="write the tables and the growths")
     found = growths()
-    text = table(found)
+    text = "\n\n".join(
+        (
+            summary(found, "With a run of the target's size from scratch to read from", reads=True),
+            summary(
+                [one for one in found if one.passed], "The same growths, from the source's steps alone", reads=False
+            ),
+            summary(found, "From the steps alone, with the paper's", reads=False),
+            table(found),
+        )
+    )
     if parser.parse_args().write:
-        MEASURED.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+        rows = ",\n".join(json.dumps(asdict(one)) for one in found)
+        MEASURED.write_text(f"[\n{rows}\n]\n")
         pages.write("docs/training.md", "prediction", f"\n{text}\n")
     print(text)
 
