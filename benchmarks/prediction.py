@@ -20,11 +20,12 @@ from lemonx.experiments import report
 from lemonx.experiments.measured import measured_growths
 from lemonx.experiments.wording import percent
 from lemonx.training.advice import EVIDENCE, SCRATCH
-from lemonx.training.prediction import COVERED, MEASURED, Growth, LeftOut, leave_out
+from lemonx.training.prediction import COVERED, MEASURED, Growth, fit, leave_out
 
 ROOT = Path(__file__).resolve().parents[1]
 # Within so much of the length needed, a prediction counts as right.
 NEAR = 0.15
+PAPER = "paper"
 
 
 def growths() -> list[Growth]:
@@ -32,28 +33,26 @@ def growths() -> list[Growth]:
     found = measured_growths([report.read(path) for path in sorted((ROOT / "docs" / "results").glob("*/result.json"))])
     for one in EVIDENCE:
         length = SCRATCH[one.kind].length
-        found.append(Growth(one.share, length, length, name=f"paper: {one}", ahead=length - one.length))
+        found.append(Growth(one.share, length, length, name=f"{PAPER}: {one}", ahead=length - one.length))
     return found
 
 
-def summary(found: Sequence[Growth], title: str, *, reads: bool) -> str:
+def summary(found: Sequence[Growth], title: str) -> str:
     """What became of the predictions, when a growth is left out and when its whole experiment is."""
-    lines = [f"*{title}*, {len(leave_out(found, _name, reads=reads))} growths:", ""]
+    lines = [f"*{title}*, {len(found)} growths:", ""]
     for group, what in ((_name, "the growth"), (_experiment, "its whole experiment")):
-        left = leave_out(found, group, reads=reads)
+        left = leave_out(found, group)
         near = sum(abs(one.off) <= NEAR for one in left)
         ahead = sum(abs(one.ahead_off) <= NEAR for one in left)
         inside = sum(one.low <= one.growth.length <= one.high for one in left)
         lines.append(
-            f"- {what} left out: {near} within {percent(NEAR)} % of the length needed (median error "
+            f"- {what} left out: {near} are within {percent(NEAR)} % of the length needed (median error "
             f"{percent(median(abs(one.off) for one in left))} %), {ahead} within {percent(NEAR)} % of the head start "
-            f"({percent(median(abs(one.ahead_off) for one in left))} %), {inside} inside their interval, which is "
+            f"({percent(median(abs(one.ahead_off) for one in left))} %), and {inside} inside their interval, which is "
             f"meant to hold {percent(COVERED)} %"
         )
-    if reads:
-        lines += [
-            f"- seeds alone would leave {_best(found):.0f} of them within {percent(NEAR)} %, were the law perfect"
-        ]
+    if all(one.error for one in found):
+        lines.append(f"- were the law perfect, the seeds alone would leave {_best(found):.0f} within {percent(NEAR)} %")
     return "\n".join(lines)
 
 
@@ -67,48 +66,33 @@ def _experiment(one: Growth) -> str:
 
 def _best(found: Sequence[Growth]) -> float:
     """How many lengths a perfect law would have within NEAR, if seeds scatter those measured as they do."""
-    known = [one for one in found if one.passed is not None]
-    return sum(math.erf(NEAR * one.length / (one.error * math.sqrt(2))) if one.error else 1.0 for one in known)
+    return sum(math.erf(NEAR * one.length / (one.error * math.sqrt(2))) for one in found)
 
 
 def table(found: Sequence[Growth]) -> str:
-    """Lengths needed and predicted, by steps alone and with a run from scratch to read from."""
     rows = [
-        "| growth | source's part | its steps | passed at | equals scratch of | head start | length needed | "
-        "predicted by steps | by a run from scratch | interval |",
+        "| growth | source's part | its steps | equals scratch of | head start | length needed | predicted | interval "
+        "| error | its experiment left out |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    by_run = {one.growth.name: one for one in leave_out(found, _name, reads=True)}
-    for one in leave_out(found, _name, reads=False):
-        g, better = one.growth, by_run.get(one.growth.name)
-        shown = better or one
+    for one, harsher in zip(leave_out(found, _name), leave_out(found, _experiment), strict=True):
+        g = one.growth
         cells = [
-            g.name, f"{percent(g.share)} %", f"{g.steps:,.0f}", f"{g.passed:,.0f}" if g.passed else "",
-            f"{g.scratch:,.0f}", f"{g.ahead:,.0f}" + (f" ± {g.error:,.0f}" if g.error else ""), f"{g.length:,.0f}",
-            _predicted(one), _predicted(better) if better else "", f"{shown.low:,.0f} to {shown.high:,.0f}",
+            g.name, f"{percent(g.share)} %", f"{g.steps:,.0f}", f"{g.scratch:,.0f}",
+            f"{g.ahead:,.0f}" + (f" ± {g.error:,.0f}" if g.error else ""), f"{g.length:,.0f}", f"{one.predicted:,.0f}",
+            f"{max(0, one.low):,.0f} to {one.high:,.0f}", f"{percent(one.off)} %", f"{percent(harsher.off)} %",
         ]  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def _predicted(one: LeftOut) -> str:
-    return f"{one.predicted:,.0f} ({percent(one.off)} %)"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the tables and the growths")
     found = growths()
-    text = "\n\n".join(
-        (
-            summary(found, "With a run of the target's size from scratch to read from", reads=True),
-            summary(
-                [one for one in found if one.passed], "The same growths, from the source's steps alone", reads=False
-            ),
-            summary(found, "From the steps alone, with the paper's", reads=False),
-            table(found),
-        )
-    )
+    here = [one for one in found if one.experiment != PAPER]
+    most = f"Fitted to all of them, a source is worth {fit(found).most:.2f} of training from scratch at most."
+    text = "\n\n".join((summary(here, "Measured here"), summary(found, "With the paper's"), most, table(found)))
     if parser.parse_args().write:
         rows = ",\n".join(json.dumps(asdict(one)) for one in found)
         MEASURED.write_text(f"[\n{rows}\n]\n")

@@ -115,13 +115,6 @@ def recipe_command(
             "interval, and whether growing pays. Needs --steps.",
         ),
     ] = None,
-    scratch_curve: Annotated[
-        Path | None,
-        typer.Option(
-            help="A run of the target's size from scratch, also an earlier or a shorter one, on the same data and with "
-            "the same batches: where it passes the source's loss makes the prediction better. Needs --curve.",
-        ),
-    ] = None,
     format_: Annotated[
         Format, typer.Option("--format", help="For `lemonx train`, or for transformers' Trainer.")
     ] = Format.yaml,
@@ -143,20 +136,13 @@ def recipe_command(
     else:
         print_lines(show.advice_text(advise(grown, own), format_.value))
     if curve is not None:
-        from lemonx.training.passing import passed, read_curve
-        from lemonx.training.prediction import Case, predict
+        from lemonx.training.prediction import Case, predict, useful_steps
 
         scratch, unit = own.total
         if unit != "steps" or not scratch:
             raise BadRecipe("--curve predicts steps, and how many training from scratch takes is not known",
                             "give --steps, or --tokens with --length and --batch-size")  # fmt: skip
-        own_run = read_curve(curve)
-        read = None
-        if scratch_curve is not None:
-            read = passed(read_curve(scratch_curve), own_run.losses[-1], decayed=own_run.decayed)
-        print_lines(show.prediction_text(predict(Case(grown.share, own_run.steps[-1], scratch, read))))
-    elif scratch_curve is not None:
-        raise BadRecipe("--scratch-curve is compared with the source's own run", "give that with --curve")
+        print_lines(show.prediction_text(predict(Case(grown.share, useful_steps(curve), scratch))))
 
 
 def _tokens(text: str | None) -> int | None:

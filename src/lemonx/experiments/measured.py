@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
 from lemonx.experiments.result_file import ArmResult, Result
 from lemonx.experiments.spec import GROWN_FROM
-from lemonx.training.passing import Curve, passed
 from lemonx.training.prediction import Growth
 from lemonx.training.schedule import COOLDOWN
 
@@ -69,30 +68,13 @@ def _crossing(level: float, points: Sequence[tuple[int, float]]) -> float | None
     return before * (after / before) ** ((high - level) / (high - low))
 
 
-@dataclass
-class _Scratch:
-    """Training from scratch in one setting, at several lengths: one run until each decays."""
-
-    finals: Finals = field(default_factory=dict)
-    curve: Curve | None = None
-    seed: int = 0
-
-    def add(self, content: Result, arm: ArmResult) -> None:
-        _add(self.finals, arm)
-        for one in content["curves"]:
-            if one["arm"] == arm["label"] and (self.curve is None or one["step"][-1] > self.curve.steps[-1]):
-                rates = (rate or 0.0 for rate in one["learning_rate"])
-                self.curve = Curve(tuple(one["step"]), tuple(one["validation_loss"]), tuple(rates))
-                self.seed = one["seed"]
-
-
 def measured_growths(contents: Sequence[Result]) -> list[Growth]:
     """Every source of these results whose head start is known."""
-    series: dict[object, _Scratch] = {}
+    series: dict[object, Finals] = {}
     for content in contents:
         for arm in content["arms"]:
             if arm["method"] == "scratch" and _train(content, arm["label"]).get("decay") == "wsd":
-                series.setdefault(_identity(content, arm), _Scratch()).add(content, arm)
+                _add(series.setdefault(_identity(content, arm), {}), arm)
     best: dict[object, Growth] = {}
     for content in contents:
         base = next(arm for arm in content["arms"] if arm["label"] == content["experiment"]["baseline"])
@@ -107,33 +89,28 @@ def measured_growths(contents: Sequence[Result]) -> list[Growth]:
     return list(best.values())
 
 
-def _growth(content: Result, arm: ArmResult, base: ArmResult, scratch: _Scratch) -> Growth | None:
+def _growth(content: Result, arm: ArmResult, base: ArmResult, scratch: Finals) -> Growth | None:
     source = content["sources"].get(arm["source"])
     if source is None or "flops" not in source or _is_grown(content, arm["source"]):
         return None
     own: Finals = {}
     _add(own, arm)
     equal = float(content["steps"])
-    reached = length_at(scratch.finals[content["steps"]], own)
+    reached = length_at(scratch[content["steps"]], own)
     if reached is not None:
         ahead = equal - reached.steps
     else:
         # No run ends near the mark: which length is the longest one ahead of? Shorter ones are little but decay.
         longest = max(own)
-        reached = length_at(own[longest], scratch.finals)
+        reached = length_at(own[longest], scratch)
         if reached is None:
             return None
         equal, ahead = reached.steps, reached.steps - longest
-    loss = {run["seed"]: run["source"] for run in arm["runs"]}.get(scratch.seed)
-    read = None
-    if scratch.curve is not None and loss is not None:
-        read = passed(scratch.curve, loss, decayed=_has_decayed(content, arm["source"]))
     per_step = min(run["flops"] / run["steps"] for run in base["runs"])
     return Growth(
         share=source["flops"] / source["steps"] / per_step,
         steps=source["steps"],
         scratch=equal,
-        passed=read,
         name=f"{content['experiment']['name']}: {arm['label']}",
         ahead=ahead,
         error=reached.error,

@@ -1,13 +1,12 @@
 """How long will a grown target need? A head start, predicted from the source's training, before anything is paid.
 
-A growth is worth a head start: the steps from scratch that its source stands for. It hardly depends on how long the
-target trains. It is nearly the step at which training from scratch passes the source's own loss, and where the target's
-size has been trained before, that step can be read from the run. Where it has not, the source's own steps stand for it,
-a rougher guide: a larger model learns faster by step. Either way not all of it is kept,
+A growth is worth a head start: the steps from scratch that its source stands for. If losses fall by power laws of the
+size and of the steps, a source that was trained little stands for nearly as many steps as it took, and however long it
+is trained it stands for no more than those at which the target passes what a model of its size can reach:
 
-    1 / head start = 1 / steps + 1 / (kept x steps from scratch),
+    1 / head start = 1 / source's steps + 1 / (most x steps from scratch),
 
-with one number, `kept`, from the growths that were measured. All is in proportion: no number of steps is built in. The
+with one number, `most`, from the growths that were measured. All is in proportion: no number of steps is built in. The
 source's part of the target's FLOPs decides what the source costs; it did not help to predict the head start.
 
 Intervals are honest rather than narrow: every growth is predicted from all the others, and the interval is as wide, as
@@ -16,6 +15,7 @@ a factor, as four of five of these errors. The loss soon after growth is not use
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,25 +27,27 @@ import numpy as np
 from lemonx.checkpoints.opening import MAX_TEXT, read_given
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadRecipe
+from lemonx.training.curve import COLUMNS
 
 # The growths that were measured, written by benchmarks/prediction.py.
 MEASURED = Path(__file__).with_name("growths.json")
 COVERED = 0.8
-# What `kept` may be; one number by least squares of logs, so a fine grid is enough.
-KEPT = np.geomspace(0.1, 100, 601)
+# What `most` may be; one number by least squares of logs, so a fine grid is enough.
+MOST = np.geomspace(0.1, 100, 601)
 # Where as little of training from scratch is left, a source that trained on and decayed ended as low as a grown one.
 SHORT = 0.15
+# A source has done its work where its loss is this near its last, as a part of it.
+FLAT = 0.005
 
 
 @dataclass(frozen=True)
 class Case:
     """What is known before paying: the source's share of the target's FLOPs per step and its steps, and the steps that
-    the target takes from scratch; `passed`: the step at which a run from scratch passes the source's loss."""
+    the target takes from scratch."""
 
     share: float
     steps: float
     scratch: float
-    passed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,42 +70,40 @@ class Growth(Case):
 
 @dataclass(frozen=True)
 class Law:
-    """A fitted law: how much is kept, and the half width of its interval, as a logarithm; `reads`: `passed`."""
+    """A fitted law: the most that a source is worth, as a part of scratch, and its interval's half width in logs."""
 
-    kept: float
+    most: float
     width: float
-    reads: bool
 
     def ahead(self, case: Case, shift: float = 0.0) -> float:
         """The predicted head start in steps, `shift` times the half width away."""
-        return float(_ahead(case, self.reads, self.kept)) * math.exp(shift * self.width)
+        return float(_ahead(case, self.most)) * math.exp(shift * self.width)
 
 
-def _ahead(case: Case, reads: bool, kept: float | np.ndarray) -> float | np.ndarray:
-    steps = case.passed if reads and case.passed is not None else case.steps
-    return 1 / (1 / steps + 1 / (kept * case.scratch))
+def _ahead(case: Case, most: float | np.ndarray) -> float | np.ndarray:
+    return 1 / (1 / case.steps + 1 / (most * case.scratch))
 
 
-def usable(growths: Sequence[Growth], *, reads: bool) -> list[Growth]:
+def usable(growths: Sequence[Growth]) -> list[Growth]:
     """Those that a law can be fitted to: a head start of nothing has no logarithm."""
-    return [one for one in growths if one.ahead > 0 and one.steps > 0 and not (reads and one.passed is None)]
+    return [one for one in growths if one.ahead > 0 and one.steps > 0]
 
 
-def _kept(growths: Sequence[Growth], reads: bool) -> float:
-    errors = [np.log(_ahead(one, reads, KEPT) / one.ahead) for one in growths]
-    return float(KEPT[np.square(errors).sum(0).argmin()])
+def _most(growths: Sequence[Growth]) -> float:
+    errors = [np.log(_ahead(one, MOST) / one.ahead) for one in growths]
+    return float(MOST[np.square(errors).sum(0).argmin()])
 
 
-def fit(growths: Sequence[Growth], *, reads: bool) -> Law:
+def fit(growths: Sequence[Growth]) -> Law:
     """The law of these growths; its width is that of the errors when each is predicted from the others."""
-    known = usable(growths, reads=reads)
+    known = usable(growths)
     if len(known) < 4:
         raise BadRecipe(f"{len(known)} growths are too few to predict from", "measure more of them")
     errors = []
     for place, one in enumerate(known):
-        kept = _kept([*known[:place], *known[place + 1 :]], reads)
-        errors.append(abs(math.log(float(_ahead(one, reads, kept)) / one.ahead)))
-    return Law(_kept(known, reads), float(np.quantile(errors, COVERED)), reads)
+        most = _most([*known[:place], *known[place + 1 :]])
+        errors.append(abs(math.log(float(_ahead(one, most)) / one.ahead)))
+    return Law(_most(known), float(np.quantile(errors, COVERED)))
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class LeftOut:
         return (self.growth.scratch - self.predicted) / self.growth.ahead - 1
 
 
-def leave_out(growths: Sequence[Growth], group: Callable[[Growth], str], *, reads: bool) -> list[LeftOut]:
+def leave_out(growths: Sequence[Growth], group: Callable[[Growth], str]) -> list[LeftOut]:
     """Every growth predicted from those of other groups; a group is a growth's name, or its experiment."""
-    known, found = usable(growths, reads=reads), []
+    known, found = usable(growths), []
     for one in known:
-        law = fit([other for other in known if group(other) != group(one)], reads=reads)
+        law = fit([other for other in known if group(other) != group(one)])
         found.append(LeftOut(one, *(one.scratch - law.ahead(one, shift) for shift in (0.0, 1.0, -1.0))))
     return found
 
@@ -189,7 +189,21 @@ class Prediction:
 
 def predict(case: Case, growths: Sequence[Growth] | None = None) -> Prediction:
     """The head start of this case, from the growths that come with lemonx if no others are given."""
-    known, reads = measured() if growths is None else growths, case.passed is not None
-    law = fit(known, reads=reads)
+    known = measured() if growths is None else growths
+    law = fit(known)
     middle, low, high = (law.ahead(case, shift) for shift in (0.0, -1.0, 1.0))
-    return Prediction(case, middle, low, high, len(usable(known, reads=reads)))
+    return Prediction(case, middle, low, high, len(usable(known)))
+
+
+def useful_steps(curve: Path) -> int:
+    """The steps of a run after which its validation loss hardly fell any more; `curve`: its folder or curve.csv."""
+    raw, path = read_given(curve, "curve.csv", MAX_TEXT)
+    try:
+        rows = list(csv.DictReader(raw.decode().splitlines()))
+        points = [(int(float(row["step"])), float(row[COLUMNS[3]])) for row in rows if row.get(COLUMNS[3])]
+        last = points[-1][1]
+        return max(1, next(step for step, loss in points if loss <= last * (1 + FLAT)))
+    except (ValueError, KeyError, IndexError, StopIteration, UnicodeDecodeError):
+        raise BadRecipe(
+            "is not the curve of a run: it has no validation losses", "give a run's folder", file=path
+        ) from None

@@ -117,16 +117,12 @@ def _reasons(advice: Advice) -> Iterator[str]:
 def prediction_text(found: Prediction) -> str:
     """A predicted head start as comments, which may follow a recipe."""
     case = found.case
-    read = (
-        f"its run of {case.steps:,.0f} steps; with --scratch-curve the prediction would be better"
-        if case.passed is None
-        else f"training from scratch, which passes the source's loss at step {case.passed:,.0f}"
-    )
     sentences = (
-        f"Predicted from {found.growths} measured growths and {read}: a head start of {found.head_start:,.0f} steps "
+        f"Predicted from {found.growths} measured growths: a head start of {found.head_start:,.0f} steps "
         f"({found.low:,.0f} to {found.high:,.0f} for {100 * found.covered:.0f} % of growths), so {found.length:,} of "
         f"the {case.scratch:,.0f} steps from scratch are needed.",
-        f"The source's {case.steps:,.0f} steps cost as much as {found.source_cost:,.0f} steps of the target.",
+        f"The source counts with {case.steps:,.0f} steps, after which its loss hardly fell; they cost as much as "
+        f"{found.source_cost:,.0f} steps of the target.",
         f"{found.advice[0].upper()}{found.advice[1:]}.",
     )
     lines = (textwrap.wrap(sentence, 116, subsequent_indent="  ") for sentence in sentences)
