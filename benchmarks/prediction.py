@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 
 import pages
 
@@ -51,6 +51,10 @@ def summary(found: Sequence[Growth], title: str) -> str:
             f"({percent(median(abs(one.ahead_off) for one in left))} %), and {inside} inside their interval, which is "
             f"meant to hold {percent(COVERED)} %"
         )
+    lines.append(
+        f"- for comparison, the same part of training from scratch for all: {_same(found, _name)} and "
+        f"{_same(found, _experiment)} within {percent(NEAR)} % of the length needed"
+    )
     if all(one.error for one in found):
         lines.append(f"- were the law perfect, the seeds alone would leave {_best(found):.0f} within {percent(NEAR)} %")
     return "\n".join(lines)
@@ -62,6 +66,15 @@ def _name(one: Growth) -> str:
 
 def _experiment(one: Growth) -> str:
     return one.experiment
+
+
+def _same(found: Sequence[Growth], group: Callable[[Growth], str]) -> int:
+    """How many lengths are within NEAR if every head start is taken to be the mean part of scratch of the others."""
+    near = 0
+    for one in found:
+        mean = geometric_mean(other.ahead / other.scratch for other in found if group(other) != group(one))
+        near += abs((1 - mean) * one.scratch / one.length - 1) <= NEAR
+    return near
 
 
 def _best(found: Sequence[Growth]) -> float:
