@@ -143,7 +143,7 @@ def main() -> None:
 
 # As in the paper, and what goes beyond it last.
 PAPER = ("vit", "vit-best-rate", "bert", "lm", "max-lr", "decay", "recipe-on-baselines", "ligo", "glue")
-INSIDE = ("growth-inside", "growth-inside-large", "growth-inside-shakespeare")
+INSIDE = ("growth-inside", "growth-inside-small", "growth-inside-large", "growth-inside-shakespeare")
 ORDER = (*PAPER, "start", "start-vit", "start-bert", "depth-alone", "muon", *INSIDE, "without-forgetting")
 assert set(ORDER) < set(compare.names())
 

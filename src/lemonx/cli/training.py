@@ -136,13 +136,13 @@ def recipe_command(
     else:
         print_lines(show.advice_text(advise(grown, own), format_.value))
     if curve is not None:
-        from lemonx.training.prediction import predict, useful_steps
+        from lemonx.training.prediction import Case, predict, useful_steps
 
         scratch, unit = own.total
         if unit != "steps" or not scratch:
             raise BadRecipe("--curve predicts steps, and how many training from scratch takes is not known",
                             "give --steps, or --tokens with --length and --batch-size")  # fmt: skip
-        print_lines(show.prediction_text(predict(grown.kind, grown.share, useful_steps(curve), scratch)))
+        print_lines(show.prediction_text(predict(Case(grown.share, useful_steps(curve), scratch))))
 
 
 def _tokens(text: str | None) -> int | None:
