@@ -112,6 +112,8 @@ def _reasons(advice: Advice) -> Iterator[str]:
     yield f"{advice.length} {unit}, {grown.fraction:.2g} of your {advice.scratch} from scratch: {_why(grown)}."
     yield f"learning rate {advice.maximum:g}, down to {advice.minimum:g}: {REASONS['learning_rate']}."
     yield f"warm-up of {advice.warmup} {unit}: {REASONS['warmup']}."
+    if advice.decay == "wsd":
+        yield f"constant, then a line to the minimum over the last {advice.cooldown:.0%}: {REASONS['wsd']}."
 
 
 def prediction_text(found: Prediction) -> str:
