@@ -249,7 +249,7 @@ def as_recipe(advice: Advice) -> dict[str, JsonValue]:
 
 
 def as_arguments(advice: Advice) -> dict[str, JsonValue]:
-    """The same as keywords of transformers' TrainingArguments, whose wsd warms up from the minimum instead of from 0."""
+    """The same as keywords of transformers' TrainingArguments, whose wsd warms up from the minimum, not from 0."""
     length = {"max_steps": advice.length} if advice.unit == "steps" else {"num_train_epochs": advice.length}
     # A fraction below 1 is a part of all steps: Trainer knows how many an epoch has.
     warmup = advice.warmup if advice.unit == "steps" else advice.warmup / advice.length
