@@ -100,6 +100,21 @@ def test_a_killed_worker_is_an_error_in_one_line(tmp_path: Path, monkeypatch: py
     assert forked == [2] and not (tmp_path / "out").exists() and not leftovers(tmp_path / "out")
 
 
+def test_no_process_to_be_had_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked) -> None:
+    source, fork, forks = pico.save(pico.PICO["llama-tied"](), tmp_path / "source"), os.fork, []
+
+    def once() -> int:
+        forks.append(1)
+        if len(forks) > 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", once)
+    with pytest.raises(BadOutput, match="no worker could be started .Resource temporarily unavailable.*--threads 1"):
+        lemonx.expand(source, tmp_path / "out", width="2x", threads=2, verify=False)
+    assert len(forks) == 2 and not (tmp_path / "out").exists() and not leftovers(tmp_path / "out")
+
+
 def endless(folder: Path, tell: workers.Tell) -> None:
     (folder / str(os.getpid())).touch()
     while True:

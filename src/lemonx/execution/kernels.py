@@ -16,10 +16,12 @@ def prepare(written: int) -> None:
     global _loaded
     if _loaded is None and written >= WORTH_IT and find_spec("numba"):
         try:
+            import numba
+
             from lemonx.execution import compiled
         except Exception:  # numba for another numpy, no folder to keep what it compiles, an unknown processor, ...
             return
-        _loaded = compiled
+        _loaded = None if numba.config.DISABLE_JIT else compiled  # uncompiled, they would take minutes
 
 
 def loaded() -> ModuleType | None:

@@ -52,7 +52,10 @@ def in_processes(parts: Sequence[Part[Result]], tell: Tell) -> list[Result]:
             process = context.Process(target=_work, args=(part, sender), daemon=True)
             with warnings.catch_warnings():  # Python warns of forks beside threads: what these may hold is not used
                 warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
+                try:
+                    process.start()
+                except OSError as error:  # too many processes, or no memory for one more
+                    raise ChildProcessError(f"no worker could be started ({error.strerror})") from None
             sender.close()
             running[receiver] = number, process
         while running:
