@@ -110,7 +110,7 @@ def test_no_process_to_be_had_is_an_error_in_one_line(tmp_path: Path, monkeypatc
         return fork()
 
     monkeypatch.setattr(os, "fork", once)
-    with pytest.raises(BadOutput, match="no worker could be started .Resource temporarily unavailable.*--threads 1"):
+    with pytest.raises(BadOutput, match=r"no worker could be started .Resource temporarily unavailable.*--threads 1"):
         lemonx.expand(source, tmp_path / "out", width="2x", threads=2, verify=False)
     assert len(forks) == 2 and not (tmp_path / "out").exists() and not leftovers(tmp_path / "out")
 

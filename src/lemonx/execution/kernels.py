@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from inspect import isfunction
 from types import ModuleType
 
 # Loading them takes about as long as they save on so many bytes of output.
@@ -16,12 +17,11 @@ def prepare(written: int) -> None:
     global _loaded
     if _loaded is None and written >= WORTH_IT and find_spec("numba"):
         try:
-            import numba
-
             from lemonx.execution import compiled
         except Exception:  # numba for another numpy, no folder to keep what it compiles, an unknown processor, ...
             return
-        _loaded = None if numba.config.DISABLE_JIT else compiled  # uncompiled, they would take minutes
+        # With NUMBA_DISABLE_JIT they are plain functions, and would take minutes.
+        _loaded = None if isfunction(compiled.look_up) else compiled
 
 
 def loaded() -> ModuleType | None:
