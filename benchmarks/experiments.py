@@ -144,7 +144,10 @@ def main() -> None:
 # As in the paper, and what goes beyond it last.
 PAPER = ("vit", "vit-best-rate", "bert", "lm", "max-lr", "decay", "recipe-on-baselines", "ligo", "glue")
 INSIDE = ("growth-inside", "growth-inside-small", "growth-inside-large", "growth-inside-shakespeare")
-ORDER = (*PAPER, "start", "start-vit", "start-bert", "depth-alone", "muon", *INSIDE, "without-forgetting")
+DEPTH = ("depth-alone", "depth-alone-six", "depth-alone-lesa")
+DEPTH += tuple(f"depth-alone-{kind}{size}" for kind in ("bert", "vit") for size in ("-four", ""))
+STARTS = ("start", "start-vit", "start-bert", *DEPTH, "baselines", "upcycling")
+ORDER = (*PAPER, *STARTS, "muon", *INSIDE, "without-forgetting")
 assert set(ORDER) < set(compare.names())
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import lemonx
 from lemonx.errors import BadRecipe
 from lemonx.experiments import compare, fingerprint, nodes, wording
 from lemonx.experiments.answer import AT_MOST, INTERPOLATED, NOT_REACHED, Costs, Ended, reach, saved, steps_to
@@ -16,6 +17,7 @@ from lemonx.experiments.forgetting import forgettings
 from lemonx.experiments.head_start import head_starts
 from lemonx.experiments.pool import run_all
 from lemonx.experiments.spec import Experiment, parse
+from lemonx.models.building import new_model
 
 TINY = {
     "name": "tiny",
@@ -177,6 +179,26 @@ def test_shipped_experiments_are_whole(name: str) -> None:
         for node in (cell.source, cell.trained, *cell.downstream.values()):
             recipe = parse_recipe({**node.what, **({"source": "x"} if node.after else {})}, name)
             options(recipe.task, recipe.data)
+
+
+@pytest.mark.parametrize("name", compare.names())
+def test_every_growth_of_a_shipped_experiment_is_defined(name: str, tmp_path: Path) -> None:
+    """Of one seed: a method that refuses a growth would stop a comparison in the middle."""
+    experiment = compare.find(name)
+    sources: dict[str, Path] = {}
+    for cell in nodes.cells(experiment.model_copy(update={"seeds": (0,)})):
+        for grown in (node for node in cell.trained.after if node.kind == nodes.GROWN):
+            (source,) = grown.after
+            config = source.what.get("config")
+            if not isinstance(config, dict):
+                continue  # itself grown
+            if source.key not in sources:
+                sources[source.key] = tmp_path / source.key
+                vocabulary = {} if "vit" in str(config["model_type"]) else {"vocab_size": 131}
+                new_model({**config, **vocabulary}, 0).save_pretrained(sources[source.key])
+            options: dict[str, Any] = dict(grown.what)
+            options["fields"] = options.pop("set", {})
+            lemonx.plan(sources[source.key], **options)
 
 
 @pytest.mark.parametrize(

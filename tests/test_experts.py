@@ -189,3 +189,54 @@ def test_moments_cannot_follow_a_dense_model_that_becomes_one_of_experts(tmp_pat
     fields = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     with pytest.raises(Refused, match="without --with-optimizer"):
         moments(lemonx.plan(source, fields=fields))
+
+
+MORE = {"num_local_experts": 8}  # of which 2 are picked, as before
+
+
+def test_expert_upcycling_copies_experts_and_scores(tmp_path: Path) -> None:
+    """The router differs in the rows of further copies, by 1 % of its spread; all else is the source's."""
+    source, target = expanded("mixtral", tmp_path, fields=MORE, method="expert-upcycling")
+    assert downs(target).equal(downs(source).repeat(2, 1, 1))
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, target))
+    name = "model.layers.1.block_sparse_moe.gate.weight"
+    assert after[name][:4].equal(before[name])
+    noise = after[name][4:] - before[name]
+    assert 0.005 < float(noise.std() / before[name].std()) < 0.02
+    assert after["model.layers.1.self_attn.q_proj.weight"].equal(before["model.layers.1.self_attn.q_proj.weight"])
+
+
+def test_with_as_many_picked_groups_of_copies_lose_little_and_plain_copies_much(tmp_path: Path) -> None:
+    """In groups, most tokens pick the experts they picked, with the same weights; plain copies are picked in pairs."""
+    kept = {}
+    for method in ("expert-upcycling", "expert-groups"):
+        source, target = expanded("mixtral", tmp_path / method, fields=MORE, method=method)
+        kind: Any = type(pico.PICO["mixtral"]())
+        with Float64(), torch.no_grad():
+            small, large = (kind.from_pretrained(folder, dtype=torch.float64) for folder in (source, target))
+            blocks = [model.model.layers[0].mlp for model in (small, large)]
+            x = torch.randn(64, 16, small.config.hidden_size, dtype=torch.float64)
+            one, other = (block(x) for block in blocks)
+        assert large.config.num_experts_per_tok == small.config.num_experts_per_tok == 2
+        kept[method] = float(((one - other).abs().amax(-1) < 1e-10).double().mean())
+        groups = (x @ (blocks[1].gate.weight[:4] - blocks[1].gate.weight[4:]).mean(0) > 0).double().mean()
+    assert kept["expert-upcycling"] < 0.05 and kept["expert-groups"] > 0.9, kept
+    assert 0.3 < groups < 0.7  # both groups are in use
+
+
+@pytest.mark.parametrize("method", ["expert-upcycling", "expert-groups"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("mixtral", {"fields": TWICE}), ("mixtral", {"fields": MORE, "width": 96}), ("llama-tied", {"width": 96})],
+)
+def test_expert_upcycling_adds_experts_and_nothing_else(
+    method: str, name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    source = pico.save(pico.PICO[name](), tmp_path / "source")
+    with pytest.raises(Refused, match="only adds experts to a model that has several"):
+        lemonx.plan(source, method=method, **options)
+
+
+def test_a_fresh_target_may_have_any_number_of_experts(tmp_path: Path) -> None:
+    _, target = expanded("mixtral", tmp_path, fields=MORE, method="scratch")
+    assert len(downs(target)) == 8

@@ -84,6 +84,23 @@ def test_the_curve_is_trainer_s(task: str, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [("causal-lm", "hard"), ("masked-lm", "soft"), ("causal-lm", "early"), ("image-classification", "early")],
+)
+def test_with_a_teacher(task: str, kind: str, tmp_path: Path) -> None:
+    """The FLOPs end with the teacher's part of the run: a teacher that is not asked costs nothing."""
+    teacher = run(recipe(task, loop="lean", steps=20), tmp_path / "teacher")
+    larger = {**TASKS[task]["config"], "hidden_size": 48, "num_hidden_layers": 2}
+    asked = dict(config=larger, inheritance=dict(kind=kind, until=0.4, teacher=str(teacher.output)))
+    done = [run(recipe(task, loop=loop, **asked), tmp_path / loop) for loop in ("trainer", "lean")]
+    assert_same_curve(*done)
+    alone = run(recipe(task, loop="lean", config=larger), tmp_path / "alone")
+    assert alone.final["validation_loss"] != done[1].final["validation_loss"]
+    flops = {row["step"]: row["flops"] for row in done[1].curve}
+    assert flops[20] - flops[10] > flops[40] - flops[30] == alone.flops / STEPS * 10
+
+
 def test_with_a_growth_and_a_ramp(tmp_path: Path) -> None:
     source = run(recipe("causal-lm", loop="lean", steps=20), tmp_path / "source")
     grown = dict(config=None, source=str(source.output), expand=dict(width=64, depth=3, free="own", verify=False))

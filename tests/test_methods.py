@@ -57,6 +57,7 @@ def test_table_1_of_the_paper() -> None:
         "lemon": ("yes", "yes", "yes"),
         "ki-soft": ("no", "no", "no"),
         "ki-hard": ("no", "no", "no"),
+        "let": ("no", "no", "no"),
         "ligo": ("no", "no", "no"),
     }
     measured = method_table.overview()
@@ -65,7 +66,7 @@ def test_table_1_of_the_paper() -> None:
         cells = tuple(words.get(measured[name][case], "no") for case in method_table.CASES)
         assert cells == claim, name
         assert measured[name]["free parameters"] == ("yes" if name in ("lemon", "ligo") else "no")
-        assert measured[name]["data-free"] == ("no" if name in ("ki-soft", "ki-hard", "ligo") else "yes")
+        assert measured[name]["data-free"] == ("no" if name in ("ki-soft", "ki-hard", "let", "ligo") else "yes")
 
 
 @pytest.mark.parametrize("model", ["gpt2-lm", "bert-mlm", "llama-tied"])
@@ -218,13 +219,13 @@ def test_inheritance_starts_as_scratch_and_says_how_to_train(sources: Path, tmp_
     import json
 
     fresh = grown(sources / "gpt2-lm", tmp_path / "s", "scratch", width=72)
-    for kind in ("soft", "hard"):
-        start = grown(sources / "gpt2-lm", tmp_path / kind, f"ki-{kind}", width=72)
+    for name, kind in {"ki-soft": "soft", "ki-hard": "hard", "let": "early"}.items():
+        start = grown(sources / "gpt2-lm", tmp_path / kind, name, width=72)
         assert all(start[name].equal(fresh[name]) for name in fresh)
         content = json.loads((tmp_path / kind / "lemonx.json").read_text())
         assert f"inheritance {kind}" in content["notes"][0] and content["lossless"] is False
         assert content["tensors"][f"{LAYERS}.0.mlp.c_fc.weight"]["from"] == "fresh"
-        assert methods.find(f"ki-{kind}").inherits == kind
+        assert methods.find(name).inherits == kind
 
 
 class _Taught:

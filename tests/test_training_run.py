@@ -117,6 +117,23 @@ def test_flops_are_counted(trained: FinishedRun) -> None:
     assert [vars(stage) for stage in trained.stages] == [{"start": 0, "end": 12, "flops": trained.flops}]
 
 
+@pytest.mark.parametrize("experts", [4, 8])
+def test_flops_of_experts_are_those_of_the_ones_picked(experts: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+    from lemonx.training.trainer import forward_flops
+
+    sizes: dict[str, Any] = dict(
+        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=24,
+    )  # fmt: skip
+    inputs = {"input_ids": torch.zeros(1, 8, dtype=torch.long)}
+    mixture = MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=experts, num_experts_per_tok=2))
+    dense = LlamaForCausalLM(LlamaConfig(**sizes))
+    router, mlp = 2 * 8 * 2 * 16 * experts, 2 * 8 * 2 * 3 * 16 * 24
+    assert forward_flops(mixture, inputs) == forward_flops(dense, inputs) + mlp + router
+
+
 def test_wsd_with_a_growth_inside(tmp_path: Path) -> None:
     """The rate stays as it is when the model grows: no decay before, no new warm-up after; it decays at the end."""
     stages = [dict(steps=4), dict(steps=6, expand=dict(width=64, verify=False))]

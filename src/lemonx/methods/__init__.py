@@ -45,7 +45,7 @@ class Method:
     """A way to grow a model: its paper, what it can grow, and how it reads the rows of a spec.
 
     `make`: it computes the tensors itself. `learns`: it learns from data how to grow (LiGO). `inherits`: its target is
-    trained with a loss towards the source, "soft" or "hard" (training/inheritance.py).
+    trained with a loss towards the source, "soft", "hard" or "early" (training/inheritance.py).
     """
 
     name: str

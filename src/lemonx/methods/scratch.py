@@ -11,6 +11,7 @@ from lemonx.methods import Lessons, method
 from lemonx.methods.net2net import CIRCULAR
 from lemonx.planning.plan import Plan
 from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
+from lemonx.specs.spaces import EXPERTS
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +26,9 @@ def fresh(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, 
 
 def unread(*notes: str) -> GrowthPolicy:
     """The rows give names and shapes, nothing else."""
+    kinds = (*CIRCULAR, (EXPERTS, "circ"))
     return GrowthPolicy(
-        EVEN, lossless=False, mode=kept, further=copies, arrange=stacked, kinds=CIRCULAR, notes=notes, made="fresh"
+        EVEN, lossless=False, mode=kept, further=copies, arrange=stacked, kinds=kinds, notes=notes, made="fresh"
     )
 
 

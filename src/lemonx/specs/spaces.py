@@ -33,6 +33,9 @@ from lemonx.specs.space_expansions import (
     share_of,
 )
 
+# The kind of space that a router chooses from.
+EXPERTS = "experts"
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -238,6 +241,8 @@ class Experts(Space):
 
     def _expand_to(self, target: Space, growth: Growth, kind: str) -> Expansion:
         assert isinstance(target, Experts)
+        if kind != self.kind:  # for a method that is not lossless
+            return expansion(kind, self.size, target.size)
         sizes, chosen = (self.size, target.size), (self.chosen, target.chosen)
         return experts_expansion(sizes, chosen, renormalised=self.renormalised, biased=self.biased)
 
@@ -354,4 +359,4 @@ def experts(size: int, chosen: int, *, renormalised: bool = False, biased: bool 
     Where the weights of those picked sum to one (`renormalised`), experts that are never picked may be added, and a
     single one may become any number. `biased`: the router's scores have a bias.
     """
-    return Experts(size, "circ", chosen=chosen, renormalised=renormalised, biased=biased)
+    return Experts(size, EXPERTS, chosen=chosen, renormalised=renormalised, biased=biased)

@@ -1,8 +1,8 @@
 """The updates of LemonTrainer without Trainer, whose own work is an eighth of a step of the comparisons' tiny Llama.
 
 The examples and their order, the loss, the clipping, the groups and settings of AdamW, the schedule and the rows of the
-log are the same. What a comparison does not need is not here: checkpoints, several processes, stages, teachers, mixed
-precision and trackers.
+log are the same. What a comparison does not need is not here: checkpoints, several processes, stages, mixed precision
+and trackers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from lemonx.data import Prepared
 from lemonx.training.curve import CurveRow
+from lemonx.training.inheritance import Teaching
 from lemonx.training.recipe import Optimizer, Recipe
 from lemonx.training.schedule import Schedule
 from lemonx.training.stream import training_examples
@@ -42,12 +43,14 @@ class LeanLoop:
         schedule: Schedule,
         *,
         keep: KeepSource | None = None,
+        teacher: PreTrainedModel | None = None,
         beside: Mapping[str, Prepared] | None = None,
     ) -> None:
         self.keep, self.beside = keep, beside or {}
         self.model, self.recipe, self.data, self.schedule = model, recipe, data, schedule
         self.device = args.device
         self.model.to(self.device)  # type: ignore[arg-type]
+        self.teaching = None if teacher is None else Teaching(recipe, teacher, schedule.total, self.device)
         self.optimizers = _optimizers(model, args, recipe.optimizer)
         self.examples = training_examples(recipe, data, self.beside, schedule.total)
         self.history: list[CurveRow] = []
@@ -79,11 +82,14 @@ class LeanLoop:
         """One update; the loss before it."""
         size = self.recipe.batch_size
         batch = self._batch(self.examples.__getitems__(range(step * size, (step + 1) * size)))
-        self._flops += batch_flops(self.model, batch, self._counted)
+        teaching = self.teaching
+        teacher = None if teaching is None else teaching.active(step)
+        self._flops += batch_flops(self.model, batch, self._counted, teacher)
         for group in (group for each in self.optimizers for group in each.param_groups):
             group["lr"] = self.schedule.learning_rate(step)
         self.model.train()
-        loss = self.model(**batch).loss
+        outputs = self.model(**batch, **({} if teaching is None else teaching.more))
+        loss = outputs.loss if teaching is None else teaching.loss(outputs.loss, outputs, batch, step)
         loss.backward()
         if self.recipe.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)

@@ -80,11 +80,26 @@ class Optimizer(Strict):
 
 
 class Inheritance(Strict):
-    """Knowledge inheritance: the loss also follows a teacher, with a weight that falls linearly from alpha to 0."""
+    """The loss also follows a teacher, with a weight that falls linearly from alpha to 0 over a part of the run.
 
-    kind: Literal["soft", "hard"] = "soft"
-    alpha: float = Field(0.5, gt=0, le=1)
+    soft, hard: towards its predictions (knowledge inheritance). early: what an early block writes, towards what the
+    teacher's last one does (late-to-early training).
+    """
+
+    kind: Literal["soft", "hard", "early"] = "soft"
+    alpha: float | None = Field(None, gt=0, le=1)
+    until: float | None = Field(None, gt=0, le=1)
     teacher: str | None = None
+
+    @property
+    def weight(self) -> float:
+        """The teacher's first weight, unless said the one of each method's paper."""
+        return self.alpha or (0.1 if self.kind == "early" else 0.5)
+
+    @property
+    def part(self) -> float:
+        """Of the run, what has a teacher; the early kind is for early steps, a quarter by a choice made here."""
+        return self.until or (0.25 if self.kind == "early" else 1.0)
 
 
 class Lora(Strict):
@@ -197,15 +212,14 @@ class Recipe(Strict):
             yield "the optimizer muon is in the lean loop alone; give loop: lean"
         if self.loop == "lean" and (
             self.stages
-            or self.inheritance is not None
             or self.gradient_accumulation != 1
             or self.precision != "float32"
             or self.report_to
             or self.save_every
         ):
             yield (
-                "the lean loop has no stages, inheritance, gradient_accumulation, bfloat16, report_to or save_every; "
-                "leave these out, or loop: lean"
+                "the lean loop has no stages, gradient_accumulation, bfloat16, report_to or save_every; leave "
+                "these out, or loop: lean"
             )
         if self.inheritance is not None and self.stages:
             yield "inheritance and stages cannot be combined: the teacher's weight falls over one run"

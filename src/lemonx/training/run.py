@@ -21,6 +21,7 @@ from lemonx.models.foreign import in_one_line, quiet
 from lemonx.planning.plan import Plan
 from lemonx.training import curve as curves
 from lemonx.training import model, run_folder
+from lemonx.training.inheritance import EARLY
 from lemonx.training.recipe import Recipe
 from lemonx.training.requirements import require
 from lemonx.training.run_folder import Saved
@@ -195,7 +196,16 @@ class TrainingJob:
                 from lemonx.training.lean import LeanLoop
 
                 with adapted(trained, self.recipe.lora):
-                    loop = LeanLoop(trained, args, self.recipe, self.data, self.schedule, keep=keep, beside=self.beside)
+                    loop = LeanLoop(
+                        trained,
+                        args,
+                        self.recipe,
+                        self.data,
+                        self.schedule,
+                        keep=keep,
+                        teacher=self._teacher(),
+                        beside=self.beside,
+                    )
                     return loop.train(self.evaluate, self._tell, ramp)
             trainer = self._trainer()(
                 trained,
@@ -237,10 +247,10 @@ class TrainingJob:
         asked = self.recipe.inheritance
         if asked is None:
             return None
-        if self.data.model.get("num_labels") == 1:
+        if asked.kind != EARLY and self.data.model.get("num_labels") == 1:
             raise BadRecipe(
-                "inheritance needs classes to predict, and this task predicts a number",
-                "remove inheritance from the recipe",
+                f"inheritance {asked.kind} needs classes to predict, and this task predicts a number",
+                f"use kind {EARLY}, or remove inheritance from the recipe",
             )
         return model.loaded(self.recipe.task, Path(asked.teacher or self.recipe.source or ""), self.data.model)
 

@@ -66,12 +66,14 @@ class ShardedTrainer(LemonTrainer):
         Masks and labels are left out: they cost no product, and a mask without values cannot be read.
         """
         shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if torch.is_tensor(value))
-        if shapes not in self._counted:
+        teacher = None if self.teaching is None else self.teaching.active(self.state.global_step)
+        known = (shapes, teacher is not None)
+        if known not in self._counted:
             example = inputs[self._shared.main_input_name][:1]
-            self._counted[shapes] = FORWARDS * _flops(self._shared, example)
-            if self.teacher is not None:
-                self._counted[shapes] += _flops(self.teacher, example)
-        return self._counted[shapes] * len(next(iter(inputs.values())))
+            self._counted[known] = FORWARDS * _flops(self._shared, example)
+            if teacher is not None:
+                self._counted[known] += _flops(teacher, example)
+        return self._counted[known] * len(next(iter(inputs.values())))
 
 
 def _flops(shared: PreTrainedModel, example: torch.Tensor) -> int:

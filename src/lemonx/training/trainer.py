@@ -22,8 +22,8 @@ from lemonx.data import Prepared
 from lemonx.errors import BadRecipe
 from lemonx.optimizer_state.by_name import has_named_state
 from lemonx.training.curve import CurveRow
-from lemonx.training.inheritance import alpha_at, inheritance_loss
-from lemonx.training.recipe import Inheritance, Recipe
+from lemonx.training.inheritance import Teaching
+from lemonx.training.recipe import Recipe
 from lemonx.training.run_folder import saved_folders
 from lemonx.training.schedule import Schedule
 from lemonx.training.stream import training_examples
@@ -102,7 +102,8 @@ class LemonTrainer(Trainer):
         seconds: float = 0.0,
     ) -> None:
         self.beside = beside or {}
-        self.schedule, self.recipe, self.teacher = schedule, recipe, teacher
+        self.schedule, self.recipe = schedule, recipe
+        self.teaching = None if teacher is None else Teaching(recipe, teacher, schedule.total, args.device)
         self._before, self._started = seconds, time.monotonic()
         self._counted: dict[tuple[Any, ...], int] = {}
         self._partial: Path | None = None
@@ -115,8 +116,6 @@ class LemonTrainer(Trainer):
             compute_metrics=_metrics(data),
         )
         self.remove_callback(PrinterCallback)
-        if teacher is not None:
-            teacher.to(args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
     # The schedule and the optimizer.
 
@@ -149,24 +148,20 @@ class LemonTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if self.teacher is not None and model.training:
-            asked = self.recipe.inheritance
-            assert asked is not None
-            alpha = alpha_at(self.state.global_step, self.schedule.total, asked.alpha)
-            loss = (1 - alpha) * loss + alpha * self._inherited(asked, outputs, inputs, num_items_in_batch)
+        teaching = self.teaching if model.training else None
+        asked = inputs if teaching is None else {**inputs, **teaching.more}
+        loss, outputs = super().compute_loss(model, asked, True, num_items_in_batch)
+        if teaching is not None:
+            share = self._share(teaching, inputs, num_items_in_batch)
+            loss = teaching.loss(loss, outputs, inputs, self.state.global_step, share)
         return (loss, outputs) if return_outputs else loss
 
-    def _inherited(self, asked: Inheritance, outputs: Any, inputs: Any, items: Any) -> Tensor:
-        """Averaged as the task's loss is."""
-        assert self.teacher is not None
-        with torch.no_grad():
-            taught = self.teacher(**{key: value for key, value in inputs.items() if key != "labels"}).logits
-        shifted = self.recipe.task == "causal-lm"
-        losses = inheritance_loss(asked.kind, outputs.logits, taught, inputs["labels"], shifted=shifted)
+    def _share(self, teaching: Teaching, inputs: Any, items: Any) -> Any:
+        """Of the positions that the task's loss is averaged over, those of these inputs."""
         if items is None or not self.model_accepts_loss_kwargs:
-            return losses.mean()
-        return losses.sum() / items * (self.accelerator.num_processes if self.args.average_tokens_across_devices else 1)
+            return None
+        processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        return teaching.positions(inputs) / items * processes
 
     def evaluate(self, *given: Any, **more: Any) -> dict[str, float]:
         """The loss on the task's own examples, and on those of the sections `beside` it."""
@@ -181,7 +176,8 @@ class LemonTrainer(Trainer):
     def floating_point_ops(self, inputs: dict[str, Tensor | Any]) -> int:
         """Counted once for every shape of an example."""
         model = self.accelerator.unwrap_model(self.model)
-        return batch_flops(model, self._prepare_inputs(inputs), self._counted, self.teacher)
+        teacher = None if self.teaching is None else self.teaching.active(self.state.global_step)
+        return batch_flops(model, self._prepare_inputs(inputs), self._counted, teacher)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self.store_flos()
@@ -235,23 +231,29 @@ def batch_flops(
 ) -> int:
     """FLOPs of an update with this batch; `known` keeps what was counted, once for every shape of an example."""
     shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if isinstance(value, Tensor))
-    if shapes not in known:
-        one = {key: value[:1] for key, value in inputs.items()}
-        known[shapes] = FORWARDS * forward_flops(model, one)
+    key = (shapes, teacher is not None)
+    if key not in known:
+        one = {name: value[:1] for name, value in inputs.items()}
+        known[key] = FORWARDS * forward_flops(model, one)
         if teacher is not None:
-            known[shapes] += forward_flops(teacher, one)
-    return known[shapes] * len(next(iter(inputs.values())))
+            known[key] += forward_flops(teacher, one)
+    return known[key] * len(next(iter(inputs.values())))
 
 
 def forward_flops(model: torch.nn.Module, inputs: Mapping[str, Any]) -> int:
     """FLOPs of one forward pass, counted by torch; the random state stays as it was."""
     was_training = model.training
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
     # torch does not count the fused attention of a CPU; the plain one does the same products.
     with torch.no_grad(), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), counter:
         model.eval()(**inputs)
     model.train(was_training)
     return counter.get_total_flops()
+
+
+def _grouped_flops(rows: Any, matrices: Any, *_: Any, **more: Any) -> int:
+    """The product of every row with the matrix of its expert, (rows, in) by (experts, in, out): torch counts none."""
+    return 2 * rows[0] * rows[1] * matrices[-1]
 
 
 def _metrics(data: Prepared) -> Callable[[Any], dict[str, float]] | None:
