@@ -282,6 +282,22 @@ def test_a_shared_model_grows_while_it_trains(folder: Path, two: list[dict[str, 
     assert example.measured(saved) == pytest.approx(alone.last, rel=1e-5)
 
 
+def test_a_shared_model_that_would_not_be_the_same_function_does_not_grow(two: list[dict[str, Any]]) -> None:
+    """Both processes say so, whoever found it, and go on with the model that they had; then it grows all the same."""
+    first, second = (found["tampered"] for found in two)
+    for found in (first, second):
+        assert "nothing was written: model.layers.1.mlp.up_proj.weight[48, 0] is" in found["said"]["weight"]
+        assert "outputs differ by" in found["said"]["frequencies"] and "more than" in found["said"]["frequencies"]
+        assert found["modes"] == [False, True] and found["slices"] and found["random"]
+        assert found["losses"][0] == found["losses"][1] != found["then"][0]
+        assert found["then"][1] == pytest.approx(found["then"][0], rel=100 * ROUNDING)
+    assert first["said"]["weight"].startswith("NotVerified: nothing")
+    assert second["said"]["weight"].startswith("NotVerified: another process stopped: nothing")
+    assert second["said"]["frequencies"].startswith("NotVerified: nothing was changed")
+    assert first["said"]["disk"] == "OSError: no space left"
+    assert second["said"]["disk"] == "NotVerified: another process stopped: no space left"
+
+
 @pytest.mark.parametrize("name", ["llama-tied", "gpt2-lm", "mixtral"])
 def test_meshes_of_two_dimensions(name: str, folder: Path, two: list[dict[str, Any]]) -> None:
     """Four processes in turn, without a network: tensor parallelism, FSDP over it, and a stage of a pipeline."""
