@@ -35,6 +35,8 @@ from lemonx.training import sharded, trainer
 from lemonx.training.recipe import parse_recipe
 from lemonx.training.run import run
 
+# Loops in which each process trains a copy, and gradients are exchanged.
+COPIES = ("loop", "trainer", "accelerate", "lightning")
 # Families whose modules keep several tensors of the files in one parameter.
 FUSED = ("mixtral",)
 
@@ -161,7 +163,7 @@ def in_place(folder: Path) -> dict[str, Any]:
     found = {"fsdp": vars(example.fsdp(folder))}
     # Copies of one model, each with half of the texts; test_examples verifies them.
     example.GROWTH["verify"] = False
-    found |= {name: vars(example.EXAMPLES[name](folder / name)) for name in ("loop", "trainer", "accelerate")}
+    found |= {name: vars(example.EXAMPLES[name](folder / name)) for name in COPIES}
     split: Any = sharded.shard(example.small(), sharded.start())
     said = []
     for options in ({}, {"shard": lambda model: None, "width": 33}):
