@@ -28,6 +28,7 @@ from lemonx.checkpoints.opening import name_of, open_file
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header
 from lemonx.checkpoints.shards import Entry, Files, Shard, entry_bytes, lay_out, safetensors_files
 from lemonx.errors import BadCheckpoint, BadOutput
+from lemonx.guards.open_files import allow_files
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +83,7 @@ class CheckpointWriter:
     def __enter__(self) -> CheckpointWriter:
         try:
             self.folder, self._held = claim(self.output)
+            allow_files(len(self._files.sizes))
             for name, size in self._files.sizes.items():
                 self._create(name, size)
             for name, offset, raw in self._files.opening:
@@ -97,7 +99,7 @@ class CheckpointWriter:
         return self
 
     def _create(self, name: str, size: int) -> None:
-        (self.folder / name).parent.mkdir(exist_ok=True)
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
         self._descriptors[name] = fd
         _reserve(fd, size)
