@@ -14,7 +14,7 @@ from typing import Any
 
 from lemonx.checkpoints.archives import Placed
 from lemonx.checkpoints.chunks import contiguous
-from lemonx.checkpoints.opening import open_inside, read_open
+from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.runs import Box, Item, Stored
 from lemonx.checkpoints.safetensors_file import item_size
 from lemonx.checkpoints.zero import ZeroFolder
@@ -29,7 +29,6 @@ WEIGHT, STEP, PARAM = "fp32", "step", "param"
 # What stands beside a tensor in its file, and stays true when that grows.
 _KEPT = frozenset({PARAM, "cat_dim", "vocab_tensor"})
 _MODEL = re.compile(r"(?:zero_pp_rank_\d{1,6}_)?mp_rank_\d{1,6}(?:_\d{1,6})?_model_states\.pt")
-_LARGEST_COUNT = 1 << 16
 _CONVERT = "convert it again with ds_to_universal.py"
 
 
@@ -149,8 +148,7 @@ class UniversalFolder(ZeroFolder):
         if not isinstance(number, int | float) or not 0 <= number < 2**53:
             raise BadCheckpoint("holds no count of steps", _CONVERT, file=self.folder / file)
         self._taken = max(self._taken, int(number))
-        with os.fdopen(open_inside(self.folder, file), "rb") as opened:
-            return read_open(opened, _LARGEST_COUNT)
+        return read_inside(self.folder, file)
 
     def _count(self) -> int | None:
         """How many steps were taken."""
