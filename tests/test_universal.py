@@ -21,7 +21,7 @@ from lemonx.checkpoints.universal import UniversalFolder
 from lemonx.diagnostics.fsck import fsck
 from lemonx.errors import BadCheckpoint, BadOutput, BadTarget, Refused
 from lemonx.optimizer_state.grow import grow_optimizer
-from test_zero import FIELDS, FROZEN, RUNS, loaded
+from test_zero import FIELDS, FROZEN, RUNS, loaded, names_of_deepspeed
 
 GROW: dict[str, Any] = {"width": 24, "heads": 6, "kv_heads": 3, "depth": 3, "ffn": 36}
 KINDS = ("universal2", "universal3", "universal-tp")
@@ -146,9 +146,10 @@ def put(name: str, content: Callable[[], Any]) -> Callable[[Path], None]:
 
 def changed(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     def attack(run: Path) -> None:
-        content = loaded(run / TAG / name)
-        change(content)
-        torch.save(content, run / TAG / name)
+        with names_of_deepspeed():
+            content = torch.load(run / TAG / name, weights_only=False)
+            change(content)
+            torch.save(content, run / TAG / name)
 
     return attack
 
@@ -184,6 +185,14 @@ def two_buffers(content: dict[str, Any]) -> None:
     content["buffer_names"] = {"not": "a list"}
 
 
+def no_groups(content: dict[str, Any]) -> None:
+    content["param_groups"] = "none"
+
+
+def odd_state(content: dict[str, Any]) -> None:
+    content["base_optimizer_state"] = {"state": {0: 5}}
+
+
 def nothing(content: dict[str, Any]) -> None:
     content["param_shapes"] = []
 
@@ -212,6 +221,8 @@ ATTACKS = {
         f"zero/{NORM}/fp32.pt", lambda: {"param": torch.zeros(16), "is_expert_param": True}
     ),
     "is no file of a universal checkpoint": put(f"zero/{NORM}/exp_avg.old", lambda: 1),
+    "holds no state of an optimizer": changed("zero/optimizer_state.pt", no_groups),
+    "holds no state of an optimi": changed("zero/optimizer_state.pt", odd_state),
     "does not say which stage": put("zero/optimizer_state.pt", lambda: {"param_groups": []}),
 }
 

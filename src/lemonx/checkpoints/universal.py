@@ -19,7 +19,7 @@ from lemonx.checkpoints.runs import Box, Item, Stored
 from lemonx.checkpoints.safetensors_file import item_size
 from lemonx.checkpoints.zero import ZeroFolder
 from lemonx.checkpoints.zero_records import OPTIMIZER_STATE, PARAMETERS
-from lemonx.checkpoints.zero_states import AGAIN, COPY, SETTINGS, Process, Tree
+from lemonx.checkpoints.zero_states import COPY, SETTINGS, Process, Tree
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.guards.limits import MOST_TENSORS
 from lemonx.guards.open_files import allow_files
@@ -51,6 +51,7 @@ class UniversalFolder(ZeroFolder):
         if not names:
             raise BadCheckpoint("lacks the model's states (mp_rank_00_model_states.pt)", COPY, file=self.folder)
         self.ranks = [Process(STATE, {SETTINGS: settings}, name, self._content(name)) for name in names]
+        self._check_settings(settings)
         self._read_model()
         self.around, self.counts, self._taken = {}, {}, 0
         held = self._held()
@@ -78,7 +79,7 @@ class UniversalFolder(ZeroFolder):
             raise BadCheckpoint(f"holds more than {MOST_TENSORS} parameters", _CONVERT, file=self.folder / PARAMETERS)
         allow_files(4 * len(folders))
         found, buffers = set(folders), self.ranks[0].module.get("buffer_names") or []
-        self.buffers = {name: Placed(0, "F32", (), ()) for name in buffers if name in found}
+        self.buffers = {name: Placed(0, "F32", (), ()) for name in buffers if isinstance(name, str) and name in found}
         self.twice = {name: own for name, own in self.shared.items() if name in found}
         if any(rank.module.get("mp_world_size", 1) != 1 for rank in self.ranks):
             # Of tied weights, which nobody trains, the converter keeps what one of the processes held.
@@ -154,8 +155,15 @@ class UniversalFolder(ZeroFolder):
         """How many steps were taken."""
         if self.counts:
             return self._taken
-        base: Any = self.ranks[0].settings.get(self.keys[1], self.ranks[0].settings)
+        base: Any = self.ranks[0].settings.get(self.keys[1]) or {}
+        return self._steps([base.get("state", {})]) if base else None
+
+    def _check_settings(self, settings: Tree) -> None:
+        """BadCheckpoint unless the optimizer's groups, and its state where there is any, are what they should be."""
+        base = settings.get(self.keys[1]) or {}
         state: Any = base.get("state", {}) if isinstance(base, dict) else None
-        if not isinstance(state, dict) or not all(isinstance(entry, dict) for entry in state.values()):
-            raise BadCheckpoint("holds no state of an optimizer", AGAIN, file=self.folder / STATE)
-        return self._steps([state])
+        groups: Any = settings.get("param_groups")
+        tables = [*state.values()] if isinstance(state, dict) else [None]
+        tables += groups if isinstance(groups, list) else [None]
+        if not all(isinstance(table, dict) for table in tables):
+            raise BadCheckpoint("holds no state of an optimizer", _CONVERT, file=self.folder / STATE)

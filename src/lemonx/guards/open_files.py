@@ -15,7 +15,7 @@ def allow_files(count: int) -> None:
     file fails, and says so.
     """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = now + count + _OTHERS
-    if count < _OTHERS or now == resource.RLIM_INFINITY:
+    if now == resource.RLIM_INFINITY or count + _OTHERS <= now // 2:
         return
+    wanted = now + count + _OTHERS
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
