@@ -88,8 +88,10 @@ def _as_they_are(model: Any, large: Any, plan: Plan, place: Path) -> None:
             stack.enter_context(_still(one))
         with deepened(model, plan) as moved:
             small, before = _observed(model, given, place / "source")
-            with _rounded(model):
+            with _rounded(model) as coarsest:
                 noise = largest_difference(before, _observed(model, given, place / "source")[1])
+        # A few outputs may all be rounded back to what they were, which does not make them exact.
+        noise = max(noise, *coarsest)
         loaded, after = _observed(large, given, place / "target")
         back = plan.frames.ways_back if plan.frames else None
         with open_source(place / "source") as source, open_source(place / "target") as target:
@@ -118,8 +120,7 @@ def _sample(model: PreTrainedModel, plan: Plan) -> list[View]:
         return []
     # The model is run as it is: without a padding token on one text, which has none.
     rows = slice(1 if getattr(model.config, "pad_token_id", 0) is None else None)
-    options = {} if model.config.return_dict else {"return_dict": True}
-    return [View(view.name, {name: value[rows] for name, value in view.inputs.items()}, options)]
+    return [View(view.name, {name: value[rows] for name, value in view.inputs.items()})]
 
 
 def _observed(model: PreTrainedModel, given: list[View], origin: Path) -> tuple[Loaded, dict[Name, torch.Tensor]]:
@@ -134,13 +135,14 @@ def _tolerance(noise: float) -> tuple[float, str]:
 
 
 @contextmanager
-def _rounded(model: torch.nn.Module) -> Iterator[None]:
+def _rounded(model: torch.nn.Module) -> Iterator[set[float]]:
     """A context in which all that a module with weights gives out is moved at random, by as much as it may be rounded.
 
     That is once in its dtype; and a sum of n products that are rounded one by one is off by about the root of n
-    roundings of its usual size.
+    roundings of its usual size. Yields the sizes of single ones.
     """
     generators: dict[torch.device, torch.Generator] = {}
+    roundings = {0.0}
 
     def moved(tensor: Any, terms: int) -> Any:
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
@@ -149,6 +151,7 @@ def _rounded(model: torch.nn.Module) -> Iterator[None]:
         # Sums are kept in float32 at least, whatever is given out in the end.
         wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
         once, summed = (torch.finfo(kind).eps / 2 for kind in (tensor.dtype, wide.dtype))
+        roundings.add(once)
         noise = torch.rand(wide.shape, generator=rng, dtype=wide.dtype, device=wide.device).mul_(2).sub_(1)
         usual = wide.pow(2).mean().sqrt()
         return (wide + noise * (once * (wide.abs() + usual) + summed * terms**0.5 * usual)).to(tensor.dtype)
@@ -164,20 +167,23 @@ def _rounded(model: torch.nn.Module) -> Iterator[None]:
     with_weights = (module for module in model.modules() if any(p is not None for p in module._parameters.values()))
     handles = [module.register_forward_hook(hook) for module in with_weights]
     try:
-        yield
+        yield roundings
     finally:
         for handle in handles:
             handle.remove()
 
 
 @contextmanager
-def _still(model: torch.nn.Module) -> Iterator[None]:
+def _still(model: PreTrainedModel) -> Iterator[None]:
     """A context in which a model does not train; then its modules have their modes, and the processes their slices."""
     modes: Mapping[torch.nn.Module, bool] = {module: module.training for module in model.modules()}
     model.eval()
+    # Outputs are compared by name.
+    named, model.config.return_dict = model.config.return_dict, True
     try:
         yield
     finally:
+        model.config.return_dict = named
         for module, training in modes.items():
             module.training = training
         free_gathered(model)
