@@ -29,6 +29,7 @@ from lemonx.checkpoints.safetensors_file import dtype_name, read_header
 from lemonx.checkpoints.shards import Entry, Files, Shard, entry_bytes, lay_out, safetensors_files
 from lemonx.checkpoints.values import bytes_of
 from lemonx.errors import BadCheckpoint, BadOutput
+from lemonx.guards.open_files import allow_files
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +87,7 @@ class CheckpointWriter:
     def __enter__(self) -> CheckpointWriter:
         try:
             self.folder, self._held = claim(self.output)
+            allow_files(len(self._files.sizes))
             for name, size in self._files.sizes.items():
                 self._create(name, size)
             for name, offset, raw in self._files.opening:
@@ -101,7 +103,7 @@ class CheckpointWriter:
         return self
 
     def _create(self, name: str, size: int) -> None:
-        (self.folder / name).parent.mkdir(exist_ok=True)
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
         self._descriptors[name] = fd
         _reserve(fd, size)
