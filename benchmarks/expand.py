@@ -6,12 +6,12 @@ taken within each round:
 
     copy        shutil.copyfile of the output's bytes
     load+save   safetensors load_file and save_file of the output
-    lemonx      plan, expansion and writer, without verification, in 1 and in 2 threads
+    lemonx      plan, expansion and writer, without verification, with 1 and with 2 workers
     mergekit    for depth, where it is installed: its passthrough of all blocks twice, which stacks and copies only
 
 Wall and CPU seconds leave out imports and fsync, which lemonx alone does and the disk alone decides. On a shared
-machine GB per CPU second is the robust figure. `anon` is the peak of RssAnon: memory without the page cache,
-torch's own 0.15 GB included. `--memory 1 10` measures that alone, against the size of the output.
+machine GB per CPU second is the robust figure. `anon` is the peak of memory without the page cache (Pss_Anon),
+with that of workers, torch's own 0.15 GB included. `--memory 1 10` measures that alone, against the size of the output.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def report(folder: Path, dtype: str, kind: str, options: argparse.Namespace) -> 
 
 def memory(folder: Path, sizes: list[float]) -> list[str]:
     """The peak of anonymous memory of one expansion of each size, width and depth, bfloat16."""
-    lines = ["output GB   anon GB, 1 thread   anon GB, 2 threads"]
+    lines = ["output GB   anon GB, 1 worker   anon GB, 2 workers"]
     print(lines[0])
     for size in sizes:
         build(folder / "source", "bfloat16", "both", size)
@@ -119,8 +119,8 @@ def measure(folder: Path, kind: str) -> Figures:
     rows = [
         ("copy", "copy", 1),
         ("load+save", "load_save", 1),
-        ("lemonx, 1 thread", "lemonx", 1),
-        ("lemonx, 2 threads", "lemonx", 2),
+        ("lemonx, 1 worker", "lemonx", 1),
+        ("lemonx, 2 workers", "lemonx", 2),
     ]
     if kind == "depth" and find_spec("mergekit"):
         rows.append(("mergekit", "mergekit", 1))
@@ -148,19 +148,23 @@ def run(child: str, folder: Path, kind: str, threads: int) -> dict[str, float]:
     command = [sys.executable, __file__, "--child", child, "--dir", str(folder), "--kind", kind]
     with subprocess.Popen([*command, "--threads", str(threads)], stdout=subprocess.PIPE) as process:
         while process.poll() is None:
-            time.sleep(0.005)
+            time.sleep(0.05)  # counting pages takes a millisecond, and holds up who is counted
             peak = max(peak, anonymous(process.pid))
         assert process.stdout and process.returncode == 0, f"{child} failed"
         return {**json.load(process.stdout), "anon": peak}
 
 
-def anonymous(pid: int | str = "self") -> float:
-    """RssAnon of a process, or of this one, in GB; 0 where there is no /proc, or no process any more."""
+def anonymous(pid: int) -> float:
+    """Memory without the page cache of a process and its workers, in GB; what these share counts once."""
+    total = 0.0
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("RssAnon")), 0.0)
+        workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for each in (pid, *workers):
+            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+            total += next((int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("Pss_Anon")), 0.0)
+    except OSError:  # no /proc, or no process any more
+        pass
+    return total
 
 
 def show(rounds: list[Figures], dtype: str, kind: str, gigabytes: float) -> None:
@@ -289,10 +293,15 @@ def warm(folder: str) -> None:
 def timed(folder: str, work: Callable[[], Any]) -> dict[str, float]:
     """Seconds of wall and CPU time, and those of the latter that the kernel took."""
     warm(folder)
-    wall, cpu, kernel = time.perf_counter(), time.process_time(), os.times().system
+    wall, before = time.perf_counter(), os.times()
     work()
-    spent = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-    return {**spent, "kernel": os.times().system - kernel}
+    wall, after = time.perf_counter() - wall, os.times()
+    kernel = after.system + after.children_system - before.system - before.children_system
+    return {
+        "wall": wall,
+        "cpu": kernel + after.user + after.children_user - before.user - before.children_user,
+        "kernel": kernel,
+    }
 
 
 def run_copy(folder: str, kind: str, threads: int) -> dict[str, float]:

@@ -143,7 +143,7 @@ def main() -> None:
 
 # As in the paper, and what goes beyond it last.
 PAPER = ("vit", "vit-best-rate", "bert", "lm", "max-lr", "decay", "recipe-on-baselines", "ligo", "glue")
-INSIDE = ("growth-inside", "growth-inside-large", "growth-inside-shakespeare")
+INSIDE = ("growth-inside", "growth-inside-small", "growth-inside-large", "growth-inside-shakespeare")
 DEPTH = ("depth-alone", "depth-alone-six", "depth-alone-lesa")
 DEPTH += tuple(f"depth-alone-{kind}{size}" for kind in ("bert", "vit") for size in ("-four", ""))
 STARTS = ("start", "start-vit", "start-bert", *DEPTH, "baselines", "upcycling")

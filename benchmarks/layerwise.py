@@ -66,12 +66,12 @@ def measured(small: str, large: str) -> dict[str, float]:
 
     from lemonx import api
 
-    stop, base = threading.Event(), bench.anonymous()
+    stop, base = threading.Event(), bench.anonymous(os.getpid())
     peak = [base]
 
     def watch() -> None:
-        while not stop.wait(0.005):
-            peak.append(max(peak[-1], bench.anonymous()))
+        while not stop.wait(0.05):
+            peak.append(max(peak[-1], bench.anonymous(os.getpid())))
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -110,7 +110,7 @@ def many() -> str:
 
     import lemonx
 
-    rate, columns = measured()["lemonx, 1 thread"][0], []
+    rate, columns = measured()["lemonx, 1 worker"][0], []
     for model, (depth, meshes) in MANY.items():
         with tempfile.TemporaryDirectory() as name:
             folder = headers(Path(name), config_of(model))
@@ -134,7 +134,7 @@ def many() -> str:
                 column[f"{kind}: held by each, bf16"] = _gb(held)
             column["sent by each"] = "0 bytes"
             seconds = held / 1e9 / rate
-            column["time to make it, 1 thread"] = f"{seconds:.1f} s"
+            column["time to make it, 1 worker"] = f"{seconds:.1f} s"
             column["storage is the limit if it reads slower than"] = (
                 f"{most / 1e9 / seconds:.1f} GB/s per process, {everyone / 1e9 / seconds:.0f} GB/s in all"
             )
@@ -147,7 +147,7 @@ def sizes() -> str:
     """Growth by a quarter in width and in depth, of three sizes: seconds to plan; disk, time, memory to expand."""
     rate = measured()
     lines = [
-        "| | source | target | plan | disk | time, 1 thread | time, 2 threads | memory |",
+        "| | source | target | plan | disk | time, 1 worker | time, 2 workers | memory |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for model in SHAPES:
@@ -158,8 +158,8 @@ def sizes() -> str:
             done = subprocess.run([sys.executable, "-m", "lemonx", *command], capture_output=True, check=True)
             seconds = time.perf_counter() - began
         source, written = json.loads(done.stdout)["bytes"]
-        one, two = (_duration(written / 1e9 / rate[f"lemonx, {n}"][0]) for n in ("1 thread", "2 threads"))
-        memory = rate["lemonx, 2 threads"][1]
+        one, two = (_duration(written / 1e9 / rate[f"lemonx, {n}"][0]) for n in ("1 worker", "2 workers"))
+        memory = rate["lemonx, 2 workers"][1]
         lines.append(
             f"| Llama {model} | {_gb(source)} | {_gb(written)} | {seconds:.1f} s | {_gb(written)} | {one} | {two} | "
             f"{memory:.2f} GB |"
@@ -169,7 +169,7 @@ def sizes() -> str:
 
 def speed() -> str:
     """Of each dtype and growth: load+save, and the speed of the others beside it, as a median and its range."""
-    found, others = records(), ("copy", "lemonx, 1 thread", "lemonx, 2 threads", "mergekit")
+    found, others = records(), ("copy", "lemonx, 1 worker", "lemonx, 2 workers", "mergekit")
     lines = [f"| | output | load+save | {' | '.join(others)} |", "|---|---|---|" + "---|" * len(others)]
     for dtype, kind in dict.fromkeys(key[:2] for key in found):
         base = found[dtype, kind, "load+save"]

@@ -173,7 +173,7 @@ def lightning(folder: Path) -> Losses:
             self.model, self.seen = small(), list[float]()
 
         def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
-            return self.model(**batch).loss
+            return self.model(**part(batch)).loss
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -188,11 +188,14 @@ def lightning(folder: Path) -> Losses:
                 self.seen.append(measured(self.model))
 
     module = Module()
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    run = pl.Trainer(max_steps=STEPS, accelerator="cpu", default_root_dir=folder, enable_checkpointing=False, **quiet)
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    if dist.is_initialized():  # under torchrun each process trains a copy, on its part of each batch
+        options |= {"strategy": "ddp", "devices": dist.get_world_size(), "use_distributed_sampler": False}
+    run = pl.Trainer(max_steps=STEPS, accelerator="cpu", default_root_dir=folder, enable_checkpointing=False, **options)
     run.fit(module, DataLoader(Counting(), batch_size=BATCH))
-    run.save_checkpoint(folder / "lightning.ckpt")
-    module.model.save_pretrained(folder)
+    run.save_checkpoint(folder / "lightning.ckpt")  # every process calls it
+    if run.is_global_zero:
+        module.model.save_pretrained(folder)
     return Losses(*module.seen, last=measured(module.model))
 
 

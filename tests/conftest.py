@@ -81,3 +81,12 @@ def server(good: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
     yield make
     if make.cache_info().currsize:
         make().close()
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The inner loops of noise and splits, in both ways: by calls of numpy and torch, and compiled by numba."""
+    from lemonx.execution import compiled, kernels
+
+    monkeypatch.setattr(kernels, "_loaded", compiled if request.param == "compiled" else None)
+    return request.param

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -28,11 +29,14 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.errors import LemonxError
 from lemonx.execution import row_readers
 from lemonx.fsdp import bytes_read, held_tensors, load_expanded, shares
+from lemonx.in_place import measuring, shared
 from lemonx.training import model as models
 from lemonx.training import sharded, trainer
 from lemonx.training.recipe import parse_recipe
 from lemonx.training.run import run
 
+# Loops in which each process trains a copy, and gradients are exchanged.
+COPIES = ("loop", "trainer", "accelerate", "lightning")
 # Families whose modules keep several tensors of the files in one parameter.
 FUSED = ("mixtral",)
 
@@ -159,22 +163,82 @@ def in_place(folder: Path) -> dict[str, Any]:
     found = {"fsdp": vars(example.fsdp(folder))}
     # Copies of one model, each with half of the texts; test_examples verifies them.
     example.GROWTH["verify"] = False
-    found |= {name: vars(example.EXAMPLES[name](folder / name)) for name in ("loop", "trainer", "accelerate")}
-    shared: Any = sharded.shard(example.small(), sharded.start())
+    found |= {name: vars(example.EXAMPLES[name](folder / name)) for name in COPIES}
+    split: Any = sharded.shard(example.small(), sharded.start())
     said = []
     for options in ({}, {"shard": lambda model: None, "width": 33}):
         try:
-            lemonx.grow_in_place(shared, **{**example.GROWTH, **options})
+            lemonx.grow_in_place(split, **{**example.GROWTH, **options})
         except LemonxError as error:
             said.append(f"{type(error).__name__}: {error}")
-    shared(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
+    split(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
     if dist.get_rank() == 0:
-        shared.zero_grad()  # one process alone must not go on
+        split.zero_grad()  # one process alone must not go on
     try:
-        lemonx.grow_in_place(shared, shard=lambda model: None, **example.GROWTH)
+        lemonx.grow_in_place(split, shard=lambda model: None, **example.GROWTH)
     except LemonxError as error:
         said.append(f"{type(error).__name__}: {error}")
     return {**found, "said": said, "as_it_was": as_it_was(example)}
+
+
+def tampered(example: Any) -> dict[str, Any]:
+    """Growths that go wrong in one process, and what both say; the model that was to grow trains on as if never asked.
+
+    A weight is wrong in its file too. A buffer is in no file, and only running the model itself shows it. A disk that
+    is full stops one process.
+    """
+    mesh, patch = sharded.start(), pytest.MonkeyPatch()
+
+    def shard(model: Any) -> None:
+        sharded.shard(model, mesh)
+
+    def weight(model: Any) -> None:
+        if dist.get_rank() == 1:
+            model.model.layers[1].mlp.up_proj.weight.to_local()[0, 0] += 0.1
+
+    def frequencies(model: Any) -> None:
+        if dist.get_rank() == 1:
+            model.model.rotary_emb.inv_freq *= 1.01
+
+    def disk(model: Any) -> None:
+        if dist.get_rank() == 0:
+            patch.setattr(measuring, "measured", full)
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    model: Any = example.small().train()
+    shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    before, random, said = example.measured(model), torch.get_rng_state(), {}
+    model.model.layers[0].eval()
+    for attack in (weight, frequencies, disk):
+
+        def wrong(large: Any, *given: Any, attack: Any = attack, **options: Any) -> Any:
+            load_expanded(large, *given, **options)
+            with torch.no_grad():
+                attack(large)
+            return large
+
+        patch.setattr(shared, "load_expanded", wrong)
+        try:
+            lemonx.grow_in_place(model, optimizer, shard=shard, **{**example.GROWTH, "verify": True})
+        except (LemonxError, OSError) as error:
+            said[attack.__name__] = f"{type(error).__name__}: {error}"
+        finally:
+            patch.undo()
+    found = {
+        "said": said,
+        "modes": [block.training for block in model.model.layers],
+        "slices": all(isinstance(p, DTensor) for p in model.parameters()),
+        "random": torch.get_rng_state().equal(random),
+        "losses": [before, example.measured(model)],
+    }
+    model(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    large = lemonx.grow_in_place(model, optimizer, shard=shard, **{**example.GROWTH, "verify": True}).model
+    return {**found, "then": [example.measured(model), example.measured(large)]}
 
 
 def as_it_was(example: Any) -> dict[str, Any]:
@@ -288,6 +352,7 @@ def main(folder: Path) -> None:
     for name, job in jobs["train"].items():
         found["train"][name] = train(folder, name, job["recipe"], job["stop"], job["resume"])
     found["in_place"] = in_place(folder / "in-place")
+    found["tampered"] = tampered(load_example("grow_in_place"))
     (folder / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

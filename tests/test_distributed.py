@@ -258,6 +258,8 @@ def test_a_shared_model_grows_while_it_trains(folder: Path, two: list[dict[str, 
 
     example = load_example("grow_in_place")
     alone = example.loop(folder / "alone-in-place")
+    example.GROWTH["verify"] = False
+    once = example.lightning(folder / "alone-lightning")
     for found in (found["in_place"] for found in two):
         no_shard, bad_size, gradient = found.pop("said")
         kept = found.pop("as_it_was")
@@ -274,12 +276,46 @@ def test_a_shared_model_grows_while_it_trains(folder: Path, two: list[dict[str, 
                 and losses["last"] < losses["after"]
             )
         # Sharded or copied, with half of each batch in each process: the same sums.
-        for name in ("fsdp", "loop"):
-            assert (found[name]["before"], found[name]["last"]) == pytest.approx((alone.before, alone.last), rel=1e-5)
+        for name, one in (("fsdp", alone), ("loop", alone), ("lightning", once)):
+            assert (found[name]["before"], found[name]["last"]) == pytest.approx((one.before, one.last), rel=1e-5)
     assert two[0]["in_place"] == two[1]["in_place"]
     saved = AutoModelForCausalLM.from_pretrained(folder / "in-place")
     assert saved.config.num_hidden_layers == 3 and saved.config.hidden_size == 64
     assert example.measured(saved) == pytest.approx(alone.last, rel=1e-5)
+
+
+def test_a_shared_model_that_would_not_be_the_same_function_does_not_grow(two: list[dict[str, Any]]) -> None:
+    """Both processes say so, whoever found it, and go on with the model that they had; then it grows all the same."""
+    first, second = (found["tampered"] for found in two)
+    for found in (first, second):
+        assert "nothing was written: model.layers.1.mlp.up_proj.weight[48, 0] is" in found["said"]["weight"]
+        assert "outputs differ by" in found["said"]["frequencies"] and "more than" in found["said"]["frequencies"]
+        assert found["modes"] == [False, True] and found["slices"] and found["random"]
+        assert found["losses"][0] == found["losses"][1] != found["then"][0]
+        assert found["then"][1] == pytest.approx(found["then"][0], rel=100 * ROUNDING)
+    assert first["said"]["weight"].startswith("NotVerified: nothing")
+    assert second["said"]["weight"].startswith("NotVerified: another process stopped: nothing")
+    assert second["said"]["frequencies"].startswith("NotVerified: nothing was changed")
+    assert first["said"]["disk"] == "OSError: no space left"
+    assert second["said"]["disk"] == "NotVerified: another process stopped: no space left"
+
+
+def test_what_lightning_saves_of_copies_that_grew_is_an_ordinary_checkpoint(
+    folder: Path, two: list[dict[str, Any]]
+) -> None:
+    """Its DDP strategy goes on with the larger model; the model and its optimizer load into new ones of that size."""
+    from transformers import AutoModelForCausalLM
+
+    place = folder / "in-place" / "lightning"
+    model, info = AutoModelForCausalLM.from_pretrained(place, output_loading_info=True)
+    assert not any(info.values()) and model.config.hidden_size == 64 and model.config.num_hidden_layers == 3
+    saved = torch.load(place / "lightning.ckpt", weights_only=True)
+    own = {f"model.{name}": value for name, value in model.state_dict().items()}
+    assert saved["state_dict"].keys() == own.keys()
+    assert all(value.equal(saved["state_dict"][name]) for name, value in own.items())
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.load_state_dict(saved["optimizer_states"][0])
+    assert all(optimizer.state[p]["exp_avg"].shape == p.shape for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "gpt2-lm", "mixtral"])

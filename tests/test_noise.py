@@ -16,7 +16,7 @@ SIZE = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def one_torch_thread():
+def one_torch_thread(loops: str):
     """Blocks this small lose more to waiting threads than they gain."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from lemonx.execution import noise
+from lemonx.execution import compiled, kernels, noise
 from lemonx.execution.exact_split import split_columns
 
 HALF = [torch.bfloat16, torch.float16]
@@ -15,7 +15,7 @@ WIDTH = 256
 
 
 @pytest.fixture(autouse=True)
-def seeded_and_one_torch_thread():
+def seeded_and_one_torch_thread(loops: str):
     """Blocks this small lose more to waiting threads than they gain."""
     torch.manual_seed(0)
     before = torch.get_num_threads()
@@ -133,3 +133,16 @@ def test_nothing_to_do():
     assert torch.equal(split_columns(out, [], 0.5, 0.1, noise.generator(0, "w", 0)), torch.ones(3, 4))
     empty = torch.ones(0, 4, dtype=torch.bfloat16)
     assert split_columns(empty, [(2, 0, 2)], 0.5, 0.1, noise.generator(0, "w", 0)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("width", [1, 7, 256, 1001])
+@pytest.mark.parametrize("std", [0.0, 1e-39, 0.02, 1e30])
+def test_compiled_loops_write_the_same_bytes(width: int, std: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of all sizes, both zeros and subnormal ones; the noise next to them too."""
+    values = every_finite(torch.bfloat16).view(-1)
+    rows = values[: len(values) // width * width].view(-1, width)
+    found = []
+    for loops in (None, compiled):
+        monkeypatch.setattr(kernels, "_loaded", loops)
+        found.append(copies(rows, 3, 0.0, std).contiguous().view(torch.int16))
+    assert torch.equal(*found)

@@ -6,7 +6,7 @@ import math
 import re
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -438,9 +438,21 @@ def test_advice_is_a_recipe(grown: tuple[Path, Path]) -> None:
     assert "0.43 of your 30 from scratch" in text and "43% as long" in text
 
 
-@pytest.mark.parametrize("unit", ["steps", "epochs"])
-def test_advice_as_arguments_is_the_same_schedule(unit: str, grown: tuple[Path, Path], tmp_path: Path) -> None:
-    found = advice.advise(advice.growth(*grown), advice.OwnTraining(**{unit: 300}, **OWN))
+def test_advice_may_be_a_wsd_recipe(grown: tuple[Path, Path]) -> None:
+    found = advice.advise(advice.growth(*grown), advice.OwnTraining(epochs=300, **OWN), "wsd")
+    asked = parse_recipe(yaml.safe_load(advice_text(found, "yaml")))
+    assert (asked.decay, asked.min_learning_rate) == ("wsd", 0.0)
+    assert asked.schedule(7 * 64) == found.schedule(7)  # 7 batches an epoch
+    with pytest.raises(BadRecipe, match="give --steps"):
+        advice_text(found, "arguments")
+
+
+@pytest.mark.parametrize(("unit", "decay"), [("steps", "cosine"), ("epochs", "cosine"), ("steps", "wsd")])
+def test_advice_as_arguments_is_the_same_schedule(
+    unit: str, decay: Literal["cosine", "wsd"], grown: tuple[Path, Path], tmp_path: Path
+) -> None:
+    own = advice.OwnTraining(**{unit: 300}, **OWN)
+    found = advice.advise(advice.growth(*grown), own, decay)
     text = advice_text(found, "arguments").replace("OUTPUT", str(tmp_path))
     made = eval(text[text.index("TrainingArguments") :], {"TrainingArguments": transformers.TrainingArguments})
     each = 1 if unit == "steps" else 7  # steps of an epoch

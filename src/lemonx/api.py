@@ -295,7 +295,7 @@ def expand(
     dtype             the dtype to store; default: the source's
     lessons           training data and steps, for a method that learns how to grow (ligo)
     verify            prove that the result is the same function before it appears
-    threads           worker threads; default: one per core, at most 8
+    threads           workers: processes if the output is large, else threads; default: one per core, at most 8
     infer, spec       for a model type without a table: infer one (default), or take it from a Python file of yours
     planned, progress are called with the plan, and with the number of bytes after each write
 

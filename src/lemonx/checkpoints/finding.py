@@ -11,15 +11,16 @@ from lemonx.checkpoints.folder import CONFIG, INDEX, MODULES, PICKLED, has, has_
 from lemonx.checkpoints.opening import MAX_JSON, read_given, read_inside
 from lemonx.checkpoints.runs import RunFolder
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, read_header_from
+from lemonx.checkpoints.universal import UniversalFolder
 from lemonx.checkpoints.zero import ZeroFolder
-from lemonx.checkpoints.zero_records import find_zero
+from lemonx.checkpoints.zero_records import find_universal, find_zero
 from lemonx.errors import BadCheckpoint, raise_first
 from lemonx.guards.limits import MOST_TENSORS
 
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds the checkpoint of a run on many processes, and no safetensors."""
-    return not has_weights(folder) and bool(find_dcp(folder) or find_zero(folder))
+    return not has_weights(folder) and bool(find_dcp(folder) or find_zero(folder) or find_universal(folder))
 
 
 def open_run(folder: Path, *, first: bool = False) -> RunFolder | None:
@@ -31,7 +32,9 @@ def open_run(folder: Path, *, first: bool = False) -> RunFolder | None:
         return None
     if below := find_dcp(folder):
         return DcpFolder(folder, below)
-    return ZeroFolder(folder, below) if (below := find_zero(folder)) else None
+    if below := find_zero(folder):
+        return ZeroFolder(folder, below)
+    return UniversalFolder(folder, below) if (below := find_universal(folder)) else None
 
 
 def config_beside(path: Path, given: Path | None) -> tuple[Path, Path, bytes]:

@@ -58,7 +58,8 @@ def open_inside(folder: Path, name: str) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EINVAL):
             raise changed(path) from None
-        raise BadCheckpoint(f"cannot be opened ({error.strerror})", "check its permissions", file=path) from None
+        remedy = "allow more of them with ulimit -n" if error.errno == errno.EMFILE else "check its permissions"
+        raise BadCheckpoint(f"cannot be opened ({error.strerror})", remedy, file=path) from None
 
 
 def file_inside(folder: Path, name: str) -> BinaryIO:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from lemonx.checkpoints.dcp_metadata import METADATA
 from lemonx.checkpoints.finding import is_run
@@ -108,7 +108,7 @@ def _may_hold(output: Path) -> Callable[[str], bool]:
     if not isinstance(listed, list):
         return is_of_a_model
     names = frozenset(name for name in listed if isinstance(name, str))
-    below = {f"{name.rpartition('/')[0]}/" for name in names if "/" in name}
+    below = {f"{above.as_posix()}/" for name in names for above in PurePosixPath(name).parents}
     return lambda name: name in below or _is_known_folder(name) or (name in names and not _is_hidden(name))
 
 

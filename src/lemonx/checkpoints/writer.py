@@ -27,10 +27,16 @@ from lemonx.checkpoints.destination import (
 from lemonx.checkpoints.opening import name_of, open_file
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header
 from lemonx.checkpoints.shards import Entry, Files, Shard, entry_bytes, lay_out, safetensors_files
+from lemonx.checkpoints.values import bytes_of
 from lemonx.errors import BadCheckpoint, BadOutput
+from lemonx.guards.open_files import allow_files
 
 if TYPE_CHECKING:
     import torch
+
+
+# By tensor and by columns, which rows: most tensors are written in whole rows.
+Written = dict[str, dict[tuple[int, int], list[tuple[int, int]]]]
 
 
 @final
@@ -73,8 +79,7 @@ class CheckpointWriter:
             raise
         self._force = force
         self._held: int | None = None
-        # By columns, which rows: most tensors are written in whole rows.
-        self._written: dict[str, dict[tuple[int, int], list[tuple[int, int]]]] = {name: {} for name in files.entries}
+        self._written: Written = {name: {} for name in files.entries}
         self._names = set(files.sizes)
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -82,6 +87,7 @@ class CheckpointWriter:
     def __enter__(self) -> CheckpointWriter:
         try:
             self.folder, self._held = claim(self.output)
+            allow_files(len(self._files.sizes))
             for name, size in self._files.sizes.items():
                 self._create(name, size)
             for name, offset, raw in self._files.opening:
@@ -97,7 +103,7 @@ class CheckpointWriter:
         return self
 
     def _create(self, name: str, size: int) -> None:
-        (self.folder / name).parent.mkdir(exist_ok=True)
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
         self._descriptors[name] = fd
         _reserve(fd, size)
@@ -107,8 +113,6 @@ class CheckpointWriter:
 
         The tensor may hold a part of the last axis, which then begins at `start_column`.
         """
-        import torch
-
         _, dtype, shape = self._files.entries[name]
         rows, width = (shape[0] if shape else 1), (shape[-1] if len(shape) > 1 else 1)
         count = (tensor.shape[0] if tensor.ndim else 0) if shape else 1
@@ -121,7 +125,7 @@ class CheckpointWriter:
             raise ValueError(f"rows {start_row} to {start_row + count} of {name!r}, which has {rows}")
         if not 0 <= start_column <= start_column + part <= width:
             raise ValueError(f"columns {start_column} to {start_column + part} of {name!r}, which has {width}")
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        flat = bytes_of(tensor.detach().contiguous())
         row_bytes = entry_bytes((name, dtype, shape[1:]))
         begin, stride = start_row * row_bytes + start_column * tensor.itemsize, width * tensor.itemsize
         size = part * tensor.itemsize if part < width else len(flat)
@@ -133,6 +137,16 @@ class CheckpointWriter:
         with self._lock:
             written = self._written[name].setdefault((start_column, start_column + part), [])
             written.append((start_row, start_row + count))
+
+    def noted(self, names: Iterable[str]) -> Written:
+        """What was written of these tensors here, for the writer of another process, which has the same files open."""
+        return {name: self._written[name] for name in names}
+
+    def note_written(self, written: Written) -> None:
+        """Count what another process has written."""
+        for name, columns in written.items():
+            for which, rows in columns.items():
+                self._written[name].setdefault(which, []).extend(rows)
 
     def _put(self, name: str, begin: int, data: memoryview, size: int) -> None:
         """Write bytes `begin` onwards of a tensor, of so many bytes per number, to every chunk that holds any."""

@@ -35,7 +35,11 @@ class ZeroFolder(ZeroStates):
         weights = {name: self._flat_stored(name, shape, cuts, self._flats(None)) for name, shape in self._trained()}
         weights |= {name: self._frozen(name, shape) for name, shape in self.frozen.items()}
         weights |= {name: self._whole(name, 0, placed) for name, placed in self.buffers.items()}
-        self.weights, moments = weights, self._moments(cuts)
+        self._keep(weights, self._moments(cuts))
+
+    def _keep(self, weights: dict[str, Stored], moments: dict[str, Stored]) -> None:
+        """Name all that was found; the keys of moments are ways, with a line for each part."""
+        self.weights = weights
         paths = {name: (name,) for name in weights} | {key: tuple(key.split("\n")) for key in moments}
         keys = {key: ".".join(way) for key, way in paths.items()}
         self.saved = Saved(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 Way = tuple[str | int, ...]
-_STATE = ("optimizer", "state")
+STATE_WAY = ("optimizer", "state")
 # Before the name of the copy of a weight in the dtype that the model computes with.
 _COPY = "copy\n"
 
@@ -62,7 +62,7 @@ class ZeroFiles:
 
     def add_tensor(self, way: Way, dtype: str, shape: tuple[int, ...]) -> str:
         """Make room for a weight, or for the state of a parameter; its key."""
-        if way[:2] == _STATE:
+        if way[:2] == STATE_WAY:
             self._fields[str(way[3])] = dtype
         else:
             self._weights[str(way[0])] = dtype, shape
@@ -90,7 +90,7 @@ class ZeroFiles:
         copies = [(f"{_COPY}{name}", dtype, shape) for name, dtype, shape in self.copies()]
         places |= {name: seen_as(whole(name, shape), self._chunks) for name, _, shape in copies}
         below = {LATEST: self.below.encode()} if self.below != "." else {}
-        check = partial(_check_readable, self.below, dict(self._weights))
+        check = partial(check_readable, ZeroFolder, self.below, dict(self._weights))
         return Files(sizes, opening, {entry[0]: entry for entry in [*entries, *copies]}, places, check, below)
 
     def _groups(self) -> list[dict[str, tuple[int, ...]]]:
@@ -305,7 +305,7 @@ class ZeroFiles:
                 self._add(name, path, shape, cut, settings[flats][cut.flat])
                 for key in self._fields:
                     placed = settings[base]["state"][cut.flat][key]
-                    self._add(".".join((*_STATE, name, key)), path, shape, cut, placed)
+                    self._add(".".join((*STATE_WAY, name, key)), path, shape, cut, placed)
         path = os.path.normpath(f"{self.below}/{self._model_name(process)}")
         if path not in self._found:
             return
@@ -363,10 +363,12 @@ def _numbers(tree: Any, found: Any, blank: set[int]) -> Iterator[tuple[Placed, b
             level += zip(own, there, strict=True)
 
 
-def _check_readable(below: str, stored: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path) -> None:
+def check_readable(
+    kind: type[ZeroFolder], below: str, stored: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path
+) -> None:
     """Our reader finds exactly the weights that were asked for."""
     try:
-        written = ZeroFolder(folder.resolve(), below)
+        written = kind(folder.resolve(), below)
         found = {name: (tensor.dtype, tensor.shape) for name, tensor in written.weights.items()}
         written.close()
     except BadCheckpoint as error:

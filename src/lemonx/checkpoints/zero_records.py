@@ -12,16 +12,18 @@ from lemonx.checkpoints.envelopes import record_class
 from lemonx.checkpoints.folder import has
 from lemonx.checkpoints.opening import file_inside
 
-LATEST = "latest"
+LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
+# In a universal checkpoint: the folder of all parameters, and in it what is the optimizer's as a whole.
+PARAMETERS, OPTIMIZER_STATE = "zero", "optimizer_state.pt"
 FRAGMENT = ("deepspeed.utils.tensor_fragment", "fragment_address")
 OPTIMIZER = re.compile(r"(?P<kind>(?:bf16_)?)zero_pp_rank_(?P<process>\d{1,6})_mp_rank_(?P<slice>\d+)_optim_states\.pt")
 
 
-def latest_tag(folder: Path) -> str | None:
+def latest_tag(folder: Path, latest: str = LATEST) -> str | None:
     """The folder that `latest` names; None if there is no such file, or it names none."""
-    if not has(folder, LATEST) or not (folder / LATEST).is_file():
+    if not has(folder, latest) or not (folder / latest).is_file():
         return None
-    with file_inside(folder, LATEST) as file:
+    with file_inside(folder, latest) as file:
         tag = file.read(4096).decode("utf-8", "replace").strip()
     plain = tag and tag.isprintable() and Path(tag).name == tag and "\\" not in tag
     return tag if plain and (folder / tag).is_dir() else None
@@ -35,11 +37,20 @@ def find_zero(folder: Path) -> str | None:
     return None
 
 
+def find_universal(folder: Path) -> str | None:
+    """The same for a universal checkpoint, which DeepSpeed's ds_to_universal.py writes."""
+    for below in (latest_tag(folder, LATEST_UNIVERSAL), "."):
+        if below and (folder / below / PARAMETERS / OPTIMIZER_STATE).is_file():
+            return below
+    return None
+
+
 def records() -> Records:
     """What the files name beside tensors; classes are new for each reading, so that a pickle changes nothing."""
     own = {
         "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler", "LossScaleConfig"),
         "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
+        "deepspeed.checkpoint.universal_checkpoint": ("SubparamShape",),
         FRAGMENT[0]: (FRAGMENT[1],),
     }
     made: dict[tuple[str, str], Any] = {

@@ -25,7 +25,7 @@ FLATS = {WEIGHTS_STAGE: ("fp32_flat_groups", "optimizer_state_dict")}
 _FLATS_BELOW = ("single_partition_of_fp32_groups", "base_optimizer_state")
 SETTINGS = "optimizer_state_dict"
 AGAIN, COPY = "save it again", "copy the files of all processes"
-_UNIVERSAL = "load it in DeepSpeed without tensor parallelism, and save it again"
+_UNIVERSAL = "convert it with DeepSpeed's ds_to_universal.py, and give the folder that this writes"
 Tree = dict[str, Any]
 
 
@@ -103,12 +103,19 @@ class ZeroStates(RunFolder):
         return f"{own}mp_rank_00_model_states.pt"
 
     def _content(self, name: str) -> Tree:
-        """What a file holds; BadCheckpoint if it is broken, or asks for anything but data."""
+        """The states that a file holds; BadCheckpoint if it is broken, or asks for anything but data."""
+        if not isinstance(tree := self._saved(name), dict):
+            found = f"holds a {type(tree).__name__}, not the states of a run"
+            raise BadCheckpoint(found, AGAIN, file=self.folder / name)
+        return cast("Tree", tree)
+
+    def _saved(self, name: str) -> Any:
+        """Whatever a file holds."""
         fd, path = self._open_file(name), self.folder / name
         try:
             size = os.fstat(fd).st_size
             self._digest.update(f"{name}\0{size}\n".encode())
-            tree = contents(Window(fd, 0, size), records(), _MOST_PICKLE, self._digest.update)
+            return contents(Window(fd, 0, size), records(), _MOST_PICKLE, self._digest.update)
         except Asked as asked:
             raise BadCheckpoint(
                 f"asks to run something: {str(asked)[:120]}, so nothing was loaded",
@@ -118,9 +125,6 @@ class ZeroStates(RunFolder):
         except Exception as error:  # what a broken or hostile archive raises is not known in advance
             why = " ".join(str(error).split())[:120] or type(error).__name__
             raise BadCheckpoint(f"is no readable file of torch.save ({why})", AGAIN, file=path) from None
-        if not isinstance(tree, dict):
-            raise BadCheckpoint(f"holds a {type(tree).__name__}, not the states of a run", AGAIN, file=path)
-        return cast("Tree", tree)
 
     def _stage(self, content: Tree, name: str) -> int:
         settings = content.get(SETTINGS)

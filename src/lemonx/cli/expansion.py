@@ -177,7 +177,7 @@ def expand_command(
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, max=1024, help="Worker threads. Default: one per core, at most 8.", rich_help_panel=CHOICES
+            min=1, max=1024, help="Workers, side by side. Default: one per core, at most 8.", rich_help_panel=CHOICES
         ),
     ] = None,
     data: Annotated[

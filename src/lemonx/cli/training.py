@@ -23,6 +23,11 @@ class Format(str, Enum):
     arguments = "arguments"
 
 
+class RecipeDecay(str, Enum):
+    cosine = "cosine"
+    wsd = "wsd"
+
+
 @app.command("train", rich_help_panel="Commands")
 def train_command(
     recipe: Annotated[
@@ -115,6 +120,10 @@ def recipe_command(
             "interval, and whether growing pays. Needs --steps.",
         ),
     ] = None,
+    decay: Annotated[
+        RecipeDecay,
+        typer.Option(help="cosine: the paper's. wsd: constant, then down to 0, which ended lower in `lemonx compare`."),
+    ] = RecipeDecay.cosine,
     format_: Annotated[
         Format, typer.Option("--format", help="For `lemonx train`, or for transformers' Trainer.")
     ] = Format.yaml,
@@ -134,15 +143,15 @@ def recipe_command(
     if own.lacking:
         print_lines(show.growth_text(grown, own.lacking))
     else:
-        print_lines(show.advice_text(advise(grown, own), format_.value))
+        print_lines(show.advice_text(advise(grown, own, decay.value), format_.value))
     if curve is not None:
-        from lemonx.training.prediction import predict, useful_steps
+        from lemonx.training.prediction import Case, predict, useful_steps
 
         scratch, unit = own.total
         if unit != "steps" or not scratch:
             raise BadRecipe("--curve predicts steps, and how many training from scratch takes is not known",
                             "give --steps, or --tokens with --length and --batch-size")  # fmt: skip
-        print_lines(show.prediction_text(predict(grown.kind, grown.share, useful_steps(curve), scratch)))
+        print_lines(show.prediction_text(predict(Case(grown.share, useful_steps(curve), scratch))))
 
 
 def _tokens(text: str | None) -> int | None:

@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from lemonx.execution import noise
+from lemonx.execution import kernels, noise
 
 # Elements per step. With fewer, calls cost more; with more, the data leave the caches. Measured; flat around here.
 BLOCK = 1 << 18
@@ -51,26 +51,21 @@ def split_columns(
     entry and what remains of it on return; columns `target..` are overwritten. Several runs may have the same
     first columns: w is what these held on entry. No target column may be a first column.
     """
-    weight, low = out, 0
+    bits = whole = noise.as_numpy(out)
     if share and _overlap(runs):
-        low = min(first for _, first, _ in runs)
-        weight = out[:, low : max(first + length for _, first, length in runs)]
-        weight = _scratch.tensor("weight", out.dtype, *weight.shape).copy_(weight)
+        whole = _scratch.get("weight", bits.size, bits.dtype.type).reshape(bits.shape)
+        whole[...] = bits
     take = _take_exactly if out.dtype in noise.HALF else _take
     for target, first, length in runs:
-        step = max(1, min(len(out), BLOCK // length))
-        wanted = _scratch.tensor("wanted", out.dtype, step, length)
-        for copy, rest, w in zip(
-            out[:, target : target + length].split(step),
-            out[:, first : first + length].split(step),
-            weight[:, first - low : first - low + length].split(step),
-            strict=True,
-        ):
-            v = wanted[: len(rest)]
-            noise.normal(v, std, rng)
+        step = max(1, min(len(bits), BLOCK // length))
+        for start in range(0, len(bits), step):
+            block = bits[start : start + step]
+            v = _scratch.get("wanted", len(block) * length, bits.dtype.type).reshape(-1, length)
+            noise.draw_into(v, out.dtype, std, rng)
             if share:
-                v.add_(w, alpha=share)
-            take(copy, rest, v, std)
+                weight = whole[start : start + step, first : first + length]
+                _tensor(v, out.dtype).add_(_tensor(weight, out.dtype), alpha=share)
+            take(block, target, first, v, out.dtype, std)
     return out
 
 
@@ -96,30 +91,43 @@ def _overlap(runs: Sequence[tuple[int, int, int]]) -> bool:
     return any(left[1] > right[0] for left, right in pairwise(spans))
 
 
-def _take(copy: torch.Tensor, rest: torch.Tensor, v: torch.Tensor, std: float) -> None:
-    copy.copy_(v)
-    rest.sub_(v)
+def _tensor(bits: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(bits).view(dtype)
 
 
-def _take_exactly(copy: torch.Tensor, rest: torch.Tensor, v: torch.Tensor, std: float) -> None:
-    """Move about v from rest to copy: rest + copy is the old rest, exactly. v is overwritten."""
-    after = _scratch.tensor("after", v.dtype, *v.shape)
-    _cut(v, rest, after, std)
-    torch.sub(rest, v, out=after)
-    torch.sub(rest, after, out=copy)
-    rest.copy_(after)
+def _take(out: np.ndarray, target: int, first: int, v: np.ndarray, dtype: torch.dtype, std: float) -> None:
+    out[:, target : target + v.shape[1]] = v
+    out[:, first : first + v.shape[1]] -= v
 
 
-def _cut(v: torch.Tensor, rest: torch.Tensor, bound: torch.Tensor, std: float) -> None:
-    """Cut v to |v| <= |rest|; `bound` is scratch. Magnitudes order as integers, which compare faster."""
-    bits, limit = noise.as_numpy(v), noise.as_numpy(bound)
+def _take_exactly(out: np.ndarray, target: int, first: int, v: np.ndarray, dtype: torch.dtype, std: float) -> None:
+    """Move about v from the columns `first..` to `target..`, so that their sum stays exact. v is overwritten."""
+    compiled = kernels.loaded()
+    if compiled and dtype == torch.bfloat16 and out.flags.c_contiguous and not _may_overflow(dtype, std):
+        compiled.take_exactly(v, out, target, first)
+        return
+    rest, copy = out[:, first : first + v.shape[1]], out[:, target : target + v.shape[1]]
+    after = _scratch.get("after", v.size, np.int16).reshape(v.shape)
+    _cut(v, rest, after, dtype, std)
+    torch.sub(_tensor(rest, dtype), _tensor(v, dtype), out=_tensor(after, dtype))
+    torch.sub(_tensor(rest, dtype), _tensor(after, dtype), out=_tensor(copy, dtype))
+    rest[...] = after
+
+
+def _cut(bits: np.ndarray, rest: np.ndarray, limit: np.ndarray, dtype: torch.dtype, std: float) -> None:
+    """Cut to the magnitudes of the rest; `limit` is scratch. Magnitudes order as integers, which compare faster."""
     sign = _scratch.get("sign", bits.size, np.int16).reshape(bits.shape)
-    np.bitwise_and(noise.as_numpy(rest), _MAGNITUDE, out=limit)
-    kind = torch.finfo(rest.dtype)
-    # Only noise of half a spacing of the largest number can take a sum beyond it; it is at most 5 std.
-    if 5 * std >= kind.max * kind.eps / 4:
-        torch.minimum(bound, kind.max - bound, out=bound)
+    np.bitwise_and(rest, _MAGNITUDE, out=limit)
+    if _may_overflow(dtype, std):
+        bound = _tensor(limit, dtype)
+        torch.minimum(bound, torch.finfo(dtype).max - bound, out=bound)
     np.bitwise_and(bits, _SIGN, out=sign)
     np.bitwise_and(bits, _MAGNITUDE, out=bits)
     np.minimum(bits, limit, out=bits)
     np.bitwise_or(bits, sign, out=bits)
+
+
+def _may_overflow(dtype: torch.dtype, std: float) -> bool:
+    """Only noise of half a spacing of the largest number can take a sum beyond it; it is at most 5 std."""
+    kind = torch.finfo(dtype)
+    return 5 * std >= kind.max * kind.eps / 4

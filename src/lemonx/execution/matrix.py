@@ -201,17 +201,18 @@ def _consume_columns(
 ) -> torch.Tensor:
     from lemonx.execution import exact_split, noise
 
-    columns = how.columns
+    # Views of numpy's: a torch call gives up the interpreter's lock, and waits for it where threads work side by side.
+    columns, bits, source = how.columns, noise.as_numpy(out), noise.as_numpy(base)
     for run in columns.runs:
-        here = out[:, run.target : run.target + run.length]
+        here = bits[:, run.target : run.target + run.length]
         if run.is_zero:
-            noise.normal(here, free.zeta, rng)
+            noise.draw_into(here, out.dtype, free.zeta, rng)
         elif run.copy == 0 and not (run.is_copy and how.mode in (KEEP, MUTED)):
-            here.zero_()
+            here[...] = 0
     if how.mode in (KEEP, MUTED):
         kept = _kept(columns, how.kept_copy(rows))
         for target, units in kept.places:
-            out[:, target : target + units.stop - units.start] = base[:, units]
+            bits[:, target : target + units.stop - units.start] = source[:, units]
         first, others = 0, kept.others
     else:
         # Second copies take Phi and first copies -Phi; third and later ones share the second's.

@@ -25,13 +25,16 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from lemonx.execution import kernels
 
 # Normals per call. Smaller pays for the calls, larger leaves the caches: measured, and flat around here.
 CHUNK = 1 << 18
@@ -93,10 +96,16 @@ def normal(out: torch.Tensor, std: float, rng: np.random.Generator) -> torch.Ten
 
     `out` may be a view whose rows are contiguous, such as a block of columns.
     """
+    draw_into(as_numpy(out if out.dim() == 2 else out.view(1, -1)), out.dtype, std, rng)
+    return out
+
+
+def draw_into(rows: np.ndarray, dtype: torch.dtype, std: float, rng: np.random.Generator) -> None:
+    """The same for memory of two axes that holds numbers of this dtype, as `as_numpy` shows it."""
     if std == 0.0:
-        return out.zero_()
-    draw = _draw(out.dtype, std, rng)
-    rows = as_numpy(out if out.dim() == 2 else out.view(1, -1))
+        rows[...] = 0
+        return
+    draw = _draw(dtype, std, rng)
     count, width = rows.shape
     step = max(1, CHUNK // max(1, width))
     for start in range(0, count, step):
@@ -107,7 +116,6 @@ def normal(out: torch.Tensor, std: float, rng: np.random.Generator) -> torch.Ten
             dense = _scratch.get("dense", block.size, rows.dtype.type)
             draw(dense)
             block[...] = dense.reshape(block.shape)
-    return out
 
 
 def spread(pieces: Iterable[torch.Tensor]) -> float:
@@ -153,13 +161,11 @@ def _draw_ziggurat(out: np.ndarray, std: float, rng: np.random.Generator) -> Non
 def _draw_pairs(out: np.ndarray, pairs: np.ndarray, rng: np.random.Generator) -> None:
     for start in range(0, out.size, CHUNK):
         chunk = out[start : start + CHUNK]
-        count = (chunk.size + 1) // 2
-        cells = _cells(count, rng)
         if chunk.size % 2 == 0:
-            _look_up(pairs, cells, chunk.view(pairs.dtype))
+            _look_up(pairs, chunk.view(pairs.dtype), rng)
         else:
-            drawn = _scratch.get("pairs", count, pairs.dtype.type)
-            _look_up(pairs, cells, drawn)
+            drawn = _scratch.get("pairs", (chunk.size + 1) // 2, pairs.dtype.type)
+            _look_up(pairs, drawn, rng)
             chunk[:] = drawn.view(chunk.dtype)[: chunk.size]
 
 
@@ -167,9 +173,13 @@ def _draw_single(out: np.ndarray, pairs: np.ndarray, step: np.float32, rng: np.r
     for start in range(0, out.size, CHUNK):
         chunk = out[start : start + CHUNK]
         _draw_pairs(chunk, pairs, rng)
-        place = _scratch.get("place", chunk.size, np.float32)
-        np.multiply(_words(chunk.size, rng).view(np.int16), step, out=place)
-        np.add(chunk, place, out=chunk)
+        if compiled := kernels.loaded():
+            with _state(rng) as state:
+                compiled.add_places(state, chunk, step)
+        else:
+            place = _scratch.get("place", chunk.size, np.float32)
+            np.multiply(_words(chunk.size, rng).view(np.int16), step, out=place)
+            np.add(chunk, place, out=chunk)
 
 
 def _words(count: int, rng: np.random.Generator) -> np.ndarray:
@@ -177,15 +187,24 @@ def _words(count: int, rng: np.random.Generator) -> np.ndarray:
     return rng.bit_generator.random_raw((count + 3) // 4).view(np.uint16)[:count]
 
 
-def _cells(count: int, rng: np.random.Generator) -> np.ndarray:
-    cells = _scratch.get("cells", count, np.intp)
-    np.copyto(cells, _words(count, rng))
-    return cells
-
-
-def _look_up(table: np.ndarray, cells: np.ndarray, out: np.ndarray) -> None:
+def _look_up(table: np.ndarray, out: np.ndarray, rng: np.random.Generator) -> None:
+    """An entry of the table for each random word."""
+    if compiled := kernels.loaded():
+        with _state(rng) as state:
+            compiled.look_up(state, table, out)
+        return
+    cells = _scratch.get("cells", out.size, np.intp)
+    np.copyto(cells, _words(out.size, rng))
     # The default mode copies `out`, "clip" takes half as long again; no index of 16 bits is ever wrapped.
     table.take(cells, out=out, mode="wrap")
+
+
+@contextmanager
+def _state(rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """The four words of SFC64's state; the generator goes on from what they are at the end."""
+    found = rng.bit_generator.state
+    yield found["state"]["state"]
+    rng.bit_generator.state = found
 
 
 @lru_cache(maxsize=1)

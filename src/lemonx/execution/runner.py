@@ -23,13 +23,20 @@ import torch
 from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.recipes import Matrix, Vector
 from lemonx.algebra.runs import Run
-from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.safetensors_file import torch_dtype
-from lemonx.errors import BadCheckpoint
+from lemonx.checkpoints.writer import Written
+from lemonx.errors import BadCheckpoint, BadOutput
+from lemonx.execution import kernels
 from lemonx.execution.matrix import expand_block
 from lemonx.execution.row_readers import Source, StripReader, blocks_within, check_finite, is_whole, level, tables
+from lemonx.guards.workers import Part, can_fork, in_processes
 from lemonx.planning.plan import Plan
+from lemonx.planning.summary import bytes_on_disk
 from lemonx.planning.tensor_steps import Step
+
+# From so many bytes of output on workers are processes, which take some hundredths of a second to start.
+WORTH_PROCESSES = 1 << 28
 
 CountBytes = Callable[[int], None]
 Job = Callable[[], None]
@@ -72,15 +79,31 @@ def run_plan(
         raise TypeError("this plan is an outline: make it with solve=True")
     tell = progress or (lambda count: None)
     _check_tied(plan, checkpoint, wanted)
+    written = bytes_on_disk(plan)[1]
+    kernels.prepare(written)
     task = _Task(plan, checkpoint, writer, wanted, columns, tell)
+    parts = in_parts(plan.steps, threads or min(os.cpu_count() or 1, 8))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        parts = in_parts(plan.steps, threads or min(os.cpu_count() or 1, 8))
-        run_jobs([task.jobs(steps) for steps in parts])
+        if isinstance(writer, CheckpointWriter) and len(parts) > 1 and written >= WORTH_PROCESSES and can_fork():
+            _run_apart([partial(task.run_alone, steps, writer) for steps in parts], writer, tell)
+        else:
+            run_jobs([task.jobs(steps) for steps in parts])
     finally:
         torch.set_num_threads(before)
     checkpoint.check_unchanged()
+
+
+def _run_apart(parts: Sequence[Part[Written]], writer: CheckpointWriter, tell: CountBytes) -> None:
+    """Run the parts in processes of their own, and note here what these have written."""
+    try:
+        for record in in_processes(parts, tell):
+            writer.note_written(record)
+    except ChildProcessError as error:
+        raise BadOutput(
+            f"is not complete: {error}", "free some memory, or use --threads 1", file=writer.output
+        ) from None
 
 
 def write_made(
@@ -160,6 +183,13 @@ class _Task:
         self.tell = tell
         self.scratch = noise.Scratch()
         self.whole_tensors = threading.Semaphore(2)
+
+    def run_alone(self, steps: Sequence[Step], writer: CheckpointWriter, tell: CountBytes) -> Written:
+        """Make these tensors in a process that does nothing else; returns what the writer of this process has noted."""
+        self.tell = tell
+        for job in self.jobs(steps):
+            job()
+        return writer.noted([step.name for step in steps])
 
     def jobs(self, steps: Sequence[Step]) -> Iterator[Job]:
         """The independent pieces of work that make these tensors, in order."""

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from threading import Thread
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+Tell = Callable[[int], None]
+Part = Callable[[Tell], Result]
 
 
 def end_with_parent() -> None:
@@ -22,3 +31,69 @@ def end_with_parent() -> None:
 def _end_after(parent: BaseProcess) -> None:
     connection.wait([parent.sentinel])
     os._exit(1)
+
+
+def can_fork() -> bool:
+    """Whether this process may start copies of itself that work for it: on Linux, unless it is itself one of them."""
+    return sys.platform == "linux" and not multiprocessing.current_process().daemon
+
+
+def in_processes(parts: Sequence[Part[Result]], tell: Tell) -> list[Result]:
+    """Run each part in a copy of this process, and return what the parts return; `tell` gets all that they tell.
+
+    Threads wait for one another at the interpreter's lock, processes do not. A copy begins at once, with all that is
+    imported here, and shares the memory that neither changes. The threads of this process are not copied, torch's among
+    them: set torch to one thread before. All copies end with this process, and at the first error of any.
+    """
+    context, running, results = multiprocessing.get_context("fork"), {}, dict[int, Result]()
+    try:
+        for number, part in enumerate(parts):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(part, sender), daemon=True)
+            with warnings.catch_warnings():  # Python warns of forks beside threads: what these may hold is not used
+                warnings.simplefilter("ignore", DeprecationWarning)
+                try:
+                    process.start()
+                except OSError as error:  # too many processes, or no memory for one more
+                    raise ChildProcessError(f"no worker could be started ({error.strerror})") from None
+            sender.close()
+            running[receiver] = number, process
+        while running:
+            for receiver in connection.wait(list(running)):
+                assert isinstance(receiver, connection.Connection)
+                number, process = running[receiver]
+                what, value = _received(receiver, process)
+                if what == _TOLD:
+                    tell(value)
+                elif what == _FAILED:
+                    raise value
+                else:
+                    results[number] = value
+                    del running[receiver]
+                    process.join()
+    finally:
+        for _, process in running.values():
+            process.terminate()
+            process.join()
+    return [results[number] for number in range(len(parts))]
+
+
+_TOLD, _FAILED, _DONE = "told", "failed", "done"
+
+
+def _received(receiver: connection.Connection, process: BaseProcess) -> tuple[str, Any]:
+    try:
+        return receiver.recv()
+    except EOFError:
+        process.join()
+        raise ChildProcessError(f"a worker ended without a result (exit code {process.exitcode})") from None
+
+
+def _work(part: Part[Result], sender: connection.Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is sent to all processes of a terminal, and one answer is enough
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_parent()
+    try:
+        sender.send((_DONE, part(lambda count: sender.send((_TOLD, count)))))
+    except BaseException as error:
+        sender.send((_FAILED, error))

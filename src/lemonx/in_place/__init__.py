@@ -75,10 +75,11 @@ def grow_in_place(
 
     A model under FSDP2 is built again, since its slices belong to its old sizes: `shard` is the function by which you
     sharded it, and every process calls grow_in_place and goes on with `grown.model`. Weights pass through `folder`,
-    which all processes must see (default: a temporary one); no process holds more than one tensor whole.
+    which all processes must see (default: a temporary one). With `verify` the first process reads them there, and all
+    run both models; else no process holds more than one tensor whole.
 
     Sizes and choices are those of `lemonx.expand`. With `verify` the larger model is proved to be the same function
-    before anything is changed; under FSDP2 the plan's proof is all there is.
+    before anything is changed.
 
     An AveragedModel of the model is grown before it, by a call of its own: `grow_in_place(average.module, ...)`.
 

@@ -23,6 +23,7 @@ from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import Refused
 from lemonx.fsdp import load_expanded
 from lemonx.in_place.growing import GrownInPlace, report, require_same_family
+from lemonx.in_place.measuring import require_same_function
 from lemonx.in_place.optimizers import Repointer
 from lemonx.models import door
 from lemonx.models.attributes import bare_class
@@ -65,6 +66,8 @@ def grow_shared(
         large.to_empty(device=_device(model))
         large.tie_weights()
         load_expanded(large, place / "source", threads=threads, **options)
+        if verify:
+            require_same_function(model, large, plan, place)
         prepared = [repointer.prepare(optimizer, dict(large.named_parameters())) for optimizer in optimizers]
     for one in prepared:
         one.apply()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lemonx import api
 from lemonx.checkpoints.config import class_names
@@ -22,7 +23,11 @@ REASONS = {
     "learning_rate": "your maximum of training from scratch. A fifth or a tenth of it ended with a lower training loss "
     "and a worse validation accuracy in the paper (section 5.1)",
     "warmup": "other lengths made no great difference in the paper (footnote of section 5.1)",
+    "wsd": "the paper decays by a cosine. Grown models and models from scratch both ended lower like this in `lemonx "
+    "compare bert` and `vit-best-rate`",
 }
+# The part of a grown model's run over which wsd decays in these comparisons; from scratch it is COOLDOWN.
+COOLDOWN_OF_GROWN = 0.4
 
 
 @dataclass(frozen=True)
@@ -158,9 +163,17 @@ class Advice:
     batch_size: int
     maximum: float
     minimum: float
+    decay: Literal["cosine", "wsd"] = "cosine"
+
+    @property
+    def cooldown(self) -> float:
+        """The part of the run over which the rate falls after a stable phase."""
+        return COOLDOWN_OF_GROWN if self.decay == "wsd" else 0.0
 
     def schedule(self, steps_per_unit: int = 1) -> Schedule:
-        return Schedule(self.maximum, self.minimum, self.warmup * steps_per_unit, self.length * steps_per_unit)
+        total = self.length * steps_per_unit
+        cooldown = math.ceil(self.cooldown * total)
+        return Schedule(self.maximum, self.minimum, self.warmup * steps_per_unit, total, self.decay, cooldown)
 
 
 def growth(source: str | Path, target: str | Path) -> Growth:
@@ -174,7 +187,7 @@ def growth(source: str | Path, target: str | Path) -> Growth:
     return Growth(_task(plan), kind, Path(target), share, nearest(kind, share, deepens))
 
 
-def advise(grown: Growth, own: OwnTraining) -> Advice:
+def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "cosine") -> Advice:
     """The user's own training from scratch, shortened; what the paper has in proportion is taken in proportion."""
     if own.lacking or own.learning_rate is None or own.batch_size is None:
         raise BadRecipe("training from scratch is not described", f"add {', '.join(own.lacking)}")
@@ -183,11 +196,13 @@ def advise(grown: Growth, own: OwnTraining) -> Advice:
     if warmup is None:
         warmup = round(paper.warmup * scratch / paper.length)
     minimum = own.min_learning_rate
-    if minimum is None:
+    if minimum is None and decay == "wsd":
+        minimum = 0.0
+    elif minimum is None:
         # Six digits, as people write rates: the quotient of the paper's two is not one of binary numbers.
         minimum = float(f"{own.learning_rate * paper.minimum / paper.maximum:.6g}")
     return Advice(
-        grown, unit, scratch, length, min(warmup, length - 1), own.batch_size, own.learning_rate, minimum
+        grown, unit, scratch, length, min(warmup, length - 1), own.batch_size, own.learning_rate, minimum, decay
     )  # fmt: skip
 
 
@@ -228,20 +243,35 @@ def as_recipe(advice: Advice) -> dict[str, JsonValue]:
         "warmup" if advice.unit == "steps" else "warmup_epochs": advice.warmup,
         "learning_rate": advice.maximum,
         "min_learning_rate": advice.minimum,
+        **({"decay": advice.decay, "cooldown": advice.cooldown} if advice.decay == "wsd" else {}),
         "batch_size": advice.batch_size,
     }
 
 
 def as_arguments(advice: Advice) -> dict[str, JsonValue]:
-    """The same as keywords of transformers' TrainingArguments."""
+    """The same as keywords of transformers' TrainingArguments, whose wsd warms up from the minimum, not from 0."""
     length = {"max_steps": advice.length} if advice.unit == "steps" else {"num_train_epochs": advice.length}
     # A fraction below 1 is a part of all steps: Trainer knows how many an epoch has.
     warmup = advice.warmup if advice.unit == "steps" else advice.warmup / advice.length
+    schedule: dict[str, JsonValue] = {
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr": advice.minimum},
+    }
+    if advice.decay == "wsd":
+        if advice.unit != "steps":
+            raise BadRecipe("TrainingArguments count wsd in steps, and those of an epoch are not known", "give --steps")
+        schedule = {
+            "lr_scheduler_type": "warmup_stable_decay",
+            "lr_scheduler_kwargs": {
+                "num_decay_steps": advice.schedule().cooldown,
+                "decay_type": "linear",
+                "min_lr_ratio": advice.minimum / advice.maximum,
+            },
+        }
     return {
         **length,
         "learning_rate": advice.maximum,
-        "lr_scheduler_type": "cosine_with_min_lr",
-        "lr_scheduler_kwargs": {"min_lr": advice.minimum},
+        **schedule,
         "warmup_steps": warmup,
         "per_device_train_batch_size": advice.batch_size,
     }

@@ -1,21 +1,23 @@
-"""How long will a grown target need? A head start, predicted from sizes and from the source's own training.
+"""How long will a grown target need? A head start, predicted from the source's training, before anything is paid.
 
-A growth is worth a head start: the steps from scratch that its source stands for. Measured growths are described by
-three numbers and the kind of model: `share`, the source's part of the target's FLOPs per step; `trained`, the steps of
-the source per step of the target from scratch; and `ahead`, the head start per such step. The law is linear in logs,
+A growth is worth a head start: the steps from scratch that its source stands for. If losses fall by power laws of the
+size and of the steps, a source that was trained little stands for nearly as many steps as it took, and however long it
+is trained it stands for no more than those at which the target passes what a model of its size can reach:
 
-    logit(ahead) = a(kind) + b log(share) + c log(trained),
+    1 / head start = 1 / source's steps + 1 / (most x steps from scratch),
 
-fitted with a small ridge, since growths are few. Its interval is honest rather than narrow: every growth is predicted
-from all the others, and the interval is as wide, in logits, as four of five of these errors. The loss soon after growth
-is not used: it does not rank methods.
+with one number, `most`, from the growths that were measured. All is in proportion: no number of steps is built in. The
+source's part of the target's FLOPs decides what the source costs; it did not help to predict the head start.
+
+Intervals are honest rather than narrow: every growth is predicted from all the others, and the interval is as wide, as
+a factor, as four of five of these errors. The loss soon after growth is not used: it does not rank methods.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -29,57 +31,67 @@ from lemonx.training.curve import COLUMNS
 
 # The growths that were measured, written by benchmarks/prediction.py.
 MEASURED = Path(__file__).with_name("growths.json")
-KINDS = ("vision", "language")
 COVERED = 0.8
-RIDGE = 0.1
+# What `most` may be; one number by least squares of logs, so a fine grid is enough.
+MOST = np.geomspace(0.1, 100, 601)
+# Where as little of training from scratch is left, a source that trained on and decayed ended as low as a grown one.
+SHORT = 0.15
 # A source has done its work where its loss is this near its last, as a part of it.
 FLAT = 0.005
 
 
 @dataclass(frozen=True)
-class Growth:
-    """A growth whose head start was measured; `bound`: where it is "at least" so much, or "at most"."""
+class Case:
+    """What is known before paying: the source's share of the target's FLOPs per step and its steps, and the steps that
+    the target takes from scratch."""
 
-    name: str
-    kind: str
     share: float
-    trained: float
-    ahead: float
-    bound: str = ""
+    steps: float
+    scratch: float
+
+
+@dataclass(frozen=True)
+class Growth(Case):
+    """A growth whose head start was measured, with the error of its mean over seeds (0 where it is not known)."""
+
+    name: str = ""
+    ahead: float = 0.0
+    error: float = 0.0
+
+    @property
+    def experiment(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def length(self) -> float:
+        """The steps that the grown target needed."""
+        return self.scratch - self.ahead
 
 
 @dataclass(frozen=True)
 class Law:
-    """A fitted law: its coefficients for each kind, log(share) and log(trained), and the half width of its interval."""
+    """A fitted law: the most that a source is worth, as a part of scratch, and its interval's half width in logs."""
 
-    coefficients: tuple[float, ...]
+    most: float
     width: float
 
-    def ahead(self, kind: str, share: float, trained: float, shift: float = 0.0) -> float:
-        """The predicted head start, `shift` times the half width away, as a part of training from scratch."""
-        value = float(np.dot(_features(kind, share, trained), self.coefficients)) + shift * self.width
-        return 1 / (1 + math.exp(-value))
+    def ahead(self, case: Case, shift: float = 0.0) -> float:
+        """The predicted head start in steps, `shift` times the half width away."""
+        return float(_ahead(case, self.most)) * math.exp(shift * self.width)
 
 
-def _features(kind: str, share: float, trained: float) -> list[float]:
-    return [*(float(kind == one) for one in KINDS), math.log(share), math.log(trained)]
-
-
-def _coefficients(growths: Sequence[Growth]) -> tuple[float, ...]:
-    """Ridge regression; kinds share what they have in common, so the penalty pulls both towards their mean."""
-    x = np.array([_features(g.kind, g.share, g.trained) for g in growths])
-    y = np.array([math.log(g.ahead / (1 - g.ahead)) for g in growths])
-    # The penalty is on what differs between growths, not on where they lie.
-    logs, centre = x[:, len(KINDS) :].mean(0), y.mean()
-    x[:, len(KINDS) :] -= logs
-    solved = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ (y - centre))
-    solved[: len(KINDS)] += centre - solved[len(KINDS) :] @ logs
-    return tuple(float(value) for value in solved)
+def _ahead(case: Case, most: float | np.ndarray) -> float | np.ndarray:
+    return 1 / (1 / case.steps + 1 / (most * case.scratch))
 
 
 def usable(growths: Sequence[Growth]) -> list[Growth]:
-    """Those that a law can be fitted to: a head start of nothing, or of everything, has no logit."""
-    return [g for g in growths if 0 < g.ahead < 1 and g.share > 0 and g.trained > 0 and g.kind in KINDS]
+    """Those that a law can be fitted to: a head start of nothing has no logarithm."""
+    return [one for one in growths if one.ahead > 0 and one.steps > 0]
+
+
+def _most(growths: Sequence[Growth]) -> float:
+    errors = [np.log(_ahead(one, MOST) / one.ahead) for one in growths]
+    return float(MOST[np.square(errors).sum(0).argmin()])
 
 
 def fit(growths: Sequence[Growth]) -> Law:
@@ -88,19 +100,17 @@ def fit(growths: Sequence[Growth]) -> Law:
     if len(known) < 4:
         raise BadRecipe(f"{len(known)} growths are too few to predict from", "measure more of them")
     errors = []
-    for i, left_out in enumerate(known):
-        law = Law(_coefficients([*known[:i], *known[i + 1 :]]), 0.0)
-        guess = law.ahead(left_out.kind, left_out.share, left_out.trained)
-        errors.append(abs(math.log(guess / (1 - guess)) - math.log(left_out.ahead / (1 - left_out.ahead))))
-    return Law(_coefficients(known), float(np.quantile(errors, COVERED)))
+    for place, one in enumerate(known):
+        most = _most([*known[:place], *known[place + 1 :]])
+        errors.append(abs(math.log(float(_ahead(one, most)) / one.ahead)))
+    return Law(_most(known), float(np.quantile(errors, COVERED)))
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A growth predicted from all others: the length it needed and the predicted one, as parts of scratch's."""
+    """A growth predicted from others: the predicted length, with its interval, in steps."""
 
     growth: Growth
-    length: float
     predicted: float
     low: float
     high: float
@@ -108,15 +118,20 @@ class LeftOut:
     @property
     def off(self) -> float:
         """The error of the predicted length, as a part of the length needed."""
-        return self.predicted / self.length - 1
+        return self.predicted / self.growth.length - 1
+
+    @property
+    def ahead_off(self) -> float:
+        """The error of the predicted head start, as a part of the one measured."""
+        return (self.growth.scratch - self.predicted) / self.growth.ahead - 1
 
 
-def leave_one_out(growths: Sequence[Growth]) -> list[LeftOut]:
+def leave_out(growths: Sequence[Growth], group: Callable[[Growth], str]) -> list[LeftOut]:
+    """Every growth predicted from those of other groups; a group is a growth's name, or its experiment."""
     known, found = usable(growths), []
-    for i, one in enumerate(known):
-        law = fit([*known[:i], *known[i + 1 :]])
-        ahead = [law.ahead(one.kind, one.share, one.trained, shift) for shift in (0.0, 1.0, -1.0)]
-        found.append(LeftOut(one, 1 - one.ahead, *(1 - value for value in ahead)))
+    for one in known:
+        law = fit([other for other in known if group(other) != group(one)])
+        found.append(LeftOut(one, *(one.scratch - law.ahead(one, shift) for shift in (0.0, 1.0, -1.0))))
     return found
 
 
@@ -131,46 +146,53 @@ def measured() -> tuple[Growth, ...]:
 class Prediction:
     """The head start of a growth in steps of the target, with its interval, and what the source itself costs in them.
 
-    `useful`: the steps of the source that it counts with; `covered`: the part of growths whose head start lies inside
-    the interval.
+    `covered`: the part of growths whose head start lies inside the interval.
     """
 
+    case: Case
     head_start: float
     low: float
     high: float
-    scratch: int
-    useful: int
-    source_cost: float
     growths: int
     covered: float = COVERED
 
     @property
     def length(self) -> int:
-        return max(1, round(self.scratch - self.head_start))
+        return max(1, round(self.case.scratch - self.head_start))
+
+    @property
+    def source_cost(self) -> float:
+        return self.case.share * self.case.steps
 
     @property
     def advice(self) -> str:
         """Whether to grow, in a sentence."""
-        if self.high <= self.source_cost:
+        cost = self.source_cost
+        if self.length <= SHORT * self.case.scratch:
+            return (
+                "do not grow for so short a training: the source alone, trained on for as long and decayed, should "
+                f"end about as low, with {self.case.share:.0%} of the cost"
+            )
+        if self.high <= cost:
             return (
                 "do not grow, unless the source is there already: it costs more than the head start that it would give"
             )
-        if self.head_start <= self.source_cost:
+        if self.head_start <= cost:
             return "do not train a source for this: its cost is about the head start; grow only one that is there"
-        if self.low <= self.source_cost:
+        if self.low <= cost:
             return "growing should pay, though at the lower end of the interval not if the source is counted"
         return "growing pays, also if the source is counted"
 
     def as_dict(self) -> dict[str, JsonValue]:
-        return {**asdict(self), "length": self.length, "advice": self.advice}
+        return {**asdict(self), "length": self.length, "source_cost": self.source_cost, "advice": self.advice}
 
 
-def predict(kind: str, share: float, steps: int, scratch: int, growths: Sequence[Growth] | None = None) -> Prediction:
-    """The head start of a source that was trained for so many steps, in a target that needs `scratch` from scratch."""
+def predict(case: Case, growths: Sequence[Growth] | None = None) -> Prediction:
+    """The head start of this case, from the growths that come with lemonx if no others are given."""
     known = measured() if growths is None else growths
-    law, trained = fit(known), steps / scratch
-    middle, low, high = (law.ahead(kind, share, trained, shift) * scratch for shift in (0.0, -1.0, 1.0))
-    return Prediction(middle, low, high, scratch, steps, share * steps, len(usable(known)))
+    law = fit(known)
+    middle, low, high = (law.ahead(case, shift) for shift in (0.0, -1.0, 1.0))
+    return Prediction(case, middle, low, high, len(usable(known)))
 
 
 def useful_steps(curve: Path) -> int:

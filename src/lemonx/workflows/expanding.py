@@ -83,7 +83,7 @@ def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing
             _write_tensors(plan, checkpoint, HeldSink.whole(weights), writing)
             with in_memory.written(folder / "target", plan, beside, weights) as target:
                 if writing.verify:
-                    _measured(plan, checkpoint, target)
+                    measured(plan, checkpoint, target)
                 return in_memory.load_like(model, target, plan), plan
 
 
@@ -142,7 +142,7 @@ def _checked(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> dict[str, 
     return beside
 
 
-def _measured(plan: Plan, checkpoint: Checkpoint, target: Checkpoint, kept: GrowingAdapter | None = None) -> Verified:
+def measured(plan: Plan, checkpoint: Checkpoint, target: Checkpoint, kept: GrowingAdapter | None = None) -> Verified:
     """What was measured of a target that nobody has yet; NotVerified if it is not the function that it must be."""
     # Hours of expansion must not be thrown away because the machine is small.
     verified = measure(plan, checkpoint, target, must=False)
@@ -196,7 +196,7 @@ def _certify(
     verified = Verified(None, skipped="--no-verify", adapter=kept.measured(None) if kept else None)
     if writing.verify:
         with open_source(writer.folder) as written:
-            verified = _measured(plan, checkpoint, written, kept)
+            verified = measured(plan, checkpoint, written, kept)
     content = replace(
         certificate(plan, checkpoint, verified),
         optimizer=optimizer,

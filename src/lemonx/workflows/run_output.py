@@ -10,6 +10,8 @@ from lemonx.checkpoints.chunks import Views, in_keys, stored_shapes, whole
 from lemonx.checkpoints.dcp_files import DcpFiles
 from lemonx.checkpoints.runs import RunFolder
 from lemonx.checkpoints.shards import Entry, Files, together
+from lemonx.checkpoints.universal import UniversalFolder
+from lemonx.checkpoints.universal_files import UniversalFiles
 from lemonx.checkpoints.zero import ZeroFolder
 from lemonx.checkpoints.zero_files import ZeroFiles
 from lemonx.errors import BadCheckpoint, BadTarget, Refused
@@ -36,6 +38,8 @@ class RunOutput:
         self.entries: list[Entry] = [(step.name, step.dtype, step.shape) for step in plan.steps]
         once = _target_views(plan, self.run, self.names)
         self.views = _with_ties(once, plan, self.run, self.names)
+        if processes is not None and isinstance(self.run, UniversalFolder):
+            raise BadTarget("a universal checkpoint is loaded by any number of processes", "leave --processes out")
         count = processes or self.run.processes
         self._out = self._laid_out(plan, source, once, count)
         self.state = RunState(plan, source, once, self._out, count) if with_state else None
@@ -44,6 +48,8 @@ class RunOutput:
         if not isinstance(self.run, ZeroFolder):
             return DcpFiles(self.run.below, count)
         order = [_parameters(config, self.names) for config in (source.config, plan.target_config)]
+        if isinstance(self.run, UniversalFolder):  # where only names count
+            return UniversalFiles(self.run, count, origins(plan, source_views(source), views), order[1])
         for group in self.run.groups:
             if list(group) != [name for name in order[0] if name in group]:
                 raise Refused(

@@ -3,15 +3,21 @@
     pip install deepspeed, then
     torchrun --nproc-per-node 2 make.py STAGE OUTPUT          # the checkpoint, and OUTPUT.safetensors beside it
     torchrun --nproc-per-node N make.py STAGE GROWN --load    # load a grown one, and train on
+    torchrun --nproc-per-node 2 make.py STAGE OUTPUT --universal    # converted by DeepSpeed's ds_to_universal.py
+    torchrun --nproc-per-node N make.py STAGE GROWN --load --universal
+
+With --tensor-parallel, both processes share every matrix, which only a universal checkpoint puts together.
 
 The tests read what the first command wrote. The second is the check by DeepSpeed itself, which the tests cannot run
-without it. Weights in matrices decay, those of norms do not, and one matrix is frozen; sizes are odd, so that pieces
-are padded, and flat vectors short, so that there are several.
+without it. Weights in matrices decay, those of norms do not, and one matrix is frozen (but not where stage 3 is
+converted, since that leaves it out); sizes are odd, so that pieces are padded, and flat vectors short, so that there
+are several.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +27,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.utils import safe_get_full_optimizer_state
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import save_file
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
@@ -31,6 +37,13 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "vocab_size": 29, "tie_word_embeddings": True, "max_position_embeddings": 64,
 }  # fmt: skip
 FROZEN = "model.layers.0.mlp.up_proj.weight"
+UNIVERSAL, CUT = "--universal" in sys.argv, "--tensor-parallel" in sys.argv
+if CUT:
+    SIZES |= {"intermediate_size": 24, "vocab_size": 30}
+
+
+def is_trained(name: str, stage: int) -> bool:
+    return name != FROZEN or (UNIVERSAL and (stage == 3 or CUT))
 
 
 def engine_of(model: Any, stage: int) -> Any:
@@ -39,6 +52,8 @@ def engine_of(model: Any, stage: int) -> Any:
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": stage, "sub_group_size": 1000},
         "zero_allow_untested_optimizer": True,
+        **({"tensor_parallel": {"autotp_size": 2}} if CUT else {}),
+        "checkpoint": {"load_universal": UNIVERSAL and "--load" in sys.argv},
     }
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [
@@ -47,13 +62,15 @@ def engine_of(model: Any, stage: int) -> Any:
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-2)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 10)
+    model = model.bfloat16() if CUT else model
     return deepspeed.initialize(model=model, config=settings, optimizer=optimizer, lr_scheduler=schedule)[0]
 
 
 def train(engine: Any, steps: range) -> list[float]:
     losses = []
     for step in steps:
-        inputs = torch.randint(0, 29, (2, 12), generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        seed = 10 * step + (0 if CUT else dist.get_rank())
+        inputs = torch.randint(0, 29, (2, 12), generator=torch.Generator().manual_seed(seed))
         loss = engine(input_ids=inputs, labels=inputs).loss
         engine.backward(loss)
         engine.step()
@@ -61,13 +78,17 @@ def train(engine: Any, steps: range) -> list[float]:
     return losses
 
 
+def convert(folder: Path, into: str) -> None:
+    run = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    run += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    run += ["--input_folder", str(folder / "global_step3"), "--output_folder", into]
+    subprocess.run(run, check=True)
+
+
 def converted(folder: Path) -> dict[str, torch.Tensor]:
     """The moments as DeepSpeed's own converter finds them, which does not know those of several flat vectors."""
     with TemporaryDirectory() as into:
-        run = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
-        run += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
-        run += ["--input_folder", str(folder / "global_step3"), "--output_folder", f"{into}/universal"]
-        subprocess.run(run, check=True)
+        convert(folder, f"{into}/universal")
         found = Path(into, "universal", "zero")
         return {
             f"{field}/{path.parent.name}": torch.load(path)["param"].clone()
@@ -76,15 +97,30 @@ def converted(folder: Path) -> dict[str, torch.Tensor]:
         }
 
 
+def check_loaded(engine: Any, folder: Path) -> None:
+    """What DeepSpeed now holds, weights and moments, is what the files of a universal checkpoint hold, bit for bit."""
+    for name, parameter in engine.module.named_parameters():
+        for field in ("fp32", "exp_avg", "exp_avg_sq") if parameter.requires_grad else ():
+            saved = torch.load(folder / name / f"{field}.pt")
+            saved = saved["param"] if isinstance(saved, dict) else saved
+            held: Any = safe_get_full_fp32_param(parameter)
+            if field != "fp32":
+                held = safe_get_full_optimizer_state(parameter, field)
+            assert held.flatten().equal(saved.flatten()), (name, field)
+    print("as in the files")
+
+
 def main() -> None:
     stage, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.manual_seed(0)
     if "--load" in sys.argv:
         model = LlamaForCausalLM(AutoConfig.from_pretrained(folder))
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name != FROZEN)
+            parameter.requires_grad_(is_trained(name, stage))
         engine = engine_of(model, stage)
         engine.load_checkpoint(str(folder))
+        if UNIVERSAL and not CUT:
+            check_loaded(engine, folder / "global_step3_universal" / "zero")
         print(
             dist.get_rank(),
             engine.global_steps,
@@ -94,10 +130,17 @@ def main() -> None:
         print([group["weight_decay"] for group in engine.optimizer.param_groups])
         return
     model = LlamaForCausalLM(LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]))
-    model.get_parameter(FROZEN).requires_grad_(False)
+    model.get_parameter(FROZEN).requires_grad_(is_trained(FROZEN, stage))
     engine = engine_of(model, stage)
     print(dist.get_rank(), train(engine, range(3)))
     engine.save_checkpoint(str(folder), tag="global_step3")
+    if UNIVERSAL:
+        if dist.get_rank() == 0:
+            model.config.save_pretrained(folder)
+            convert(folder, str(folder / "global_step3_universal"))
+            shutil.rmtree(folder / "global_step3")
+            (folder / "latest").unlink()
+        return
     if stage == 3:
         moments = {
             f"{field}/{name}": safe_get_full_optimizer_state(parameter, field).clone().contiguous()

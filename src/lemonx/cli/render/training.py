@@ -112,15 +112,18 @@ def _reasons(advice: Advice) -> Iterator[str]:
     yield f"{advice.length} {unit}, {grown.fraction:.2g} of your {advice.scratch} from scratch: {_why(grown)}."
     yield f"learning rate {advice.maximum:g}, down to {advice.minimum:g}: {REASONS['learning_rate']}."
     yield f"warm-up of {advice.warmup} {unit}: {REASONS['warmup']}."
+    if advice.decay == "wsd":
+        yield f"constant, then a line to the minimum over the last {advice.cooldown:.0%}: {REASONS['wsd']}."
 
 
 def prediction_text(found: Prediction) -> str:
     """A predicted head start as comments, which may follow a recipe."""
+    case = found.case
     sentences = (
         f"Predicted from {found.growths} measured growths: a head start of {found.head_start:,.0f} steps "
         f"({found.low:,.0f} to {found.high:,.0f} for {100 * found.covered:.0f} % of growths), so {found.length:,} of "
-        f"the {found.scratch:,} steps from scratch are needed.",
-        f"The source counts with {found.useful:,} steps, after which its loss hardly fell; they cost as much as "
+        f"the {case.scratch:,.0f} steps from scratch are needed.",
+        f"The source counts with {case.steps:,.0f} steps, after which its loss hardly fell; they cost as much as "
         f"{found.source_cost:,.0f} steps of the target.",
         f"{found.advice[0].upper()}{found.advice[1:]}.",
     )
