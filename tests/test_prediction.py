@@ -83,6 +83,11 @@ def test_a_source_counts_until_its_loss_is_flat(tmp_path: Path) -> None:
     file.write_text("step,loss\n1,2\n")
     with pytest.raises(BadRecipe, match="is not the curve of a run"):
         useful_steps(file)
+    for losses in ("3.1", "3.1 nan 2.0", "1.1 1.2 4.9", "inf 2.0 1.9"):
+        rows = "".join(f"{10 * place},,,{loss}\n" for place, loss in enumerate(losses.split()))
+        file.write_text(f"step,learning_rate,train_loss,validation_loss\n{rows}")
+        with pytest.raises(BadRecipe, match="shows no training"):
+            useful_steps(file)
 
 
 def test_lengths_are_told_from_the_mean_over_seeds_and_only_near_those_that_were_run() -> None:

@@ -157,6 +157,14 @@ def test_a_reader_that_leaves_is_no_difference_of_models(more: list[str]) -> Non
     assert (done.returncode, done.stderr) == (terminal.NO_READER, "")
 
 
+def test_without_a_standard_output_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell's `>&-` leaves a process without one."""
+    monkeypatch.setattr(sys, "stdout", None)
+    with terminal.guarded():
+        terminal.print_lines("for nobody")
+    assert sys.stdout is None
+
+
 def test_a_locale_without_the_characters(tmp_path: Path) -> None:
     (tmp_path / "日本").mkdir()
     command = [sys.executable, "-m", "lemonx", "fsck", str(tmp_path / "日本")]

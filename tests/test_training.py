@@ -413,6 +413,10 @@ def test_advice_is_relative_to_the_users_own_training(grown: tuple[Path, Path]) 
     assert advice.advise(found, tokens) == given
     with pytest.raises(BadRecipe, match="given twice"):
         advice.OwnTraining(steps=3, tokens=5)
+    with pytest.raises(BadRecipe, match="above the maximum"):
+        advice.OwnTraining(steps=3, **OWN, min_learning_rate=0.2)
+    with pytest.raises(BadRecipe, match="a warm-up of 200 leaves nothing of 100"):
+        advice.OwnTraining(steps=100, warmup=200, **OWN)
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,8 @@ def recipe_command(
         learning_rate=learning_rate, min_learning_rate=min_learning_rate,
     )  # fmt: skip
     grown = growth(source, target)
-    if own.lacking:
-        print_lines(show.growth_text(grown, own.lacking))
-    else:
-        print_lines(show.advice_text(advise(grown, own, decay.value), format_.value))
+    text = show.growth_text(grown, own.lacking) if own.lacking else \
+        show.advice_text(advise(grown, own, decay.value), format_.value)  # fmt: skip
     if curve is not None:
         from lemonx.training.prediction import Case, predict, useful_steps
 
@@ -151,7 +149,8 @@ def recipe_command(
         if unit != "steps" or not scratch:
             raise BadRecipe("--curve predicts steps, and how many training from scratch takes is not known",
                             "give --steps, or --tokens with --length and --batch-size")  # fmt: skip
-        print_lines(show.prediction_text(predict(Case(grown.share, useful_steps(curve), scratch))))
+        text += show.prediction_text(predict(Case(grown.share, useful_steps(curve), scratch)))
+    print_lines(text)
 
 
 def _tokens(text: str | None) -> int | None:

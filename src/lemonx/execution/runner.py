@@ -30,7 +30,7 @@ from lemonx.errors import BadCheckpoint, BadOutput
 from lemonx.execution import kernels
 from lemonx.execution.matrix import expand_block
 from lemonx.execution.row_readers import Source, StripReader, blocks_within, check_finite, is_whole, level, tables
-from lemonx.guards.workers import Part, can_fork, in_processes
+from lemonx.guards.workers import NoWorker, can_fork, in_processes
 from lemonx.planning.plan import Plan
 from lemonx.planning.summary import bytes_on_disk
 from lemonx.planning.tensor_steps import Step
@@ -86,20 +86,22 @@ def run_plan(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        if isinstance(writer, CheckpointWriter) and len(parts) > 1 and written >= WORTH_PROCESSES and can_fork():
-            _run_apart([partial(task.run_alone, steps, writer) for steps in parts], writer, tell)
-        else:
+        apart = len(parts) > 1 and written >= WORTH_PROCESSES and can_fork()
+        if not (apart and isinstance(writer, CheckpointWriter) and _run_apart(task, parts, writer)):
             run_jobs([task.jobs(steps) for steps in parts])
     finally:
         torch.set_num_threads(before)
     checkpoint.check_unchanged()
 
 
-def _run_apart(parts: Sequence[Part[Written]], writer: CheckpointWriter, tell: CountBytes) -> None:
-    """Run the parts in processes of their own, and note here what these have written."""
+def _run_apart(task: _Task, parts: Sequence[Sequence[Step]], writer: CheckpointWriter) -> bool:
+    """Run each part in a process of its own, and note here what these have written; false if none can be had."""
     try:
-        for record in in_processes(parts, tell):
+        for record in in_processes([partial(task.run_alone, steps, writer) for steps in parts], task.tell):
             writer.note_written(record)
+        return True
+    except NoWorker:
+        return False
     except ChildProcessError as error:
         raise BadOutput(
             f"is not complete: {error}", "free some memory, or use --threads 1", file=writer.output

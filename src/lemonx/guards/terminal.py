@@ -98,7 +98,8 @@ def guarded() -> Iterator[None]:
         leave()
     finally:
         try:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except BrokenPipeError:
             leave()
         finally:

@@ -33,6 +33,10 @@ def _end_after(parent: BaseProcess) -> None:
     os._exit(1)
 
 
+class NoWorker(OSError):
+    """A process could not be started."""
+
+
 def can_fork() -> bool:
     """Whether this process may start copies of itself that work for it: on Linux, unless it is itself one of them."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
@@ -43,7 +47,8 @@ def in_processes(parts: Sequence[Part[Result]], tell: Tell) -> list[Result]:
 
     Threads wait for one another at the interpreter's lock, processes do not. A copy begins at once, with all that is
     imported here, and shares the memory that neither changes. The threads of this process are not copied, torch's among
-    them: set torch to one thread before. All copies end with this process, and at the first error of any.
+    them: set torch to one thread before. All copies end with this process, and at the first error of any. Raises
+    NoWorker if not all could be started, and ChildProcessError if one died.
     """
     context, running, results = multiprocessing.get_context("fork"), {}, dict[int, Result]()
     try:
@@ -54,8 +59,8 @@ def in_processes(parts: Sequence[Part[Result]], tell: Tell) -> list[Result]:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 try:
                     process.start()
-                except OSError as error:  # too many processes, or no memory for one more
-                    raise ChildProcessError(f"no worker could be started ({error.strerror})") from None
+                except OSError as error:  # too many processes or open files, no memory, output that nobody reads
+                    raise NoWorker(error.errno, error.strerror) from None
             sender.close()
             running[receiver] = number, process
         while running:

@@ -201,9 +201,18 @@ def useful_steps(curve: Path) -> int:
     try:
         rows = list(csv.DictReader(raw.decode().splitlines()))
         points = [(int(float(row["step"])), float(row[COLUMNS[3]])) for row in rows if row.get(COLUMNS[3])]
-        last = points[-1][1]
-        return max(1, next(step for step, loss in points if loss <= last * (1 + FLAT)))
-    except (ValueError, KeyError, IndexError, StopIteration, UnicodeDecodeError):
+    except (ValueError, KeyError, OverflowError, UnicodeDecodeError):
+        points = []
+    if not points:
         raise BadRecipe(
             "is not the curve of a run: it has no validation losses", "give a run's folder", file=path
         ) from None
+    # A single loss, one that rises, or NaN: no length can be read from it.
+    if not (points[-1][1] < points[0][1] and all(math.isfinite(loss) for _, loss in points)):
+        raise BadRecipe(
+            "shows no training: its validation losses must be numbers, and end lower than they begin",
+            "give the whole run of the source",
+            file=path,
+        )
+    last = points[-1][1]
+    return max(1, next(step for step, loss in points if loss <= last * (1 + FLAT)))
