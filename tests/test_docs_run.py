@@ -69,6 +69,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(read_recipe("lm-small", changes), folder / "run")
     distributed_run(folder)
     shutil.copytree(ROOT / "tests" / "data" / "zero" / "stage3", folder / "deepspeed-run")
+    shutil.unpack_archive(ROOT / "tests" / "data" / "zero" / "universal3.zip", folder / "universal-run")
     return folder
 
 

@@ -64,7 +64,7 @@ def _deciding() -> Iterator[Callable[[Callable[[], None]], None]]:
         if own is not None:
             raise own
         if (others := next((words for words in said if words), None)) is not None:
-            raise NotVerified(f"another process stopped: {others}")
+            raise NotVerified("another process stopped", others)
 
     try:
         yield together
