@@ -417,6 +417,8 @@ def test_advice_is_relative_to_the_users_own_training(grown: tuple[Path, Path]) 
         advice.OwnTraining(steps=3, **OWN, min_learning_rate=0.2)
     with pytest.raises(BadRecipe, match="a warm-up of 200 leaves nothing of 100"):
         advice.OwnTraining(steps=100, warmup=200, **OWN)
+    with pytest.raises(BadRecipe, match="a warm-up of 200 leaves nothing of 100"):
+        advice.OwnTraining(tokens=100 * 64 * 16, length=16, warmup=200, **OWN)
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,10 @@ def recipe_command(
         learning_rate=learning_rate, min_learning_rate=min_learning_rate,
     )  # fmt: skip
     grown = growth(source, target)
-    text = show.growth_text(grown, own.lacking) if own.lacking else \
-        show.advice_text(advise(grown, own, decay.value), format_.value)  # fmt: skip
+    if own.lacking:
+        text = show.growth_text(grown, own.lacking)
+    else:
+        text = show.advice_text(advise(grown, own, decay.value), format_.value)
     if curve is not None:
         from lemonx.training.prediction import Case, predict, useful_steps
 

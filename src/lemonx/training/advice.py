@@ -136,7 +136,8 @@ class OwnTraining:
                 raise BadRecipe(f"the learning rate {rate} is not a positive number", "use a number such as 3e-4")
         if self.min_learning_rate and self.learning_rate and self.min_learning_rate > self.learning_rate:
             raise BadRecipe("the minimum learning rate is above the maximum", "exchange them")
-        if self.warmup and (length := self.steps or self.epochs) and self.warmup >= length:
+        length, _ = self.total
+        if self.warmup and length and self.warmup >= length:
             raise BadRecipe(f"a warm-up of {self.warmup} leaves nothing of {length}", "give a shorter --warmup")
 
     @property
