@@ -20,6 +20,8 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 DATA = Path(__file__).parent / "data"
+# What `lemonx train` imports: two seconds, more than most of the runs that a test starts.
+TRAINING = ("lemonx.training.run", "lemonx.training.trainer", "datasets", "transformers.models.vit.modeling_vit")
 # A package among the data registers a family where it is imported, as the search for docstrings would.
 collect_ignore = ["data"]
 
@@ -76,7 +78,8 @@ def server(good: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
 
     @cache
     def make() -> Server:
-        return Server("expand", good(), tmp_path_factory.mktemp("warm") / "out", "--depth", 3)
+        output = tmp_path_factory.mktemp("warm") / "out"
+        return Server("expand", good(), output, "--depth", 3, modules=TRAINING)
 
     yield make
     if make.cache_info().currsize:

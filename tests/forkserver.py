@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import json
 import os
 import select
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,9 +41,12 @@ class Done:
 
 
 class Server:
-    """Starts processes. `warm` is a command that is run once, so that children find everything imported."""
+    """Starts processes. `warm` is a command that is run once, so that children find everything imported.
 
-    def __init__(self, *warm: Any, environment: dict[str, str] | None = None) -> None:
+    `modules`: what other commands would import, each time again.
+    """
+
+    def __init__(self, *warm: Any, modules: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
         source = Path(__file__).resolve().parents[1] / "src"
         path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, **(environment or {}), "PYTHONPATH": path}
@@ -52,7 +57,7 @@ class Server:
         )
         done = self.run(*warm)
         assert done.code == 0, done.err
-        self._ask({"warmed": True})
+        self._ask({"warmed": list(modules)})
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -124,6 +129,8 @@ def main() -> None:
         elif "wait" in message:
             answer = _ended(message["wait"], message["seconds"]) if warm else {"status": _LAST[0], "cpu": 0, "peak": 0}
         elif "warmed" in message:
+            for name in message["warmed"]:
+                importlib.import_module(name)
             warm, answer = True, {}
             freeze()  # else each child's first collection copies every page that the imports made
         elif message["kept"]:

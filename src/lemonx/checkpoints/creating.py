@@ -6,11 +6,12 @@ import os
 import re
 import shutil
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from lemonx.checkpoints.destination import beside, hold, make_and_hold
+from lemonx.guards.interrupts import uninterrupted
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 1 << 20
@@ -30,17 +31,14 @@ def write_new(path: Path, content: bytes | BinaryIO) -> None:
 def write_whole(path: Path, content: str | bytes | BinaryIO) -> None:
     """Write a file completely or leave it as it was. Whatever has the name is replaced; a link is never followed."""
     clear_partial(path)
-    partial, held = make_and_hold(lambda: beside(path), _create)
-    try:
+    with ExitStack() as undo:
+        with uninterrupted():
+            partial, held = make_and_hold(lambda: beside(path), _create)
+            undo.callback(os.close, held)
+            undo.callback(_unlink, partial)
         with os.fdopen(held, "wb", closefd=False) as file:
             _fill(file, content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
-    finally:
-        os.close(held)
 
 
 def clear_partial(path: Path) -> None:
@@ -49,8 +47,7 @@ def clear_partial(path: Path) -> None:
     for name in os.listdir(path.parent):
         left = path.with_name(name)
         if pattern.fullmatch(name) and (held := hold(left)) is not None:
-            with suppress(OSError):  # a folder of this name is an output's, and cleared with it
-                os.unlink(left)
+            _unlink(left)
             os.close(held)
 
 
@@ -74,6 +71,12 @@ def own_folder(path: Path) -> None:
     """The folder, created if need be; anything else that has its name is removed."""
     if path.is_symlink() or not path.is_dir():
         new_folder(path)
+
+
+def _unlink(path: Path) -> None:
+    """Remove an unfinished file, unless it has become the finished one; a folder of its name is an output's."""
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def _create(path: Path) -> int:

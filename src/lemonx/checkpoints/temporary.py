@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from lemonx.checkpoints.destination import hold, make_and_hold, make_folder
+from lemonx.guards.interrupts import uninterrupted
 
 _PREFIX = "lemonx-"
 _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}")
@@ -31,8 +32,9 @@ class Temporary:
         parent = Path(parent or tempfile.gettempdir()).resolve()
         clear(parent)
         private = partial(make_folder, mode=0o700)
-        self.path, held = make_and_hold(lambda: parent / f"{_PREFIX}{secrets.token_hex(8)}", private)
-        self.close = weakref.finalize(self, _remove, self.path, held)
+        with uninterrupted():
+            self.path, held = make_and_hold(lambda: parent / f"{_PREFIX}{secrets.token_hex(8)}", private)
+            self.close = weakref.finalize(self, _remove, self.path, held)
 
     def __enter__(self) -> Path:
         return self.path

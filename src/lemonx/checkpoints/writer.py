@@ -29,6 +29,7 @@ from lemonx.checkpoints.safetensors_file import dtype_name, read_header
 from lemonx.checkpoints.shards import Entry, Files, Shard, entry_bytes, lay_out, safetensors_files
 from lemonx.checkpoints.values import bytes_of
 from lemonx.errors import BadCheckpoint, BadOutput
+from lemonx.guards.interrupts import uninterrupted
 from lemonx.guards.open_files import allow_files
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class CheckpointWriter:
 
     def __enter__(self) -> CheckpointWriter:
         try:
-            self.folder, self._held = claim(self.output)
+            with uninterrupted():
+                self.folder, self._held = claim(self.output)
             allow_files(len(self._files.sizes))
             for name, size in self._files.sizes.items():
                 self._create(name, size)
