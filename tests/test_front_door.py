@@ -134,7 +134,7 @@ def test_methods_check_names_what_it_lacks_before_it_starts(run: Run, monkeypatc
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     began = time.process_time()
     assert_refused(run("methods", "--check"), BAD_TARGET, r"methods --check.*needs the package matplotlib: pip install")
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 30  # to check them takes minutes
 
 
 def test_other_libraries_are_not_heard(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def endless(folder: Path, tell: workers.Tell) -> None:
 
 def begun(folder: Path, count: int) -> list[int]:
     """The numbers of the workers, once all have begun."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 60
     while len(found := [int(path.name) for path in folder.iterdir()]) < count:
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -130,7 +130,7 @@ def begun(folder: Path, count: int) -> list[int]:
 
 
 def assert_ended(pids: list[int]) -> None:
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 60
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < limit
         time.sleep(0.01)

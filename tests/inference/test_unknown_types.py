@@ -257,7 +257,7 @@ def test_a_7b_config_is_inferred_in_seconds_and_without_its_weights() -> None:
     before, begin = psutil.Process().memory_info().rss, time.process_time()
     found = infer(values, 300)
     found.confirm(values, larger)
-    assert time.process_time() - begin < 30
+    assert time.process_time() - begin < 60  # with its weights it would take hours
     assert psutil.Process().memory_info().rss - before < 2**29  # its weights would take 2**34 bytes
     spec = found.family.spec(larger)
     assert {space.size for space in spec.spaces.values()} == {32000, 6144, 12, 4, 128, 16512}
