@@ -18,8 +18,8 @@ from attacks_of_size import ATTACKS, RUN, SIZE
 from commands import Result, Run, assert_refused, assert_shown, runner, state
 from forkserver import Server
 
-# What a run may take: CPU seconds, for the machine may be busy; what takes none and goes on is a hang. None of them takes
-# more than 2 on an idle core, and one that had its way would take minutes.
+# What a run may take: CPU seconds, for the machine may be busy; what takes none and goes on is a hang. None of them
+# takes more than 2 on an idle core, and one that had its way would take minutes.
 SECONDS, HANG, MEMORY = 20, 120, 500_000_000
 DOCUMENT = Path(__file__).parents[1] / "docs" / "guarantees.md"
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import attacks
 import faults
-from commands import BAD_CHECKPOINT, BAD_TARGET, Result, Run, assert_shown, runner
+from commands import BAD_CHECKPOINT, BAD_OUTPUT, BAD_TARGET, Result, Run, assert_shown, runner
 from lemonx.guards import terminal
 from lemonx.guards.shown import LONGEST, as_code, as_yaml, shown, shown_lines
 
@@ -136,7 +136,7 @@ def test_markdown_and_yaml_take_it_as_text(text: str) -> None:
 
 
 def test_what_other_libraries_print_passes_the_door(capfd: pytest.CaptureFixture[str]) -> None:
-    with terminal.guarded():
+    with terminal.guarded(BAD_OUTPUT):
         print("\x1b[31mred", file=sys.stderr)
         sys.stdout.write("a\x07\n")
         sys.stderr.writelines(["b\u202e\n", "c\n"])
@@ -157,10 +157,19 @@ def test_a_reader_that_leaves_is_no_difference_of_models(more: list[str]) -> Non
     assert (done.returncode, done.stderr) == (terminal.NO_READER, "")
 
 
+@pytest.mark.parametrize("more", [[], ["--json"], ["--no-such-option", "--json"]], ids=["table", "json", "error"])
+def test_a_full_disk_for_what_is_printed(more: list[str]) -> None:
+    with open("/dev/full", "wb") as out:
+        command = [sys.executable, "-m", "lemonx", "methods", *more]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=OWN)
+    assert done.returncode == BAD_OUTPUT and "No space left on device" in done.stderr
+    assert all(line.startswith("lemonx: ") for line in done.stderr.splitlines())
+
+
 def test_without_a_standard_output_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell's `>&-` leaves a process without one."""
     monkeypatch.setattr(sys, "stdout", None)
-    with terminal.guarded():
+    with terminal.guarded(BAD_OUTPUT):
         terminal.print_lines("for nobody")
     assert sys.stdout is None
 

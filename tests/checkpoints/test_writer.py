@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -252,6 +253,19 @@ def test_a_full_disk_shows_before_anything_is_written(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "pwrite", full)
     assert_one_line(BadOutput, "disk is full", lambda: write_all(tmp_path / "out", tensors()))
+    assert os.listdir(tmp_path) == []
+
+
+def test_too_many_open_files_name_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lemonx.checkpoints.writer.allow_files", lambda count: None)  # as at the hard limit
+    files, many = resource.RLIMIT_NOFILE, {f"t{n}": torch.zeros(9) for n in range(40)}
+    before = resource.getrlimit(files)
+    resource.setrlimit(files, (len(os.listdir("/proc/self/fd")) + 10, before[1]))
+    try:
+        remedy = r"`ulimit -n` allows: raise that limit, or .* --max-shard-size"
+        assert_one_line(BadOutput, remedy, writer(tmp_path / "out", many, max_shard_size=40).__enter__)
+    finally:
+        resource.setrlimit(files, before)
     assert os.listdir(tmp_path) == []
 
 

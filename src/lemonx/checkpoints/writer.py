@@ -271,6 +271,12 @@ class CheckpointWriter:
                 "raise that limit, or write smaller files with --max-shard-size",
                 file=self.output,
             )
+        if error.errno == errno.EMFILE:
+            return BadOutput(
+                "needs more open files than `ulimit -n` allows",
+                "raise that limit, or write larger files with --max-shard-size",
+                file=self.output,
+            )
         return BadOutput(f"cannot be written ({error})", "choose another output", file=self.output)
 
 

@@ -31,7 +31,7 @@ def main() -> None:
     if "_LEMONX_COMPLETE" in os.environ:  # a shell asks, and reads tabs
         app()
     terminal.be_quiet(False)
-    with terminal.guarded(), silenced(), _rarely_collected():
+    with terminal.guarded(BadOutput.exit_code), silenced(), _rarely_collected():
         _main()
 
 

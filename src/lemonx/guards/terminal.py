@@ -88,29 +88,33 @@ def guard() -> None:
 
 
 @contextmanager
-def guarded() -> Iterator[None]:
-    """A context with guarded streams; if the reader of a pipe has gone, the process ends silently."""
+def guarded(unwritable: int) -> Iterator[None]:
+    """A context with guarded streams; if the reader of a pipe has gone, the process ends silently.
+
+    Where what was printed cannot be written, on a full disk say, it ends with the exit code `unwritable`.
+    """
     before = sys.stdout, sys.stderr
     guard()
     try:
-        yield
-    except BrokenPipeError:
-        leave()
-    finally:
         try:
+            yield
+        finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
-        except BrokenPipeError:
-            leave()
-        finally:
-            sys.stdout, sys.stderr = before
+    except BrokenPipeError:
+        leave()
+    except OSError as error:
+        complain(f"what was printed cannot be written ({error.strerror}): check where it goes")
+        leave(unwritable)
+    finally:
+        sys.stdout, sys.stderr = before
 
 
-def leave() -> NoReturn:
-    """End the process, as nobody reads what it writes."""
+def leave(code: int = NO_READER) -> NoReturn:
+    """End the process, as nobody can read what it writes."""
     # The interpreter would write what is left once more, and complain.
     _to_nowhere(sys.stdout.fileno())
-    raise SystemExit(NO_READER)
+    raise SystemExit(code)
 
 
 def silence() -> None:
