@@ -17,8 +17,8 @@ import shutil
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+import numpy as np
 import torch
 from expand import WIDER, build, run_lemonx, run_load_save, size_of, timed
 
@@ -81,18 +81,18 @@ def measure(place: str, plan: Plan, checkpoint: Checkpoint, drawn: int) -> dict[
 
 def draws(plan: Plan, checkpoint: Checkpoint) -> int:
     """How many random numbers the expansion draws."""
-    count, normal = 0, noise.normal
+    count, draw_into = 0, noise.draw_into
 
-    def counted(out: torch.Tensor, std: float, rng: Any) -> torch.Tensor:
+    def counted(rows: np.ndarray, dtype: torch.dtype, std: float, rng: np.random.Generator) -> None:
         nonlocal count
-        count += out.numel() if std else 0
-        return normal(out, std, rng)
+        count += rows.size if std else 0
+        draw_into(rows, dtype, std, rng)
 
-    noise.normal = counted
+    noise.draw_into = counted
     try:
         run_plan(plan, checkpoint, Nowhere(), threads=1)
     finally:
-        noise.normal = normal
+        noise.draw_into = draw_into
     return count
 
 
