@@ -216,7 +216,10 @@ def certificate_text(content: Certificate) -> str:
 
 def model_card(plan: Plan, content: Certificate) -> str:
     """README.md of the output: what it is, from what, and how it was checked."""
-    sizes = "\n".join(f"| {name} | {a} | {b} |" for name, a, b in config_table(plan))
+    sizes = "\n".join(
+        f"| {name} | {' | '.join('-' if size is None else str(size) for size in both)} |"
+        for name, *both in config_table(plan)
+    )
     checked = shown(" ".join(_checked(content.verified)))
     base = content.source.name
     if plan.policy.lossless:
