@@ -56,7 +56,9 @@ def _reader(growth: GrowthOptions) -> Callable[[Change, Free], GrowthPolicy]:
 
     def read(change: Change, free: Free) -> GrowthPolicy:
         policy, default = method.read(change, free), parse_free(DEFAULT)
-        if growth.free is not None and free != default and policy.free == method.read(change, default).free:
+        # A certificate repeats what the method used, whatever had been asked.
+        asked = growth.free is not None and free not in (default, policy.free)
+        if asked and policy.free == method.read(change, default).free:
             raise BadTarget(f"{method.name} does not use --free", "leave --free out, or use --method lemon")
         return policy
 
