@@ -16,7 +16,7 @@ from forkserver import Done
 from fuzzing_folders import Arena, Case
 
 # Of each reader, and of the commands together; `make fuzz` takes as many as it is told.
-RUNS, FOLDERS = 150, 200
+RUNS, FOLDERS = 100, 120
 # A file of a few hundred bytes needs no more than this, whatever it claims.
 MEMORY = 5_000_000
 

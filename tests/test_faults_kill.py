@@ -32,7 +32,7 @@ from commands import state
 from forkserver import Server, alive
 from lemonx.checkpoints.destination import leftovers
 
-KILLS = 52  # half of them with an OUTPUT that is to be replaced
+KILLS = 36  # half of them with an OUTPUT that is to be replaced
 RUN_KILLS = 6
 POLL = 0.0005
 PHASES = ("planning", "writing", "verifying", "finishing")

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import lemonx
 import pico
 from lemonx import data
 from lemonx.cli.render.training import advice_text, growth_text
@@ -435,6 +436,22 @@ def test_advice_asks_for_what_it_lacks(own: dict[str, Any], lacks: str, grown: t
     assert not re.search(r"\b(130|300|1024|0\.001|1e-0?3)\b", text)
     with pytest.raises(BadRecipe, match=re.escape(lacks)):
         advice.advise(found, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "sizes"),
+    [("gpt2-lm", "gstack", {"depth": 4}), ("mixtral", "expert-groups", {"set": {"num_local_experts": 8}})],
+    ids=["gstack", "expert-groups"],
+)
+def test_a_target_that_another_method_made(name: str, method: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    """Its sizes may be ones that LEMON refuses, and the paper's length is not for it."""
+    source = pico.save(pico.PICO[name](), tmp_path / "source")
+    target = lemonx.expand(source, tmp_path / "target", method=method, verify=False, **sizes).path
+    found = advice.growth(source, target)
+    assert found.lossy == method
+    assert f"but {method} made this target, and is not lossless" in " ".join(
+        growth_text(found, []).replace("# ", "").split()
+    )
 
 
 def test_advice_is_a_recipe(grown: tuple[Path, Path]) -> None:

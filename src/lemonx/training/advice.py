@@ -17,6 +17,7 @@ from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe
 from lemonx.planning.plan import Plan
 from lemonx.training.schedule import Schedule
+from lemonx.verification.certificate import certificate_in
 
 # Why, in the words of `lemonx recipe`.
 REASONS = {
@@ -99,13 +100,17 @@ def nearest(kind: str, share: float, deepens: bool) -> Evidence:
 
 @dataclass(frozen=True)
 class Growth:
-    """A growth from source to target: the source's share of the target's weights, and what the paper knows of it."""
+    """A growth from source to target: the source's share of the target's weights, and what the paper knows of it.
+
+    `lossy`: the method that made the target, if it does not keep the source's function.
+    """
 
     task: str
     kind: str
     target: Path
     share: float
     evidence: Evidence
+    lossy: str | None = None
 
     @property
     def fraction(self) -> float:
@@ -183,13 +188,15 @@ class Advice:
 
 def growth(source: str | Path, target: str | Path) -> Growth:
     """What the paper's nearest growth says about this one, in terms of training the target from scratch."""
-    plan = api.plan(source, like=target)
+    said = certificate_in(Path(target))
+    plan = api.plan(source, like=target, method=said.method if said else "lemon")
     kind = plan.family.kind
     if kind not in SCRATCH:
         raise BadRecipe("the paper grew no model that reads neither texts nor images", "choose how long to train it")
     share = _share(plan)
     deepens = any(stack.size < plan.target_spec.stacks[name].size for name, stack in plan.source_spec.stacks.items())
-    return Growth(_task(plan), kind, Path(target), share, nearest(kind, share, deepens))
+    lossy = None if plan.policy.lossless else plan.policy.method
+    return Growth(_task(plan), kind, Path(target), share, nearest(kind, share, deepens), lossy)
 
 
 def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "cosine") -> Advice:

@@ -59,10 +59,14 @@ class Said:
 
 def read_certificate(checkpoint: Checkpoint) -> Said | None:
     """The certificate of a checkpoint; None if it has none, BadCheckpoint if it is not one."""
-    if not has(checkpoint.path, FILE):
+    return certificate_in(checkpoint.path)
+
+
+def certificate_in(folder: Path) -> Said | None:
+    """The certificate in a folder; None if there is none, or no such folder."""
+    if not has(folder, FILE):
         return None
-    path = checkpoint.path / FILE
-    return parse_certificate(parse_object(read_inside(checkpoint.path, FILE), path), path)
+    return parse_certificate(parse_object(read_inside(folder, FILE), folder / FILE), folder / FILE)
 
 
 def parse_certificate(content: Mapping[str, Any], path: Path) -> Said:

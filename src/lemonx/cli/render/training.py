@@ -93,9 +93,12 @@ def growth_text(grown: Growth, lacking: Sequence[str]) -> str:
 
 
 def _why(grown: Growth) -> str:
-    return (
+    text = (
         f"the source has {grown.share:.3g} of the target's weights, and the nearest growth in the paper is "
         f"{grown.evidence}"
+    )
+    return text + (
+        f"; but {grown.lossy} made this target, and is not lossless as that growth is" if grown.lossy else ""
     )
 
 
