@@ -10,8 +10,8 @@ from lemonx.algebra.recipes import CANCEL, HALF, SILENT, Matrix, TensorRecipe, V
 BIT_EXACT, EXACT_SUM, ROUNDED = "bit-exact", "exact-sum", "rounding-limited"
 # A norm that an added Post-LN block applies again: exact but for eps, in any dtype.
 UP_TO_EPS = "up to eps"
-# A tensor that a method computes itself: no entry of the source is kept as it is.
-MADE = "made anew"
+# A tensor that a method computes itself: what of the source it holds, and how exactly, the method alone knows.
+MADE = "made by the method"
 # From exact to not.
 WEAKER = (BIT_EXACT, EXACT_SUM, ROUNDED, UP_TO_EPS, MADE)
 # The dtypes that can be expanded: significand bits, to tell whether a cast rounds.

@@ -9,15 +9,12 @@ from typing import Any
 from lemonx.algebra.free_parameters import INTERLEAVED
 from lemonx.cli.render.console import Out, styled, table
 from lemonx.hub.names import name_of
-from lemonx.planning import summary
+from lemonx.planning import exactness, summary
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
 from lemonx.workflows.budget import Shape
 
-_STYLE = {
-    **{"bit-exact": "green", "exact-sum": "green"},
-    **{"rounding-limited": "yellow", "up to eps": "yellow", "made anew": "red"},
-}
+_STYLE = dict(zip(exactness.WEAKER, ("green", "green", "yellow", "yellow", "red"), strict=True))
 
 
 def plan_json(plan: Plan) -> dict[str, object]:
