@@ -146,7 +146,7 @@ def test_a_stop_leaves_nothing_that_counts(
     done = server().wait(pid)
     assert not output.exists()
     if number == signal.SIGINT:
-        assert done.code == 130 and done.err.strip() == "lemonx: stopped; nothing was written"
+        assert done.code == 130 and done.err.strip() == "lemonx: stopped; nothing is half written"
         assert os.listdir(tmp_path) == []
     else:
         assert done.code == -number and len(leftovers(output)) == 1

@@ -187,7 +187,7 @@ def test_phases_have_names(good: Callable[..., Path], tmp_path: Path) -> None:
 def test_ctrl_c_says_one_thing(server: Callable[[], Any], good: Callable[..., Path], tmp_path: Path) -> None:
     train = ("train", "lm-small", "--output", "run", "--set", "steps=100000")
     for arguments, begun, says in (
-        (("expand", good(), "out", "--depth", 400), ".out.lemonx-*", "lemonx: stopped; nothing was written"),
+        (("expand", good(), "out", "--depth", 400), ".out.lemonx-*", "lemonx: stopped; nothing is half written"),
         (train, "run/run.json", "lemonx: stopped: the same command goes on from .*"),
     ):
         pid = server().start(*arguments, cwd=tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 import lemonx
 from lemonx import methods
-from lemonx.algebra.free_parameters import EVEN, parse_free
+from lemonx.algebra.free_parameters import EVEN
 from lemonx.checkpoints import Checkpoint
-from lemonx.errors import BadTarget, Refused
+from lemonx.errors import Refused
 from lemonx.experiments import method_table
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.policy import lemon
@@ -215,20 +214,6 @@ def test_scratch_is_what_transformers_draws(sources: Path, tmp_path: Path, model
     assert large.keys() == again.keys()
     for name, tensor in again.items():
         assert large[name].equal(tensor.to(large[name].dtype)), name
-
-
-@pytest.mark.parametrize("method", ["fpi", "aki", "net2net", "scratch", "warmstart"])
-def test_a_choice_that_changes_nothing_is_refused(method: str, sources: Path) -> None:
-    with pytest.raises(BadTarget, match=f"{method} does not use --free: leave --free out, or use --method lemon"):
-        lemonx.plan(sources / "llama-tied", width=96, method=method, free="own")
-    assert lemonx.plan(sources / "llama-tied", width=96, method=method).policy.method == method
-
-
-def test_a_choice_of_which_a_method_takes_a_part(sources: Path) -> None:
-    plan = lemonx.plan(
-        sources / "llama-tied", width=96, method="hypercloning-noise", free=replace(parse_free("own"), phi=0.5)
-    )
-    assert plan.free.phi == 0.5
 
 
 def test_inheritance_starts_as_scratch_and_says_how_to_train(sources: Path, tmp_path: Path) -> None:

@@ -166,6 +166,13 @@ def test_a_full_disk_for_what_is_printed(more: list[str]) -> None:
     assert all(line.startswith("lemonx: ") for line in done.stderr.splitlines())
 
 
+def test_a_full_disk_for_errors_leaves_the_exit_code() -> None:
+    """Exit code 1, that of an exception, would say that two models differ."""
+    with open("/dev/full", "wb") as out:
+        done = subprocess.run([sys.executable, "-m", "lemonx", "fsck", "nowhere"], stdout=out, stderr=out, env=OWN)
+    assert done.returncode == BAD_CHECKPOINT
+
+
 def test_without_a_standard_output_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell's `>&-` leaves a process without one."""
     monkeypatch.setattr(sys, "stdout", None)

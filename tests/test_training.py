@@ -443,7 +443,9 @@ def test_advice_asks_for_what_it_lacks(own: dict[str, Any], lacks: str, grown: t
     [("gpt2-lm", "gstack", {"depth": 4}), ("mixtral", "expert-groups", {"set": {"num_local_experts": 8}})],
     ids=["gstack", "expert-groups"],
 )
-def test_a_target_that_another_method_made(name: str, method: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_target_that_another_method_made(
+    name: str, method: str, sizes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its sizes may be ones that LEMON refuses, and the paper's length is not for it."""
     source = pico.save(pico.PICO[name](), tmp_path / "source")
     target = lemonx.expand(source, tmp_path / "target", method=method, verify=False, **sizes).path

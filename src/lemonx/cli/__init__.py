@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,8 +32,18 @@ def main() -> None:
     if "_LEMONX_COMPLETE" in os.environ:  # a shell asks, and reads tabs
         app()
     terminal.be_quiet(False)
-    with terminal.guarded(BadOutput.exit_code), silenced(), _rarely_collected():
-        _main()
+    atexit.unregister(_not_at_the_end)
+    atexit.register(_not_at_the_end)
+    try:
+        with terminal.guarded(BadOutput.exit_code), silenced(), _rarely_collected():
+            _main()
+    except KeyboardInterrupt:  # while another was being answered
+        sys.exit(Stopped.exit_code)
+
+
+def _not_at_the_end() -> None:
+    """Once all is said, Ctrl-C would stop nothing but the interpreter's own end, with a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
@@ -61,10 +72,10 @@ def _main() -> None:
     except LemonxError as error:
         _say(error, error.exit_code, error)
     except (KeyboardInterrupt, typer.Abort):
-        _say("stopped; nothing was written", Stopped.exit_code)
+        _say("stopped; nothing is half written", Stopped.exit_code)
     except typer.Exit as exit_:
         sys.exit(exit_.exit_code)
-    except BrokenPipeError:
+    except (BrokenPipeError, terminal.NotPrinted):
         raise
     except OSError as error:
         # The machine's trouble, not a mistake in this code: no room for a temporary file, say.

@@ -30,9 +30,16 @@ def is_quiet() -> bool:
     return _quiet[0]
 
 
+class NotPrinted(OSError):
+    """What was printed cannot be written: the disk that it goes to is full, say."""
+
+
 def complain(message: object) -> None:
-    """One line for people, where errors go."""
-    _write(sys.stderr, f"lemonx: {shown(message)}\n")
+    """One line for people, where errors go; if it cannot be written, there is nobody to tell."""
+    try:
+        _write(sys.stderr, f"lemonx: {shown(message)}\n")
+    except NotPrinted:
+        _to_nowhere(2)
 
 
 def print_json(content: Any) -> None:
@@ -49,9 +56,18 @@ def _write(stream: Any, text: str) -> None:
     if stream is None:  # without a terminal there may be none
         return
     try:
-        bare(stream).write(text)
+        _put(bare(stream), text)
     except BrokenPipeError:  # before the parser of the command line sees it, which would exit with 1
         leave()
+
+
+def _put(stream: Any, text: str) -> None:
+    try:
+        stream.write(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise NotPrinted(error.errno, error.strerror) from None
 
 
 class _Guard:
@@ -61,7 +77,7 @@ class _Guard:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        self.stream.write(shown_lines(text))
+        _put(self.stream, shown_lines(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:

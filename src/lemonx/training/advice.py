@@ -7,6 +7,7 @@ how much faster for a few growths. The nearest one gives a fraction; every other
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -188,7 +189,8 @@ class Advice:
 
 def growth(source: str | Path, target: str | Path) -> Growth:
     """What the paper's nearest growth says about this one, in terms of training the target from scratch."""
-    said = certificate_in(Path(target))
+    real = Path(os.path.realpath(target))
+    said = certificate_in(real.parent if real.is_file() else real)
     plan = api.plan(source, like=target, method=said.method if said else "lemon")
     kind = plan.family.kind
     if kind not in SCRATCH:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lemonx import architectures, methods
-from lemonx.algebra.free_parameters import DEFAULT, Free, parse_free
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.planning.plan import Plan, make_plan
-from lemonx.planning.policy import Change, GrowthPolicy
 from lemonx.planning.request import Target
 from lemonx.planning.summary import changed_fields
 from lemonx.specs.config import TIED
@@ -40,7 +38,7 @@ def plan_growth(checkpoint: Checkpoint, growth: GrowthOptions, *, solve: bool = 
         ramp=growth.ramp,
         seed=growth.seed,
         dtype=growth.dtype,
-        read=_reader(growth),
+        read=methods.find(growth.method).read,
         as_read=as_read,
         solve=solve,
     )
@@ -48,21 +46,6 @@ def plan_growth(checkpoint: Checkpoint, growth: GrowthOptions, *, solve: bool = 
         raise BadTarget("the source has these sizes already, so nothing would change", "give a size that grows")
     check_table(plan)
     return plan
-
-
-def _reader(growth: GrowthOptions) -> Callable[[Change, Free], GrowthPolicy]:
-    """How the method reads the rows of a spec; BadTarget where --free is given and makes no difference to it."""
-    method = methods.find(growth.method)
-
-    def read(change: Change, free: Free) -> GrowthPolicy:
-        policy, default = method.read(change, free), parse_free(DEFAULT)
-        # A certificate repeats what the method used, whatever had been asked.
-        asked = growth.free is not None and free not in (default, policy.free)
-        if asked and policy.free == method.read(change, default).free:
-            raise BadTarget(f"{method.name} does not use --free", "leave --free out, or use --method lemon")
-        return policy
-
-    return read
 
 
 def plan_again(small: Checkpoint, large: Checkpoint, said: Said) -> Plan:
