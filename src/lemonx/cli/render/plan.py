@@ -14,7 +14,7 @@ from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
 from lemonx.workflows.budget import Shape
 
-_STYLE = dict(zip(exactness.WEAKER, ("green", "green", "yellow", "yellow", "red"), strict=True))
+_STYLE: dict[str, str] = dict(zip(exactness.WEAKER, ("green", "green", "yellow", "yellow", "red"), strict=True))
 
 
 def plan_json(plan: Plan) -> dict[str, object]:
