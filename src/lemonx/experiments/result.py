@@ -155,8 +155,8 @@ def _costs(runs: Sequence[RunResult], steps: int, *, grown: bool) -> Costs:
 
 def _source(name: str, experiment: Experiment, cache: Path) -> SourceResult | NoSource:
     arms = {arm.label for arm in experiment.arms if arm.source == name}
-    used = {cell.source.key: cell.source for cell in cells(experiment) if cell.arm in arms}
-    nodes = [used[key] for key in sorted(used)]
+    used = {cell.seed: cell.source for cell in cells(experiment) if cell.arm in arms}
+    nodes = [used[seed] for seed in sorted(used)]
     if not nodes:
         return {}
     done = [node.record(cache) for node in nodes]
