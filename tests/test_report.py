@@ -506,6 +506,12 @@ def test_the_report_fits_a_desk_and_a_few_sheets_of_paper(tmp_path: Path) -> Non
     assert 3 < sheets < 3 + results / 2, sheets  # two experiments on a sheet, and the summary
 
 
+def test_the_summary_shows_the_arm_that_the_claim_is_judged_by() -> None:
+    for name, label in (("vit-best-rate", "LEMON, WSD"), ("start-vit", "own copies")):  # there, LEMON sets the mark
+        [section] = report.view.page([report.read(DOCS / "results" / name)]).sections
+        assert section.lead is not None and section.lead.label == label
+
+
 def test_the_readme_says_what_the_report_says() -> None:
     """The savings to the percent, and every outcome other than "reproduces" in its word."""
     readme = (DOCS.parent / "README.md").read_text()

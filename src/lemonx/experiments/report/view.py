@@ -60,9 +60,9 @@ class _Viewer:
         compared = verdict.claims(content)
         outcome, sentence = verdict.answer(content)
         rows = self.rows()
-        # The arm that the claim is judged by.
-        named = [row for row in rows if row.label == experiment.get("reference")]
-        lead = next((row for row in (*named, *rows) if row.strong), None)
+        # The arm that the claim is judged by, unless that sets the mark.
+        named = [row for row in rows if row.label == experiment.get("reference") != experiment["baseline"]]
+        lead = next(iter((*named, *(row for row in rows if row.strong))), None)
         return Section(
             key=self.key,
             name=experiment["name"],
