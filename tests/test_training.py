@@ -449,11 +449,13 @@ def test_a_target_that_another_method_made(
     """Its sizes may be ones that LEMON refuses, and the paper's length is not for it."""
     source = pico.save(pico.PICO[name](), tmp_path / "source")
     target = lemonx.expand(source, tmp_path / "target", method=method, verify=False, **sizes).path
-    found = advice.growth(source, target)
-    assert found.lossy == method
-    assert f"but {method} made this target, and is not lossless" in " ".join(
-        growth_text(found, []).replace("# ", "").split()
-    )
+    (tmp_path / "link").symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    for way in (target, "target", "./target", "link", "target/config.json"):
+        found = advice.growth("source", way)
+        assert found.lossy == method
+        text = " ".join(growth_text(found, []).replace("# ", "").split())
+        assert f"but {method} made this target, and is not lossless" in text
 
 
 def test_advice_is_a_recipe(grown: tuple[Path, Path]) -> None:

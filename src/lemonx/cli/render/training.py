@@ -97,9 +97,9 @@ def _why(grown: Growth) -> str:
         f"the source has {grown.share:.3g} of the target's weights, and the nearest growth in the paper is "
         f"{grown.evidence}"
     )
-    return text + (
-        f"; but {grown.lossy} made this target, and is not lossless as that growth is" if grown.lossy else ""
-    )
+    if grown.lossy:
+        text += f"; but {grown.lossy} made this target, and is not lossless as that growth is"
+    return text
 
 
 def _comments(sentences: Iterable[str]) -> str:
