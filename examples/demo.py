@@ -52,7 +52,10 @@ def config(width: int, layers: int) -> dict[str, Any]:
 
 
 def recipe(rate: float, steps: int, **more: Any) -> dict[str, Any]:
-    """What all runs share: the text, the order of its windows, AdamW, a warm-up and half a cosine to a tenth."""
+    """What all runs share: the text, the order of its windows, AdamW, a warm-up and half a cosine to a tenth.
+
+    But for the grown model, which starts without a warm-up, as `lemonx recipe` advises.
+    """
     return {
         "task": "causal-lm", "data": {"kind": "stdlib", "length": 64}, "batch_size": 16, "eval_batch_size": 128,
         "warmup": 50, "learning_rate": rate, "min_learning_rate": rate / 10, "steps": steps,
@@ -194,7 +197,7 @@ def main(folder: Path, before: int = BEFORE, after: int = AFTER) -> dict[str, An
         folder,
         {
             "from scratch": recipe(RATES["large"], longer, config=config(64, 4)),
-            "grown": recipe(RATES["large"], after, source=str(large)),
+            "grown": recipe(RATES["large"], after, source=str(large), warmup=0),
             "small, trained on": recipe(RATES["small"], after, source=str(small)),
         },
     )

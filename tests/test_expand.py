@@ -190,7 +190,7 @@ def test_the_certificate_says_what_was_done(source: Any, tmp_path: Path) -> None
     with Checkpoint.open(folder) as checkpoint:
         assert content["source"]["sha256"] == checkpoint.content_digest()
     assert content["method"] == "lemon" and content["seed"] == 3
-    assert content["free"]["name"] == "language" and content["free"]["depth_type"] == 1
+    assert content["free"]["name"] == "own" and content["free"]["depth_type"] == 1
     before, after = tensors(folder), tensors(output)
     assert content["source"]["parameters"] == sum(tensor.numel() for tensor in before.values())
     assert content["target"]["parameters"] == sum(tensor.numel() for tensor in after.values())

@@ -115,6 +115,8 @@ def test_a_recipe_says_itself_again() -> None:
 def test_epochs_are_steps_of_whole_batches() -> None:
     asked = parse_recipe(recipe_file.with_changes(GOOD, {"steps": None, "epochs": 3, "warmup_epochs": 0.5}))
     assert (asked.total_steps(100), asked.warmup_steps(100)) == (75, 12)
+    none = parse_recipe(recipe_file.with_changes(GOOD, {"steps": None, "epochs": 3, "warmup_epochs": 0}))
+    assert none.warmup_steps(100) == 0
 
 
 # What the full recipes leave to the reader.
@@ -151,6 +153,7 @@ def test_the_papers_settings(name: str, length: int) -> None:
     assert (asked.learning_rate, asked.min_learning_rate) == (paper.maximum, paper.minimum)
     assert (asked.warmup_epochs or asked.warmup, asked.batch_size) == (paper.warmup, paper.batch_size)
     assert length in (paper.length, *(known.length for known in advice.EVIDENCE))
+    assert (asked.expand.free if asked.expand else None) == (kind if "lemon" in name else None)
 
 
 # The schedule.
@@ -408,7 +411,7 @@ def test_advice_is_relative_to_the_users_own_training(grown: tuple[Path, Path]) 
     found = advice.growth(*grown)
     assert found.share == pytest.approx(1 / 8) and found.fraction == pytest.approx(130 / 300)
     given = advice.advise(found, advice.OwnTraining(steps=3000, **OWN))
-    assert (given.length, given.warmup, given.unit) == (1300, 50, "steps")
+    assert (given.length, given.warmup, given.unit) == (1300, 0, "steps")
     assert (given.maximum, given.batch_size) == (0.1, 64) and given.minimum == pytest.approx(0.001)
     tokens = advice.OwnTraining(tokens=3000 * 64 * 16, length=16, **OWN)
     assert advice.advise(found, tokens) == given
@@ -420,6 +423,25 @@ def test_advice_is_relative_to_the_users_own_training(grown: tuple[Path, Path]) 
         advice.OwnTraining(steps=100, warmup=200, **OWN)
     with pytest.raises(BadRecipe, match="a warm-up of 200 leaves nothing of 100"):
         advice.OwnTraining(tokens=100 * 64 * 16, length=16, warmup=200, **OWN)
+
+
+@pytest.mark.parametrize(
+    ("free", "sizes", "warmup"),
+    [("own", {"width": 96}, 0), ("language", {"width": 96}, 50), ("own", {"depth": 4}, 50)],
+    ids=["own", "language", "depth"],
+)
+def test_own_copies_are_advised_no_warmup(
+    free: Literal["own", "language"], sizes: dict[str, Any], warmup: int, grown: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The certificate says how copies share a weight; where no unit is copied the paper's warm-up stays."""
+    target = lemonx.expand(grown[0], tmp_path / "target", free=free, verify=False, **sizes).path
+    found = advice.growth(grown[0], target)
+    given = advice.advise(found, advice.OwnTraining(steps=3000, **OWN))
+    assert given.warmup == warmup
+    for text in (advice_text(given, "yaml"), growth_text(found, [])):
+        assert ("without one" in text) == (warmup == 0)
+    asked = advice.advise(found, advice.OwnTraining(steps=3000, warmup=7, **OWN))
+    assert asked.warmup == 7 and "warm-up of 7 steps" in advice_text(asked, "yaml")
 
 
 @pytest.mark.parametrize(

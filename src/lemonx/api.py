@@ -285,7 +285,7 @@ def expand(
     Choices:
 
     method, seed      how to grow (`lemonx methods` lists them), and the seed of everything random
-    free              the free parameters: "language" (default), "vision", "own", "inside", or a Free of your own
+    free              how copies share a weight: "own" (default), "language", "vision", "inside", or a Free of your own
     depth_type        how new blocks start as the identity: 1 = zero output weights, 2 = outputs that cancel, 3 = half
                       of the units silenced where they are written, the other half where they are read
     placement         where new blocks stand: "interleaved" (default), "before", "stacked" or "middle"

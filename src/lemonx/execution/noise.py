@@ -126,7 +126,7 @@ def spread(pieces: Iterable[torch.Tensor]) -> float:
     """
     total, count = 0.0, 0
     for piece in pieces:
-        total += float(piece.double().square().sum())
+        total += float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2
         count += piece.numel()
     return float(torch.tensor(math.sqrt(total / max(count, 1)), dtype=torch.bfloat16)) or 1.0
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from lemonx import api
+from lemonx.algebra.recipes import Matrix
 from lemonx.checkpoints.config import class_names
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe
@@ -25,6 +26,7 @@ REASONS = {
     "learning_rate": "your maximum of training from scratch. A fifth or a tenth of it ended with a lower training loss "
     "and a worse validation accuracy in the paper (section 5.1)",
     "warmup": "other lengths made no great difference in the paper (footnote of section 5.1)",
+    "own": "own copies (`--free own`) ended lower without one in `lemonx compare start-vit` and `start-bert`",
     "wsd": "the paper decays by a cosine. Grown models and models from scratch both ended lower like this in `lemonx "
     "compare bert` and `vit-best-rate`",
 }
@@ -103,7 +105,8 @@ def nearest(kind: str, share: float, deepens: bool) -> Evidence:
 class Growth:
     """A growth from source to target: the source's share of the target's weights, and what the paper knows of it.
 
-    `lossy`: the method that made the target, if it does not keep the source's function.
+    `lossy`: the method that made the target, if it does not keep the source's function. `own`: copies of units are
+    networks side by side, which train better without a warm-up.
     """
 
     task: str
@@ -112,6 +115,7 @@ class Growth:
     share: float
     evidence: Evidence
     lossy: str | None = None
+    own: bool = False
 
     @property
     def fraction(self) -> float:
@@ -191,14 +195,16 @@ def growth(source: str | Path, target: str | Path) -> Growth:
     """What the paper's nearest growth says about this one, in terms of training the target from scratch."""
     real = Path(os.path.realpath(target))
     said = certificate_in(real.parent if real.is_file() else real)
-    plan = api.plan(source, like=target, method=said.method if said else "lemon")
+    made = {"method": said.method, "free": said.free} if said else {}
+    plan = api.plan(source, like=target, **made)
     kind = plan.family.kind
     if kind not in SCRATCH:
         raise BadRecipe("the paper grew no model that reads neither texts nor images", "choose how long to train it")
     share = _share(plan)
     deepens = any(stack.size < plan.target_spec.stacks[name].size for name, stack in plan.source_spec.stacks.items())
     lossy = None if plan.policy.lossless else plan.policy.method
-    return Growth(_task(plan), kind, Path(target), share, nearest(kind, share, deepens), lossy)
+    own = any(isinstance(step.recipe, Matrix) and step.recipe.own for step in plan.steps)
+    return Growth(_task(plan), kind, Path(target), share, nearest(kind, share, deepens), lossy, own)
 
 
 def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "cosine") -> Advice:
@@ -208,7 +214,7 @@ def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "c
     paper, (scratch, unit) = SCRATCH[grown.kind], own.total
     length, warmup = max(1, round(grown.fraction * scratch)), own.warmup
     if warmup is None:
-        warmup = round(paper.warmup * scratch / paper.length)
+        warmup = 0 if grown.own else round(paper.warmup * scratch / paper.length)
     minimum = own.min_learning_rate
     if minimum is None and decay == "wsd":
         minimum = 0.0

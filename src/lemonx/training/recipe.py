@@ -247,7 +247,7 @@ class Recipe(Strict):
         return total
 
     def warmup_steps(self, examples: int) -> int:
-        if self.warmup_epochs is not None:
+        if self.warmup_epochs:
             return self._in_steps(self.warmup_epochs, examples)
         return self.warmup or 0
 

@@ -86,10 +86,14 @@ def growth_text(grown: Growth, lacking: Sequence[str]) -> str:
     return _comments(
         (
             f"Train it {grown.fraction:.2g} times as long as you would from scratch: {_why(grown)}.",
-            "Keep the maximum learning rate, the batch size and the warm-up of training from scratch.",
+            f"Keep the maximum learning rate and the batch size of training from scratch{_warmup(grown)}.",
             f"For a complete recipe, say how you would train it from scratch: add {', '.join(lacking)}.",
         )
     )
+
+
+def _warmup(grown: Growth) -> str:
+    return f", without a warm-up: {REASONS['own']}" if grown.own else ", and its warm-up"
 
 
 def _why(grown: Growth) -> str:
@@ -114,7 +118,10 @@ def _reasons(advice: Advice) -> Iterator[str]:
     unit, grown = advice.unit, advice.growth
     yield f"{advice.length} {unit}, {grown.fraction:.2g} of your {advice.scratch} from scratch: {_why(grown)}."
     yield f"learning rate {advice.maximum:g}, down to {advice.minimum:g}: {REASONS['learning_rate']}."
-    yield f"warm-up of {advice.warmup} {unit}: {REASONS['warmup']}."
+    if grown.own and not advice.warmup:
+        yield f"no warm-up: {REASONS['own']}."
+    else:
+        yield f"warm-up of {advice.warmup} {unit}: {REASONS['warmup']}."
     if advice.decay == "wsd":
         yield f"constant, then a line to the minimum over the last {advice.cooldown:.0%}: {REASONS['wsd']}."
 
