@@ -47,10 +47,12 @@ def headline(content: Result) -> str:
     said = [verdict.answer(content)[1]]
     if forgettings(content):
         return said[0]
-    if found := verdict.variants(content):
-        by = {word: [c.arm for c in found if verdict.VARIANT[c.outcome] == word] for word in verdict.VARIANT.values()}
+    found = verdict.variants(content)
+    for other in dict.fromkeys(c.other for c in found):
+        of = [c for c in found if c.other == other]
+        by = {word: [c.arm for c in of if verdict.VARIANT[c.outcome] == word] for word in verdict.VARIANT.values()}
         parts = [f"{word}: {' / '.join(arms)}" for word, arms in by.items() if arms]
-        said.append(f"Against {found[0].other}, {'; '.join(parts)}.")
+        said.append(f"Against {other}, {'; '.join(parts)}.")
     return " ".join(said)
 
 
