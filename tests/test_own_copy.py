@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,6 +139,21 @@ def test_noise_that_is_rounded_away_leaves_twin_networks(tmp_path: Path) -> None
         found = find_twins(made.plan, target)
     assert found.twins == found.copies > 0
     assert found.where == ("all units, exchanged together",)
+
+
+@pytest.mark.parametrize("free", ["own", "language"])
+def test_copies_of_key_value_heads_alone_are_no_twins(free: str, tmp_path: Path) -> None:
+    """Copies of a key-value head are equal, but other query heads read them: they get other gradients."""
+    source = save(PICO["llama-tied"](), tmp_path / "s")
+    made = lemonx.expand(source, tmp_path / "t", kv_heads="2x", free=parse_free(free))
+    symmetry = made.verified.symmetry
+    assert symmetry is not None and symmetry.copies > 0 and symmetry.twins == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float64)
+    tokens = torch.arange(24).reshape(2, 12)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    for layer in model.model.layers:
+        heads = layer.self_attn.v_proj.weight.grad.unflatten(0, (4, -1))
+        assert (heads[:2] - heads[2:]).abs().max() > 1e-3 * heads.abs().max()
 
 
 def test_phi_of_zero_is_refused(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def same_pairs(model: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("free", ["language", "vision"])
+@pytest.mark.parametrize("free", ["own", "language", "vision"])
 @pytest.mark.parametrize("case", CASES)
 def test_no_two_units_compute_the_same(case: str, free: str, optimizer: str, tmp_path: Path) -> None:
     model, symmetry = expanded(case, free, tmp_path)
@@ -191,7 +191,7 @@ def test_further_copies_may_be_twins_of_each_other(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("free", ["language", "vision"])
+@pytest.mark.parametrize("free", ["own", "language", "vision"])
 @pytest.mark.parametrize("case", ["gpt2-96", "llama-120", "vit-96", "depth-type-1"])
 def test_bf16_keeps_units_apart(case: str, free: str, tmp_path: Path) -> None:
     """What breaks the symmetry survives the rounding of a bf16 file."""

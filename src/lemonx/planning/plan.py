@@ -16,6 +16,7 @@ import numpy as np
 from lemonx import architectures
 from lemonx.algebra.free_parameters import DEFAULT, Free, checked, parse_free
 from lemonx.algebra.norm_chains import SHARE, SHARE_OF_64_BITS, Chain, expected_loss
+from lemonx.algebra.recipes import Matrix
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
@@ -79,6 +80,11 @@ class Plan:
     @property
     def free(self) -> Free:
         return self.policy.free
+
+    @property
+    def has_own_copies(self) -> bool:
+        """Whether copies of units read copies, each of them its own: they are networks side by side."""
+        return any(isinstance(step.recipe, Matrix) and step.recipe.own for step in self.steps)
 
     @property
     def exactness(self) -> str:

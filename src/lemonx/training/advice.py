@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 from lemonx import api
-from lemonx.algebra.recipes import Matrix
 from lemonx.checkpoints.config import class_names
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe
@@ -203,8 +202,8 @@ def growth(source: str | Path, target: str | Path) -> Growth:
     share = _share(plan)
     deepens = any(stack.size < plan.target_spec.stacks[name].size for name, stack in plan.source_spec.stacks.items())
     lossy = None if plan.policy.lossless else plan.policy.method
-    own = any(isinstance(step.recipe, Matrix) and step.recipe.own for step in plan.steps)
-    return Growth(_task(plan), kind, Path(target), share, nearest(kind, share, deepens), lossy, own)
+    found = nearest(kind, share, deepens)
+    return Growth(_task(plan), kind, Path(target), share, found, lossy, plan.has_own_copies)
 
 
 def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "cosine") -> Advice:

@@ -62,7 +62,7 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
     twins = {scope: int(same.sum()) for scope, same in equal.items() if same.any()}
     where = tuple(f"{space} in {block}" if block else space for space, block, _ in twins)
     copies = sum(len(same) for (*_, base), same in equal.items() if base == 0)
-    if not twins and plan.free.is_own and copies and _are_twin_networks(plan, target):
+    if not twins and plan.has_own_copies and _are_twin_networks(plan, target):
         return Symmetry(copies, copies, ("all units, exchanged together",))
     return Symmetry(copies, sum(twins.values()), where)
 

@@ -118,10 +118,8 @@ def _reasons(advice: Advice) -> Iterator[str]:
     unit, grown = advice.unit, advice.growth
     yield f"{advice.length} {unit}, {grown.fraction:.2g} of your {advice.scratch} from scratch: {_why(grown)}."
     yield f"learning rate {advice.maximum:g}, down to {advice.minimum:g}: {REASONS['learning_rate']}."
-    if grown.own and not advice.warmup:
-        yield f"no warm-up: {REASONS['own']}."
-    else:
-        yield f"warm-up of {advice.warmup} {unit}: {REASONS['warmup']}."
+    warmup = f"warm-up of {advice.warmup} {unit}" if advice.warmup else "no warm-up"
+    yield f"{warmup}: {REASONS['own' if grown.own and not advice.warmup else 'warmup']}."
     if advice.decay == "wsd":
         yield f"constant, then a line to the minimum over the last {advice.cooldown:.0%}: {REASONS['wsd']}."
 
