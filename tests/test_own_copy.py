@@ -11,6 +11,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 import lemonx
 from commands import BAD_TARGET, Run, runner
@@ -19,6 +20,7 @@ from lemonx.algebra.free_parameters import OWN, PRESETS, Free, parse_free, prese
 from lemonx.algebra.recipes import Matrix
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadRecipe, BadTarget
+from lemonx.execution import row_readers
 from lemonx.execution.matrix import expand_matrix
 from lemonx.training.recipe import parse_recipe
 from lemonx.verification.symmetry import find_twins
@@ -139,6 +141,25 @@ def test_noise_that_is_rounded_away_leaves_twin_networks(tmp_path: Path) -> None
         found = find_twins(made.plan, target)
     assert found.twins == found.copies > 0
     assert found.where == ("all units, exchanged together",)
+
+
+def test_a_sample_of_rows_tells_the_spread_of_a_large_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows evenly apart, the same whoever asks: outliers in other rows do not raise the noise."""
+    source = save(PICO["llama-tied"](), tmp_path / "s")
+    with Checkpoint.open(source) as checkpoint:
+        tensors = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors[name][1] = 1e4
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(row_readers, "SAMPLE", 4 * tensors[name].shape[1])
+    made = lemonx.expand(source, tmp_path / "t", width_factor=2)
+    assert made.verified.proven
+    with Checkpoint.open(tmp_path / "t") as target:
+        noise = target.read(name)[2 : len(tensors[name]), tensors[name].shape[1] :]
+    rows = [row for some in row_readers.sampled_rows(tensors[name].shape) for row in some]
+    assert len(rows) == 4 and 1 not in rows
+    spread = tensors[name][rows].square().mean().sqrt()
+    assert noise.std() == pytest.approx(float(0.1 * spread), rel=0.1)  # of some 4,000 numbers, and kept to 8 bits
 
 
 @pytest.mark.parametrize("free", ["own", "language"])

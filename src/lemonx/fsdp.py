@@ -22,7 +22,14 @@ from lemonx.algebra.recipes import SILENT, Vector
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadTarget, Refused
 from lemonx.execution.held import Held, HeldSink, held_of
-from lemonx.execution.row_readers import blocks_within, is_whole, needed_columns, source_rows
+from lemonx.execution.row_readers import (
+    blocks_within,
+    is_whole,
+    needed_columns,
+    sampled_rows,
+    source_rows,
+    takes_spread,
+)
 from lemonx.execution.runner import everything, run_plan
 from lemonx.models.building import compute_buffers
 from lemonx.models.module_views import traced
@@ -149,9 +156,21 @@ def _row_bytes(step: Step) -> int:
 
 def bytes_read(plan: Plan, step: Step, rows: range, columns: range | None = None) -> int:
     """What the runner reads of the source for these rows, and these columns, of a target tensor."""
-    info, how = plan.tensors[step.source], step.recipe
     if not rows:
         return 0
+    return _rows_read(plan, step, rows, columns) + bytes_sampled(plan, step, rows)
+
+
+def bytes_sampled(plan: Plan, step: Step, rows: range) -> int:
+    """What a process with these rows of a target tensor reads of its source for the size of the noise."""
+    info = plan.tensors[step.source]
+    if not takes_spread(step, plan.free, rows):
+        return 0
+    return sum(map(len, sampled_rows(info.shape))) * (info.nbytes // info.shape[0])
+
+
+def _rows_read(plan: Plan, step: Step, rows: range, columns: range | None) -> int:
+    info, how = plan.tensors[step.source], step.recipe
     if isinstance(how, Vector):
         return info.nbytes
     if how.mode == SILENT:

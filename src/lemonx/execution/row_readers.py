@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from lemonx.algebra.recipes import Matrix
+from lemonx.algebra.free_parameters import Free
+from lemonx.algebra.recipes import KEEP, MUTED, SILENT, Matrix
 from lemonx.algebra.runs import Run
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.safetensors_file import torch_dtype
@@ -31,6 +33,8 @@ BLOCK = 1 << 21
 STRIP = 1 << 24
 # Rows whose noise, where several tensors share it, is drawn from one generator.
 NOISE_ROWS = 64
+# Numbers of a tensor that tell its spread, to the 8 bits that it is kept in.
+SAMPLE = 1 << 18
 
 
 def _rows_per_block(width: int, dtype: torch.dtype) -> int:
@@ -97,6 +101,33 @@ def needed_columns(step: Step, shape: tuple[int, ...], wanted: range) -> list[ra
     return [range(int(run[0]), int(run[-1]) + 1) for run in np.split(units, np.flatnonzero(np.diff(units) > 1) + 1)]
 
 
+def sampled_rows(shape: Sequence[int]) -> list[range]:
+    """The rows whose numbers tell the spread of a tensor: all of a small one, else some that lie evenly apart.
+
+    So no process has to read a large tensor whole for the size of its noise.
+
+    >>> sampled_rows((8, 1 << 17))
+    [range(0, 1), range(4, 5)]
+    """
+    count, size = shape[0], math.prod(shape)
+    wanted = max(1, SAMPLE * count // max(size, 1))
+    if wanted >= count:
+        return [range(count)]
+    return [range(place * count // wanted, place * count // wanted + 1) for place in range(wanted)]
+
+
+def takes_spread(step: Step, free: Free, rows: range) -> bool:
+    """Whether noise in units of the tensor's spread tells copies apart in any of these rows of the target."""
+    how = step.recipe
+    if not (isinstance(how, Matrix) and free.relative and free.phi) or how.mode == SILENT:
+        return False
+    # Of pairs that cancel, noise of the same size sets only further copies apart.
+    copies = 1 if how.mode in (KEEP, MUTED) else 2
+    if (how.consumes and how.columns.copies.max() > copies) or how.copied:
+        return True
+    return how.jitter > 0 and (is_whole(step) or any(run.copy >= how.jitter for _, run in blocks_within(step, rows)))
+
+
 class Source:
     """The rows of a step's source tensors, as matrices in the target's dtype; `columns`: those of the target wanted."""
 
@@ -128,7 +159,7 @@ class Source:
         """Access to the source's rows; further copies may come from another tensor."""
         name = self._step.appended if further and self._step.appended else self._step.source
         rows = partial(self._rows, name, checked=further)
-        return Reader(rows, self._mean_row, self._apart, self._mean_size, self._whole_spread)
+        return Reader(rows, self._mean_row, self._apart, self._mean_size, self._spread_of_sample)
 
     def _apart(self, copy: int, start: int, stop: int) -> torch.Tensor:
         """The noise of these source rows in the copy with this number, whatever blocks they are read in.
@@ -173,13 +204,15 @@ class Source:
                 self._mean = self._mean_of(lambda terms: terms).to(self.dtype)
         return self._mean
 
-    def _whole_spread(self) -> float:
-        """The spread of the whole source tensor, whichever of its rows are wanted here; it is computed once."""
+    def _spread_of_sample(self) -> float:
+        """The spread of the source tensor, whichever of its rows are wanted here; it is computed once."""
         from lemonx.execution import noise
 
+        name = self._step.source
         with self._lock:
             if self._spread is None:
-                self._spread = noise.spread(self._checkpoint.blocks(self._step.source))
+                rows = sampled_rows(self._checkpoint.tensors[name].shape)
+                self._spread = noise.spread(self._checkpoint.read(name, r.start, r.stop) for r in rows)
         return self._spread
 
     def _mean_size(self) -> torch.Tensor:
