@@ -513,31 +513,37 @@ def test_the_summary_shows_the_arm_that_the_claim_is_judged_by() -> None:
 
 
 def test_the_readme_says_what_the_report_says() -> None:
-    """The savings to the percent, and every outcome other than "reproduces" in its word."""
+    """The savings of the default start to the percent, and every outcome other than "reproduces" in its word."""
     readme = (DOCS.parent / "README.md").read_text()
-    [paragraph] = [part for part in readme.split("\n\n") if part.startswith("`lemonx compare` asks")]
+    [section] = [part for part in readme.split("\n## ") if part.startswith("Train the larger model")]
     words = {verdict.BEHIND: "does not reproduce", verdict.OPEN: "undecided", verdict.NOISE: "level"}
-    flat = " ".join(paragraph.split())
+    flat = " ".join(section.split())
     for name in ("vit", "vit-best-rate", "bert", "lm"):
+        for outcome in {c.outcome for c in verdict.claims(report.read(DOCS / "results" / name))} - {verdict.AHEAD}:
+            assert words[outcome] in flat, (name, outcome)
+    rows = {line.split("|")[1].split()[0]: line for line in section.splitlines() if line.startswith("| ")}
+    for model, name, label in (
+        ("ViT", "vit-best-rate", "own copies, no warm-up, WSD"),
+        ("Llama", "start", "own copies, no warm-up"),
+        ("BERT", "bert", "own copies, no warm-up, WSD"),
+    ):
         content = report.read(DOCS / "results" / name)
-        for outcome in {c.outcome for c in verdict.claims(content)} - {verdict.AHEAD}:
-            assert words[outcome] in paragraph, (name, outcome)
-        if content["experiment"].get("reference") == "LEMON, WSD":  # where scratch has its best schedule
-            arm = next(arm for arm in content["arms"] if arm["label"] == "LEMON, WSD")
-            for what in ("steps", "flops_with_source") if arm["saved"] else ():
-                assert _said(arm, what) in flat, (name, what)
-            if not arm["saved"]:
-                assert "{reached} of {seeds} seeds".format(**arm["reach"]) in flat, name
-    arms = {arm["label"]: arm for arm in report.read(DOCS / "results" / "start")["arms"]}
-    assert arms["LEMON"]["reach"]["steps"] is None and arms["LEMON"]["at"][-1]["steps"] == 0.7 * 1200
-    own = arms["own copies, no warm-up"]
-    assert wording.saved_bound(own) == "at least "
-    for what in ("steps", "flops_with_source"):
-        assert _said(own, what) in flat
+        arm = next(arm for arm in content["arms"] if arm["label"] == label)
+        assert len(content["experiment"]["seeds"]) == 5
+        if arm["saved"]:
+            for what in ("steps", "flops_with_source"):
+                assert f"| {_said(arm, what)} |" in rows[model], (name, what)
+        else:
+            assert "undecided: {reached} of {seeds} seeds".format(**arm["reach"]) in rows[model]
+            assert arm["at"][-1]["steps"] == round(0.7 * content["steps"]) and "70 % of the steps" in rows[model]
     inside = {(one.arm, one.steps): one for one in head_starts(report.read(DOCS / "results" / "growth-inside-large"))}
     for source, steps in (("2x64, 2400 steps", 150), ("2x64, 4800 steps", 300)):
         assert _percent(inside[source, steps].net) in flat and not inside[source, steps].bound
         assert inside[f"not grown, {source.partition(', ')[2]}", 150].net["mean"] > inside[source, steps].net["mean"]
+    content = report.read(DOCS / "results" / "growth-inside-long")
+    grown = [one for one in head_starts(content) if not one.arm.startswith("not grown")]
+    best = max(grown, key=lambda one: one.net["mean"])
+    assert f"{_percent(best.net)} at 20 tokens per parameter" in flat and not best.bound
 
 
 def _said(arm: Any, what: str) -> str:
