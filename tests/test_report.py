@@ -543,7 +543,7 @@ def test_the_readme_says_what_the_report_says() -> None:
     content = report.read(DOCS / "results" / "growth-inside-long")
     grown = [one for one in head_starts(content) if not one.arm.startswith("not grown")]
     best = max(grown, key=lambda one: one.net["mean"])
-    assert f"{_percent(best.net)} at 20 tokens per parameter" in flat and not best.bound
+    assert f"{_percent(best.net)} at 15 tokens per parameter" in flat and not best.bound
 
 
 def _said(arm: Any, what: str) -> str:
