@@ -56,6 +56,7 @@ def test_many_small_blocks(name: str, sizes: dict[str, Any], tmp_path: Path, mon
 def test_experts_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that holds one expert of a tensor (experts, in, out) makes that one, of the source's expert alone."""
     monkeypatch.setattr(row_readers, "BLOCK", 500)
+    monkeypatch.setattr(row_readers, "SAMPLE", 1)  # and one expert tells the size of the noise
     source, read = pico.save(pico.PICO["gpt-oss"](), tmp_path / "source"), dict[str, int]()
     lemonx.expand(source, tmp_path / "whole", verify=False, width=72)
     whole = load_file(tmp_path / "whole" / "model.safetensors")
