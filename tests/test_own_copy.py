@@ -162,6 +162,20 @@ def test_a_sample_of_rows_tells_the_spread_of_a_large_weight(tmp_path: Path, mon
     assert noise.std() == pytest.approx(float(0.1 * spread), rel=0.1)  # of some 4,000 numbers, and kept to 8 bits
 
 
+@pytest.mark.parametrize("outlier", [1e4, 1e6])
+def test_one_outlier_does_not_drown_the_other_weights_in_noise(outlier: float) -> None:
+    """The noise is a fraction of the usual weight, so that W - Phi keeps the digits of W in float32."""
+    both, small = expansion("circ", 64, 128), weight(64, 64).float()
+    usual = small.square().mean().sqrt()
+    small[3, 5] = outlier * usual
+    grown = expand_matrix(small, Matrix(both, both, consumes=True, own=True), OWN_COPY)
+    assert 0.05 * usual < grown[:64, 64:].std() < 0.6 * usual
+    sums = grown.double()[:64, :64] + grown.double()[:64, 64:]
+    lost = (sums - small.double()).abs()
+    lost[3, 5] = 0.0  # rounded in its own, larger, units
+    assert float(lost.max()) < 4 * torch.finfo(torch.float32).eps * float(usual)
+
+
 @pytest.mark.parametrize("free", ["own", "language"])
 def test_copies_of_key_value_heads_alone_are_no_twins(free: str, tmp_path: Path) -> None:
     """Copies of a key-value head are equal, but other query heads read them: they get other gradients."""

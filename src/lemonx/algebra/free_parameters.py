@@ -29,8 +29,8 @@ class Free:
     i (modulo their number), so that the copies are networks side by side that exchange only Phi. "inside": the first
     one; and in a row that is the first copy of its unit it keeps all of W, and the others are 0, so that the source's
     numbers stand in the target as they are, and other entries can be trained while these are kept.
-    `relative`: phi is in units of the weight's own spread, the root of its mean square (of a sample of the rows, if it
-    is large), instead of 1.
+    `relative`: phi is in units of the weight's own spread, the root of its mean square without the pull of outliers (of
+    a sample of the rows, if it is large), instead of 1.
     Weights that read zeros (col-rand):       zeta ~ N(0, zeta^2).
     Norm weights on coordinates that are 0:   zeta ~ U(-norm_zeta, norm_zeta).
     Added blocks:  type 1 writes zeros; type 2 writes copies that cancel, with fan-out N(0, cancel^2); type 3 silences

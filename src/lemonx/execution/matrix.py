@@ -49,7 +49,7 @@ class Reader:
     """Access to the rows of the source weight: a slice, their mean, and the noise of a given copy of a slice.
 
     The mean is weighted if a scale per row follows. `mean_size`: the mean of the absolute values of its terms.
-    `spread`: the root of the mean square of the weight, or of a sample of its rows.
+    `spread`: the size of the weight's usual entries, or of those in a sample of its rows (noise.py).
     """
 
     rows: Callable[[int, int], torch.Tensor]
