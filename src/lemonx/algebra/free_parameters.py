@@ -81,8 +81,8 @@ PRESETS = {
 }
 
 # Own copies. Trained without a warm-up they end lower than all of the weight on one copy (the paper's choice for
-# language) on a Llama, a BERT and a ViT (`lemonx compare start`, bert, start-vit), most of all at four times the width;
-# at widths that are not multiples the two are level (start-widths, start-widths-bert, start-widths-vit). That choice
+# language) on a Llama and a ViT (`lemonx compare start`, start-vit), most of all at four times the width; the two are
+# level on a BERT (bert) and at widths that are not multiples (start-widths, start-widths-bert, -vit). That choice
 # beats the paper's for vision, an even split, on all (free-parameters, free-parameters-vit, free-parameters-bert).
 DEFAULT = "own"
 
