@@ -209,6 +209,14 @@ def test_every_growth_of_a_shipped_experiment_is_defined(name: str, tmp_path: Pa
         ({"arms": [{"label": "scratch"}, {"label": "scratch"}]}, "one label"),
         ({"lengths": [0.0]}, "fraction"),
         ({"speed": 3}, "speed"),
+        ({"seeds": []}, "seeds"),
+        ({"seeds": [0, 0]}, "a seed stands twice"),
+        ({"lengths": []}, "lengths"),
+        ({"target": {"expand": {}, "train": {"steps": 0}}}, "target.train needs steps"),
+        ({"target": {"expand": {}, "train": {"steps": True}}}, "target.train needs steps"),
+        ({"quick": {"seeds": [0], "arms": ["LEMON"]}}, "quick leaves out 'scratch', which sets the mark"),
+        ({"quick": {"seeds": [0], "arms": ["scratch", "lemon"]}}, "quick has 'lemon', which is not an arm"),
+        ({"arms": [{"label": "scratch", "train": {"steps": 3}}]}, "has steps, which are not used"),
     ],
 )
 def test_an_experiment_that_makes_no_sense(change: dict[str, object], says: str) -> None:
@@ -221,7 +229,9 @@ def test_an_experiment_that_makes_no_sense(change: dict[str, object], says: str)
     [
         ({"train": {"decay": "wds"}}, "wrong, 4 steps, seed 0: decay: .*'wsd'"),
         ({"train": {"cooldown": 0.2}}, "wrong, 4 steps, seed 0: cooldown is the part"),
-        ({"expand": {"free": {"rest": "mine"}}}, "wrong, seed 0: the free parameter rest is 'mine'"),
+        ({"expand": {"free": {"rest": "mine"}}}, "wrong, seed 0: free: the free parameter rest is 'mine'"),
+        ({"expand": {"widht": 64}}, "wrong, seed 0: 'widht' is not a key of a growth: did you mean 'width'"),
+        ({"expand": {"ramp": 5}}, "wrong, seed 0: ramp: "),
     ],
 )
 def test_an_arm_that_makes_no_sense_is_found_before_anything_runs(

@@ -10,6 +10,7 @@ import pytest
 
 import lemonx
 from commands import runner
+from lemonx.cli.render.training import prediction_text
 from lemonx.errors import BadRecipe
 from lemonx.experiments import report
 from lemonx.experiments.measured import length_at, measured_growths
@@ -72,6 +73,12 @@ def test_the_growths_that_ship_can_be_predicted_from() -> None:
     # Nothing has a unit of steps: a thousand times as long a training needs a thousand times as many.
     long = predict(Case(0.158, 1_500_000, 1_200_000))
     assert long.head_start == pytest.approx(1000 * found.head_start)
+    assert predict(Case(0.2, 100_000, 1000)).high == 1000  # and not more than all of it
+    text = " ".join(prediction_text(found, 500).replace("# ", "").split())
+    assert text.endswith(
+        f"The recipe has the 500 steps of the paper's nearest growth; set {found.length} to go by this."
+    )
+    assert "The recipe has" not in prediction_text(found) + prediction_text(found, found.length)
 
 
 def test_a_source_counts_until_its_loss_is_flat(tmp_path: Path) -> None:
@@ -88,6 +95,16 @@ def test_a_source_counts_until_its_loss_is_flat(tmp_path: Path) -> None:
         file.write_text(f"step,learning_rate,train_loss,validation_loss\n{rows}")
         with pytest.raises(BadRecipe, match="shows no training"):
             useful_steps(file)
+    # A loss may be negative, and a spreadsheet writes a mark in front.
+    file.write_text("\ufeffstep,learning_rate,train_loss,validation_loss\n0,,,1.0\n10,,,-2.0\n20,,,-2.001\n", "utf-8")
+    assert useful_steps(file) == 10
+    for steps in ("-10 0", "0 20 10", "0 0"):
+        rows = "".join(f"{step},,,{5 - place}\n" for place, step in enumerate(steps.split()))
+        file.write_text(f"step,learning_rate,train_loss,validation_loss\n{rows}")
+        with pytest.raises(BadRecipe, match="its steps must rise"):
+            useful_steps(file)
+    with pytest.raises(BadRecipe, match="No such file"):
+        useful_steps(tmp_path / "nothing.csv")
 
 
 def test_lengths_are_told_from_the_mean_over_seeds_and_only_near_those_that_were_run() -> None:

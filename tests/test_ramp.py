@@ -201,3 +201,19 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     with pytest.raises(BadCheckpoint, match="is not a file of tensors"):
         RampCallback(tmp_path / "broken.safetensors", steps=3).on_train_begin(state, state, state, model=model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_steps_smaller_than_a_rounding_are_not_lost(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Each of 1,000 steps adds less than what separates two numbers of bfloat16; all of the copy arrives."""
+    lemonx.expand(save(PICO["llama-tied"](), tmp_path / "s"), tmp_path / "t", depth=4, ramp=True, verify=False)
+    model = pico.load(tmp_path / "t").model.to(dtype)
+    callback = RampCallback(tmp_path / "t", 1000)
+    callback.begin(model)
+    for step in range(1001):
+        callback.before(step)
+    comes = load_file(tmp_path / "t" / "ramp.safetensors")
+    names = dict(model.named_parameters())
+    for name, copied in comes.items():
+        ulp = torch.finfo(dtype).eps * copied.abs().clamp(min=torch.finfo(dtype).tiny)
+        assert ((names[name].double() - copied.double()).abs() <= ulp).all(), name

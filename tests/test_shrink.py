@@ -116,6 +116,27 @@ def test_other_numbers_are_not_passed_off_as_the_source(tmp_path: Path) -> None:
         lemonx.shrink(source, tmp_path / "again")
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), r"model\.norm\.weight is missing"),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(3)}),
+            r"model\.norm\.weight is \[3\], not \[48\]",
+        ),
+    ],
+)
+def test_a_damaged_target_is_refused_by_the_name_of_the_tensor(damage: Any, says: str, tmp_path: Path) -> None:
+    lemonx.expand(save(PICO["llama-tied"](), tmp_path / "s"), tmp_path / "l", free="inside", depth=3, verify=False)
+    file = tmp_path / "l" / "model.safetensors"
+    tensors = load_file(file)
+    damage(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(BadCheckpoint, match=says):
+        lemonx.shrink(tmp_path / "l", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(parse_recipe({**COMMON, "config": LLAMA, "loop": "lean"}), tmp_path_factory.mktemp("s") / "s").output
@@ -175,6 +196,16 @@ def test_training_new_needs_something_to_keep_and_something_to_train(source: Pat
     entries.marks.pop("lm_head.weight", None) if model.config.tie_word_embeddings else None
     with pytest.raises(BadRecipe, match="nothing was added"):
         KeepSource(model, entries)
+
+
+def test_numbers_that_training_would_round_are_refused_before_it(source: Path, tmp_path: Path) -> None:
+    """A source in float64 is trained in float32, and would not be there any more."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(source).double().save_pretrained(tmp_path / "s")
+    recipe = {**COMMON, "source": str(tmp_path / "s"), "expand": dict(depth=3, free="inside"), "train": "new"}
+    with pytest.raises(Refused, match="is stored as float64 and trained as float32, which rounds the source's numbers"):
+        run(parse_recipe(recipe), tmp_path / "out")
 
 
 def test_adapters_are_merged(source: Path, tmp_path: Path) -> None:

@@ -480,6 +480,18 @@ def test_a_target_that_another_method_made(
         assert f"but {method} made this target, and is not lossless" in text
 
 
+def test_the_advice_for_added_blocks_that_open_has_their_ramp(tmp_path: Path) -> None:
+    source = pico.save(pico.PICO["gpt2-lm"](), tmp_path / "source")
+    target = lemonx.expand(source, tmp_path / "target", depth=4, ramp=True, verify=False).path
+    found = advice.growth(source, target / "config.json")
+    text = advice_text(advice.advise(found, advice.OwnTraining(steps=100, **OWN)), "yaml")
+    asked = parse_recipe(yaml.safe_load(text))
+    assert asked.source == str(target) and asked.ramp == 6 == round(0.1 * (asked.steps or 0))
+    assert "a ramp of 6 steps" in text
+    in_epochs = advice_text(advice.advise(found, advice.OwnTraining(epochs=100, **OWN)), "yaml")
+    assert "ramp" not in yaml.safe_load(in_epochs) and "add it, in steps" in in_epochs
+
+
 def test_advice_is_a_recipe(grown: tuple[Path, Path]) -> None:
     text = advice_text(advice.advise(advice.growth(*grown), advice.OwnTraining(epochs=30, **OWN)), "yaml")
     asked = parse_recipe(yaml.safe_load(text))

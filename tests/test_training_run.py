@@ -61,6 +61,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return run(recipe(), tmp_path_factory.mktemp("trained") / "out")
 
 
+def test_bfloat16_on_a_processor(tmp_path: Path) -> None:
+    """Trainer refuses it unless it is told that there is no accelerator."""
+    done = run(recipe(precision="bfloat16", steps=3), tmp_path / "out")
+    assert done.final["validation_loss"] < 10
+    [note] = done.notes
+    assert note.startswith(
+        f"the last checkpoint, with the optimizer's state, is kept as {tmp_path / 'out' / 'checkpoint-3'}"
+    )
+
+
 def assert_same(first: FinishedRun, second: FinishedRun) -> None:
     """Bit for bit, but for the time it took."""
 

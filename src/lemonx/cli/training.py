@@ -73,7 +73,7 @@ def train_command(
             done = run(asked, output, force=force, progress=tell)
     except KeyboardInterrupt:
         saved = saved_folders(output)
-        where = f"from the last of {len(saved)} checkpoints" if saved else "from the start: nothing was saved yet"
+        where = f"from {saved[-1].name}" if saved else "from the start: nothing was saved yet"
         raise Stopped("stopped", f"the same command goes on {where}") from None
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks
@@ -140,10 +140,11 @@ def recipe_command(
         learning_rate=learning_rate, min_learning_rate=min_learning_rate,
     )  # fmt: skip
     grown = growth(source, target)
-    if own.lacking:
+    advised = None if own.lacking else advise(grown, own, decay.value)
+    if advised is None:
         text = show.growth_text(grown, own.lacking)
     else:
-        text = show.advice_text(advise(grown, own, decay.value), format_.value)
+        text = show.advice_text(advised, format_.value)
     if curve is not None:
         from lemonx.training.prediction import Case, predict, useful_steps
 
@@ -151,7 +152,8 @@ def recipe_command(
         if unit != "steps" or not scratch:
             raise BadRecipe("--curve predicts steps, and how many training from scratch takes is not known",
                             "give --steps, or --tokens with --length and --batch-size")  # fmt: skip
-        text += show.prediction_text(predict(Case(grown.share, useful_steps(curve), scratch)))
+        found = predict(Case(grown.share, useful_steps(curve), scratch))
+        text += show.prediction_text(found, None if advised is None else advised.length)
     print_lines(text)
 
 

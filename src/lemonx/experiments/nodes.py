@@ -16,10 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
+from pydantic import ValidationError
+
 from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import JsonValue, parse_json
-from lemonx.errors import BadRecipe, BadTarget
+from lemonx.errors import BadRecipe
 from lemonx.experiments.fingerprint import GROWTH, TRAINING, files, fingerprint
 from lemonx.experiments.spec import AS_IT_IS, GROWN_FROM, Arm, Downstream, Experiment
 from lemonx.training.curve import CurveRow
@@ -115,18 +117,31 @@ def cells(experiment: Experiment) -> Iterator[Measurement]:
 
 def check(experiment: Experiment) -> None:
     """BadRecipe, before anything runs, that names the first piece of work whose settings make no sense."""
-    from lemonx.algebra.free_parameters import parse_free
     from lemonx.training.recipe import parse_recipe
 
     for cell in cells(experiment):
         for node in (cell.source, cell.trained, *cell.downstream.values()):
             parse_recipe({**node.what, **({"source": "its source"} if node.after else {})}, node.label)
-        for grown in cell.trained.after:
-            try:
-                if isinstance(free := grown.what.get("free"), str | dict):
-                    parse_free(free)
-            except BadTarget as error:
-                raise BadRecipe(error.found, error.remedy).about(grown.label) from None
+        for grown in _growths(cell.trained):
+            _check_growth(grown)
+
+
+def _growths(node: Node) -> Iterator[Node]:
+    """The growths that a piece of work comes after."""
+    for before in node.after:
+        yield from _growths(before)
+        if before.kind == GROWN:
+            yield before
+
+
+def _check_growth(grown: Node) -> None:
+    from lemonx.training.growth_file import GrowthFile
+    from lemonx.training.recipe import first_problem
+
+    try:
+        GrowthFile.model_validate(dict(grown.what))
+    except ValidationError as error:
+        raise BadRecipe(*first_problem(error, GrowthFile)).about(grown.label) from None
 
 
 def _source(experiment: Experiment, name: str, seed: int) -> Node:
@@ -184,7 +199,8 @@ def _grow(node: Node, cache: Path, folder: Path) -> None:
         options["free"] = parse_free(free)
     remove(folder)
     # The targets of other seeds differ in their noise alone: one proof is enough.
-    api.expand(node.after[0].folder(cache), folder, verify=options["seed"] == 0, **options)
+    verify = options.pop("verify", True) and options["seed"] == 0
+    api.expand(node.after[0].folder(cache), folder, verify=verify, **options)
 
 
 def _train(node: Node, cache: Path, folder: Path) -> Trained:

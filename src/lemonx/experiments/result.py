@@ -11,6 +11,7 @@ from typing import Any
 
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import JsonValue, parse_json
+from lemonx.errors import BadRecipe
 from lemonx.experiments.answer import Costs, figure, reach, saved
 from lemonx.experiments.nodes import GROWN, Measurement, Node, cells
 from lemonx.experiments.result_file import (
@@ -26,6 +27,7 @@ from lemonx.experiments.result_file import (
     SourceResult,
 )
 from lemonx.experiments.spec import Arm, Experiment
+from lemonx.training.curve import CurveRow
 from lemonx.verification.certificate import FILE as CERTIFICATE
 from lemonx.verification.certificate import versions
 
@@ -87,6 +89,14 @@ def _recipe(experiment: Experiment) -> dict[str, JsonValue]:
     return experiment.model_dump(mode="json", include=_ANSWERED, exclude_defaults=True)
 
 
+def _figure(final: CurveRow, metric: str) -> float:
+    """A figure of a run's end; BadRecipe, which leaves all runs in the cache, if the experiment asks for another."""
+    if metric not in final:
+        known = sorted(final.keys() - {"step", "flops", "seconds"})
+        raise BadRecipe(f"the runs measured no {metric!r}", f"choose a metric from {', '.join(known)}")
+    return final[metric]
+
+
 def _run(cell: Measurement, experiment: Experiment, cache: Path) -> RunResult:
     done, source = cell.trained.record(cache), cell.source.record(cache)
     start = next((row for row in done["curve"] if row.get("validation_loss") is not None), {})
@@ -94,15 +104,16 @@ def _run(cell: Measurement, experiment: Experiment, cache: Path) -> RunResult:
         "length": cell.length,
         "steps": cell.trained.steps,
         "seed": cell.seed,
-        "final": done["final"][experiment.metric],
+        "final": _figure(done["final"], experiment.metric),
         "start": start.get(experiment.metric),
-        "source": source["final"][experiment.metric],
+        "source": _figure(source["final"], experiment.metric),
         "flops": done["flops"],
         "source_flops": _spent(cell.source, cache),
         "seconds": done["seconds"],
         "key": cell.trained.key,
         "downstream": {
-            task.name: cell.downstream[task.name].record(cache)["final"][task.metric] for task in experiment.downstream
+            task.name: _figure(cell.downstream[task.name].record(cache)["final"], task.metric)
+            for task in experiment.downstream
         },
         "beside": {name: [start[f"{name}_loss"], done["final"][f"{name}_loss"]] for name in _beside(cell.trained)},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,6 +18,10 @@ FILE = "experiment.toml"
 AS_IT_IS = "none"
 # The key of a source that is itself grown: `from` which other source, and the options of `lemonx expand`.
 GROWN_FROM = "grown"
+
+
+Seeds = Annotated[tuple[int, ...], Field(min_length=1)]
+Lengths = Annotated[tuple[float, ...], Field(min_length=1)]
 
 
 class _Strict(BaseModel):
@@ -44,7 +48,7 @@ class Arm(_Strict):
     source: str = "source"
     expand: dict[str, JsonValue] = Field(default_factory=dict)
     train: dict[str, JsonValue] = Field(default_factory=dict)
-    lengths: tuple[float, ...] | None = None
+    lengths: Lengths | None = None
 
 
 class Goal(_Strict):
@@ -65,8 +69,8 @@ class Downstream(_Strict):
 class Quick(_Strict):
     """What `--quick` leaves of it."""
 
-    seeds: tuple[int, ...]
-    lengths: tuple[float, ...] | None = None
+    seeds: Seeds
+    lengths: Lengths | None = None
     arms: tuple[str, ...] | None = None
 
 
@@ -86,8 +90,8 @@ class Experiment(_Strict):
     baseline: str = "scratch"
     # The LEMON arm that its variants are compared with; by default the first of each source.
     reference: str | None = None
-    seeds: tuple[int, ...] = (0, 1, 2)
-    lengths: tuple[float, ...]
+    seeds: Seeds = (0, 1, 2)
+    lengths: Lengths
     train: dict[str, JsonValue]
     sources: dict[str, dict[str, JsonValue]]
     target: Goal
@@ -100,10 +104,16 @@ class Experiment(_Strict):
         labels = [arm.label for arm in self.arms]
         if len(set(labels)) != len(labels):
             raise ValueError("two arms have one label")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError("a seed stands twice, which would make the spread smaller than it is")
         for role, label in (("baseline", self.baseline), ("reference", self.reference)):
             if label is not None and label not in labels:
                 raise ValueError(f"{role} {label!r} is not an arm")
         for arm in self.arms:
+            if "steps" in arm.train:
+                raise ValueError(
+                    f"arm {arm.label!r} has steps, which are not used; its lengths are parts of the target's steps"
+                )
             if arm.source not in self.sources:
                 raise ValueError(f"arm {arm.label!r} grows from {arm.source!r}, which is not among the sources")
         for name, source in self.sources.items():
@@ -111,8 +121,14 @@ class Experiment(_Strict):
         for length in (*self.lengths, *(n for arm in self.arms for n in arm.lengths or ())):
             if not 0 < length <= 4:
                 raise ValueError(f"length {length}: want a fraction of the target's steps")
-        if not isinstance(self.target.train.get("steps"), int):
+        steps = self.target.train.get("steps")
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError("target.train needs steps, the length of training from scratch")
+        if self.quick is not None and self.quick.arms is not None:
+            if odd := next((label for label in self.quick.arms if label not in labels), None):
+                raise ValueError(f"quick has {odd!r}, which is not an arm")
+            if self.baseline not in self.quick.arms:
+                raise ValueError(f"quick leaves out {self.baseline!r}, which sets the mark")
         return self
 
     def _check_origin(self, name: str, grown: JsonValue) -> None:

@@ -30,7 +30,8 @@ from lemonx.planning.plan import RECOMPUTED, Plan
 from lemonx.planning.tensor_steps import Step
 
 Indices = NDArray[np.int64]
-_KEPT, _EVEN = "expand with --free inside", "grow the width by a factor of 2, or the depth alone"
+_KEPT = "expand with --free inside"
+_EVEN = "grow the depth alone, or try another factor of the width: 2 and 4 suit most models"
 _ROUNDS = "its scale rounds"
 
 

@@ -26,11 +26,15 @@ REASONS = {
     "and a worse validation accuracy in the paper (section 5.1)",
     "warmup": "other lengths made no great difference in the paper (footnote of section 5.1)",
     "own": "own copies (`--free own`) ended lower without one in `lemonx compare start-vit` and `start-bert`",
+    "ramp": "the target was expanded with --ramp. In `lemonx compare growth-inside` a tenth of the run was as long; "
+    "`RampCallback` is for a Trainer of your own",
     "wsd": "the paper decays by a cosine. Grown models and models from scratch both ended lower like this in `lemonx "
     "compare bert` and `vit-best-rate`",
 }
 # The part of a grown model's run over which wsd decays in these comparisons; from scratch it is COOLDOWN.
 COOLDOWN_OF_GROWN = 0.4
+# The part over which a ramp opens added blocks in `growth-inside` and, nearly, in `start`.
+RAMP_OF_GROWN = 0.1
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class Growth:
     """A growth from source to target: the source's share of the target's weights, and what the paper knows of it.
 
     `lossy`: the method that made the target, if it does not keep the source's function. `own`: copies of units are
-    networks side by side, which train better without a warm-up.
+    networks side by side, which train better without a warm-up. `opens`: its added blocks come in by a ramp.
     """
 
     task: str
@@ -115,6 +119,7 @@ class Growth:
     evidence: Evidence
     lossy: str | None = None
     own: bool = False
+    opens: bool = False
 
     @property
     def fraction(self) -> float:
@@ -184,6 +189,11 @@ class Advice:
         """The part of the run over which the rate falls after a stable phase."""
         return COOLDOWN_OF_GROWN if self.decay == "wsd" else 0.0
 
+    @property
+    def ramp(self) -> int:
+        """The steps over which added blocks open, where they do; those of an epoch are not known."""
+        return max(1, round(RAMP_OF_GROWN * self.length)) if self.growth.opens and self.unit == "steps" else 0
+
     def schedule(self, steps_per_unit: int = 1) -> Schedule:
         total = self.length * steps_per_unit
         cooldown = math.ceil(self.cooldown * total)
@@ -192,7 +202,8 @@ class Advice:
 
 def growth(source: str | Path, target: str | Path) -> Growth:
     """What the paper's nearest growth says about this one, in terms of training the target from scratch."""
-    real = Path(os.path.realpath(target))
+    given, real = Path(target), Path(os.path.realpath(target))
+    folder = given.parent if given.is_file() else given
     said = certificate_in(real.parent if real.is_file() else real)
     made = {"method": said.method, "free": said.free} if said else {}
     plan = api.plan(source, like=target, **made)
@@ -203,7 +214,8 @@ def growth(source: str | Path, target: str | Path) -> Growth:
     deepens = any(stack.size < plan.target_spec.stacks[name].size for name, stack in plan.source_spec.stacks.items())
     lossy = None if plan.policy.lossless else plan.policy.method
     found = nearest(kind, share, deepens)
-    return Growth(_task(plan), kind, Path(target), share, found, lossy, plan.has_own_copies)
+    opens = said is not None and said.free.ramp
+    return Growth(_task(plan), kind, folder, share, found, lossy, plan.has_own_copies, opens)
 
 
 def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "cosine") -> Advice:
@@ -264,6 +276,7 @@ def as_recipe(advice: Advice) -> dict[str, JsonValue]:
         "min_learning_rate": advice.minimum,
         **({"decay": advice.decay, "cooldown": advice.cooldown} if advice.decay == "wsd" else {}),
         "batch_size": advice.batch_size,
+        **({"ramp": advice.ramp} if advice.ramp else {}),
     }
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadRecipe, Refused
 from lemonx.execution.shrinking import mark
 from lemonx.models.building import disk_names
@@ -39,6 +40,7 @@ class SourceEntries:
             with recovered_plan(large, grown, Tables()) as (plan, _):
                 found = source_entries(plan, sums=False)
         self.marks = {held.step.name: mark(held) for held in found.values()}
+        self.dtypes = {held.step.name: torch_dtype(held.step.dtype) for held in found.values()}
         self.record: Mapping[str, JsonValue] = grown.record
 
 
@@ -55,7 +57,7 @@ class KeepSource(TrainerCallback):
     def __init__(self, model: PreTrainedModel, folder: str | Path | SourceEntries) -> None:
         entries = folder if isinstance(folder, SourceEntries) else SourceEntries(Path(folder))
         self._kept: list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]] = []
-        for parameter, marks in _matched(model, entries.marks):
+        for parameter, marks in _matched(model, entries):
             if bool(marks.all()):
                 parameter.requires_grad_(False)
             elif bool(marks.any()):
@@ -85,9 +87,7 @@ class KeepSource(TrainerCallback):
                 parameter[marks] = values.to(parameter.device)
 
 
-def _matched(
-    model: PreTrainedModel, marks: Mapping[str, torch.Tensor]
-) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+def _matched(model: PreTrainedModel, entries: SourceEntries) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
     """The parameters of a model with what is marked of each."""
     try:
         names = {disk: name for name, disk in disk_names(model).items()}
@@ -95,11 +95,22 @@ def _matched(
         raise Refused(f"{error.found}, nor `train: new`", "train all of it") from None
     parameters, found = dict(model.named_parameters()), []
     buffers = {name for name, _ in model.named_buffers()}
-    for disk, marked in marks.items():
+    for disk, marked in entries.marks.items():
         name = names.get(disk)
         if name is None and disk in buffers:
             raise Refused(f"{disk} is a statistic, which changes without a gradient", "train all of it")
         if name is None or parameters[name].shape != marked.shape:
             raise BadRecipe(f"the model has no {disk[:80]} of this shape", "train the checkpoint that was expanded")
+        held, stored = parameters[name].dtype, entries.dtypes[disk]
+        if torch.promote_types(held, stored) != held:
+            raise Refused(
+                f"{disk[:80]} is stored as {_name(stored)} and trained as {_name(held)}, which rounds the source's "
+                "numbers",
+                f"load the model as {_name(stored)}, or store it in float32 before it is expanded",
+            )
         found.append((parameters[name], marked.to(parameters[name].device)))
     return found
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -191,15 +192,19 @@ def predict(case: Case, growths: Sequence[Growth] | None = None) -> Prediction:
     """The head start of this case, from the growths that come with lemonx if no others are given."""
     known = measured() if growths is None else growths
     law = fit(known)
-    middle, low, high = (law.ahead(case, shift) for shift in (0.0, -1.0, 1.0))
+    # No head start is longer than training from scratch.
+    middle, low, high = (min(law.ahead(case, shift), case.scratch) for shift in (0.0, -1.0, 1.0))
     return Prediction(case, middle, low, high, len(usable(known)))
 
 
 def useful_steps(curve: Path) -> int:
     """The steps of a run after which its validation loss hardly fell any more; `curve`: its folder or curve.csv."""
-    raw, path = read_given(curve, "curve.csv", MAX_TEXT)
     try:
-        rows = list(csv.DictReader(raw.decode().splitlines()))
+        raw, path = read_given(curve, "curve.csv", MAX_TEXT)
+    except OSError as error:
+        raise BadRecipe(f"cannot be read ({error.strerror})", "give a run's folder", file=curve) from None
+    try:
+        rows = list(csv.DictReader(raw.decode("utf-8-sig").splitlines()))
         points = [(int(float(row["step"])), float(row[COLUMNS[3]])) for row in rows if row.get(COLUMNS[3])]
     except (ValueError, KeyError, OverflowError, UnicodeDecodeError):
         points = []
@@ -214,5 +219,9 @@ def useful_steps(curve: Path) -> int:
             "give the whole run of the source",
             file=path,
         )
+    if points[0][0] < 0 or any(after <= before for (before, _), (after, _) in pairwise(points)):
+        raise BadRecipe(
+            "is not the curve of one run: its steps must rise", "give the whole run of the source", file=path
+        )
     last = points[-1][1]
-    return max(1, next(step for step, loss in points if loss <= last * (1 + FLAT)))
+    return max(1, next(step for step, loss in points if loss <= last + FLAT * abs(last)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,27 @@ def weight_at(step: int, steps: int) -> float:
     return min(1.0, max(0.0, step / steps))
 
 
+@dataclass
+class _Part:
+    """A parameter, and what is to be added to it in small steps.
+
+    In bfloat16 and float16 a step is often less than what separates two numbers there, and would be lost. What rounding
+    has left out is carried to the next step, so that the whole arrives.
+    """
+
+    parameter: torch.nn.Parameter
+    copied: torch.Tensor
+    carried: torch.Tensor | None
+
+    def add(self, share: float) -> None:
+        if self.carried is None:
+            self.parameter.add_(self.copied, alpha=share)
+            return
+        whole = self.carried.add_(self.copied, alpha=share).add_(self.parameter)
+        self.parameter.copy_(whole)
+        whole.sub_(self.parameter)
+
+
 class RampCallback(TrainerCallback):
     """Opens the added blocks of a model over `steps` steps of transformers' Trainer, from step `start` on.
 
@@ -48,7 +70,7 @@ class RampCallback(TrainerCallback):
         if steps < 1 or start < 0:
             raise ValueError("a ramp has at least one step, and starts at step 0 or later")
         self.file, self.steps, self.start = _file(Path(folder)), steps, start
-        self._parts: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._parts: list[_Part] = []
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
@@ -72,8 +94,8 @@ class RampCallback(TrainerCallback):
         """For a loop of your own: call it before the update after `step` updates."""
         here = step - self.start
         grown = weight_at(here, self.steps) - weight_at(here - 1, self.steps)
-        for parameter, copied in self._parts if grown else ():
-            parameter.add_(copied, alpha=grown)
+        for part in self._parts if grown else ():
+            part.add(grown)
 
 
 def _file(path: Path) -> Path:
@@ -91,9 +113,7 @@ def _read(file: Path) -> Mapping[str, torch.Tensor]:
             raise BadCheckpoint(f"is not a file of tensors ({error})", "expand again with --ramp", file=file) from None
 
 
-def _matched(
-    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], file: Path
-) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+def _matched(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], file: Path) -> list[_Part]:
     """The parameters of a model and what is to be added to each."""
     try:
         names = {disk: name for name, disk in disk_names(model).items()}
@@ -107,5 +127,7 @@ def _matched(
                                 "train the checkpoint that the file came with", file=file)  # fmt: skip
         if not bool(copied.isfinite().all()):
             raise BadCheckpoint(f"{disk[:80]} holds NaN or Inf", "expand again with --ramp", file=file)
-        found.append((parameter, copied.to(parameter.device, parameter.dtype)))
+        is_short = parameter.dtype.itemsize < torch.float32.itemsize
+        added = copied.to(parameter.device, torch.float32 if is_short else parameter.dtype)
+        found.append(_Part(parameter, added, torch.zeros_like(added) if is_short else None))
     return found

@@ -43,6 +43,8 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+# A depth of +2 is two more, as for `lemonx expand`, and not 2.
+_Loader.yaml_implicit_resolvers["+"].insert(0, ("tag:yaml.org,2002:str", re.compile(r"\+[0-9]+$")))
 
 
 def parse_yaml(text: str, name: str) -> JsonValue:
@@ -120,8 +122,8 @@ def with_changes(content: Mapping[str, JsonValue], changes: Mapping[str, JsonVal
 def parse_changes(texts: list[str]) -> dict[str, JsonValue]:
     """KEY=VALUE texts, the values as YAML.
 
-    >>> parse_changes(["learning_rate=1e-3", "data.path=./text"])
-    {'learning_rate': 0.001, 'data.path': './text'}
+    >>> parse_changes(["learning_rate=1e-3", "data.path=./text", "expand.depth=+2"])
+    {'learning_rate': 0.001, 'data.path': './text', 'expand.depth': '+2'}
     """
     changes = {}
     for text in texts:

@@ -273,8 +273,8 @@ class TrainingJob:
         kept = [path for path in run_folder.saved_folders(self.output) if path.name.startswith("checkpoint")]
         if kept:
             yield (
-                f"{len(kept)} checkpoints with the optimizer's state are kept as {self.output / 'checkpoint-N'}: "
-                "remove those you do not need (save_every: 0 saves none)"
+                f"the last checkpoint, with the optimizer's state, is kept as {kept[-1]}: remove it if you do not need "
+                "it (save_every: 0 saves none)"
             )
 
     def _save(self, trained: PreTrainedModel, partial: Path) -> None:

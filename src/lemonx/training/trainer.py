@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
+from transformers.utils import is_torch_bf16_gpu_available
 
 from lemonx.checkpoints.creating import new_folder, remove
 from lemonx.data import Prepared
@@ -36,7 +37,7 @@ FORWARDS = 3
 
 def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> TrainingArguments:
     """The arguments for Trainer; `Rhythm` decides when to log, evaluate and save."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world, short = int(os.environ.get("WORLD_SIZE", "1")), recipe.precision == "bfloat16"
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=end,
@@ -49,7 +50,7 @@ def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> Trainin
         adam_epsilon=recipe.optimizer.eps,
         weight_decay=recipe.optimizer.weight_decay,
         max_grad_norm=recipe.clip,
-        bf16=recipe.precision == "bfloat16",
+        bf16=short,
         seed=recipe.seed,
         data_seed=recipe.seed,
         eval_on_start=fresh,
@@ -63,7 +64,8 @@ def arguments(recipe: Recipe, folder: Path, *, end: int, fresh: bool) -> Trainin
         logging_nan_inf_filter=False,  # a curve shows what happened
         disable_tqdm=True,
         report_to=list(recipe.report_to) or "none",
-        use_cpu=world > 1 and not torch.cuda.is_available(),  # unless told, Trainer sees one process on CPUs
+        # Unless told, Trainer sees one process on CPUs, and refuses bfloat16 there.
+        use_cpu=not torch.cuda.is_available() and (world > 1 or (short and not is_torch_bf16_gpu_available())),
     )
 
 

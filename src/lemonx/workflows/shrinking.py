@@ -10,7 +10,7 @@ from pathlib import Path
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.folder import CONFIG, INDEX
 from lemonx.checkpoints.layout import shards, without_numbers
-from lemonx.errors import NotVerified
+from lemonx.errors import BadCheckpoint, NotVerified
 from lemonx.execution.shrinking import read_back
 from lemonx.execution.sidecar_files import follows_sizes
 from lemonx.planning.plan import Plan
@@ -18,6 +18,8 @@ from lemonx.planning.source_entries import Held, source_entries
 from lemonx.verification.grown_from import GrownFrom, grown_from
 from lemonx.workflows.planning import plan_again
 from lemonx.workflows.tables import Tables, table_for
+
+_GIVE = "give the expansion as it was written, or one whose training had `train: new`"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ def shrink_folder(large: Path, output: Path, *, force: bool, tables: Tables) -> 
         grown = grown_from(target)
         with recovered_plan(target, grown, tables) as (plan, small):
             found = source_entries(plan, sums=not grown.trained)
+            _require_tensors(target, found)
             files = shards(grown.layout, small)
             with CheckpointWriter(output, (), max_shard_size=0, force=force, source=large, shards=files) as writer:
                 _write(plan, small, target, found, writer)
@@ -66,11 +69,19 @@ def _write(
         writer.write(name, 0, read_back(found[origin], target, info))
 
 
+def _require_tensors(target: Checkpoint, found: Mapping[str, Held]) -> None:
+    for step in (held.step for held in found.values()):
+        info = target.tensors.get(step.name)
+        if info is None or info.shape != step.shape:
+            there = "is missing" if info is None else f"is {list(info.shape)}, not {list(step.shape)}"
+            raise BadCheckpoint(f"{step.name} {there}, so the source cannot be read back", _GIVE, file=target.origin)
+
+
 def _require_same(folder: Path, sha256: str, large: Path) -> None:
     with Checkpoint.open(folder) as written:
         if written.content_digest() != sha256:
             raise NotVerified(
                 "holds other numbers than the source's where these stood, so the source cannot be read back",
-                "give the expansion as it was written, or one whose training had `train: new`",
+                _GIVE,
                 file=large,
             )

@@ -120,21 +120,28 @@ def _reasons(advice: Advice) -> Iterator[str]:
     yield f"learning rate {advice.maximum:g}, down to {advice.minimum:g}: {REASONS['learning_rate']}."
     warmup = f"warm-up of {advice.warmup} {unit}" if advice.warmup else "no warm-up"
     yield f"{warmup}: {REASONS['own' if grown.own and not advice.warmup else 'warmup']}."
+    if grown.opens:
+        steps = f"{advice.ramp} steps" if advice.ramp else "some steps: add it, in steps"
+        yield f"a ramp of {steps}: {REASONS['ramp']}."
     if advice.decay == "wsd":
         yield f"constant, then a line to the minimum over the last {advice.cooldown:.0%}: {REASONS['wsd']}."
 
 
-def prediction_text(found: Prediction) -> str:
-    """A predicted head start as comments, which may follow a recipe."""
+def prediction_text(found: Prediction, advised: int | None = None) -> str:
+    """A predicted head start as comments, which may follow a recipe of `advised` steps."""
     case = found.case
-    sentences = (
+    sentences = [
         f"Predicted from {found.growths} measured growths: a head start of {found.head_start:,.0f} steps "
         f"({found.low:,.0f} to {found.high:,.0f} for {100 * found.covered:.0f} % of growths), so {found.length:,} of "
         f"the {case.scratch:,.0f} steps from scratch are needed.",
         f"The source counts with {case.steps:,.0f} steps, after which its loss hardly fell; they cost as much as "
         f"{found.source_cost:,.0f} steps of the target.",
         f"{found.advice[0].upper()}{found.advice[1:]}.",
-    )
+    ]
+    if advised is not None and advised != found.length:
+        sentences.append(
+            f"The recipe has the {advised:,} steps of the paper's nearest growth; set {found.length:,} to go by this."
+        )
     lines = (textwrap.wrap(sentence, 116, subsequent_indent="  ") for sentence in sentences)
     return "".join(f"# {line}\n" for wrapped in lines for line in wrapped)
 
