@@ -93,8 +93,9 @@ def reach_text(content: Result, arm: ArmResult) -> str:
 
 
 def has_savings(content: Result) -> bool:
-    """Whether the mark is that of training from scratch: against another start, nothing is saved or spent."""
-    return any(arm["method"] == "scratch" and is_baseline(content, arm) for arm in content["arms"])
+    """Whether the mark is that of training from scratch, and some run is shorter: else nothing is saved or spent."""
+    from_scratch = any(arm["method"] == "scratch" and is_baseline(content, arm) for arm in content["arms"])
+    return from_scratch and any(at["steps"] != content["steps"] for arm in content["arms"] for at in arm["at"])
 
 
 def saved_text(arm: ArmResult, what: Saving) -> str:
