@@ -1,1 +1,3 @@
 from transformers.utils import logging as logging
+
+def is_torch_bf16_gpu_available() -> bool: ...
