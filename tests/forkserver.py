@@ -192,9 +192,15 @@ class Kept:
         self.requests, self.answers = os.fdopen(to, "w"), os.fdopen(answers)
 
 
+def _as_in_a_terminal() -> None:
+    """Signals do what they do there, also where the tests run under nohup, which ignores some."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def _serve(command: Any, requests: Any, answers: Any) -> NoReturn:
     """The life of a child that is kept."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _as_in_a_terminal()
     environment, folder = dict(os.environ), os.getcwd()
     for line in requests:
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
@@ -245,7 +251,7 @@ def _child(command: Any, message: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _as_in_a_terminal()
     code = 70
     try:
         code = _run(command, message)
