@@ -72,8 +72,7 @@ def train_command(
         with show.progress(quiet=as_json) as tell:
             done = run(asked, output, force=force, progress=tell)
     except KeyboardInterrupt:
-        saved = saved_folders(output)
-        where = f"from {saved[-1].name}" if saved else "from the start: nothing was saved yet"
+        where = "from its last checkpoint" if saved_folders(output) else "from the start: nothing was saved yet"
         raise Stopped("stopped", f"the same command goes on {where}") from None
     if os.environ.get("RANK", "0") != "0":
         return  # under torchrun the first process speaks
