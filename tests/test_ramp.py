@@ -203,6 +203,24 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         RampCallback(tmp_path / "broken.safetensors", steps=3).on_train_begin(state, state, state, model=model)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_experts_that_the_model_keeps_in_one_tensor(name: str, tmp_path: Path) -> None:
+    """The file has a tensor per expert; once all of it is added, the model's file is the sum of the two."""
+    lemonx.expand(save(PICO[name](), tmp_path / "s"), tmp_path / "t", depth="+2", ramp=True, verify=False)
+    model = pico.load(tmp_path / "t").model
+    callback = RampCallback(tmp_path / "t", 4)
+    callback.begin(model)
+    for step in range(5):
+        callback.before(step)
+    model.save_pretrained(tmp_path / "o")
+    start, comes, end = (
+        load_file(tmp_path / file) for file in ("t/model.safetensors", "t/ramp.safetensors", "o/model.safetensors")
+    )
+    assert any(".experts.1." in tensor for tensor in comes)
+    for tensor, values in end.items():
+        torch.testing.assert_close(values, start[tensor] + comes.get(tensor, 0.0), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_steps_smaller_than_a_rounding_are_not_lost(dtype: torch.dtype, tmp_path: Path) -> None:
     """Each of 1,000 steps adds less than what separates two numbers of bfloat16; all of the copy arrives."""

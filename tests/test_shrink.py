@@ -162,6 +162,21 @@ def test_only_what_was_added_is_trained(loop: str, source: Path, tmp_path: Path)
     assert digest(tmp_path / "again") == digest(source)
 
 
+def test_experts_that_the_model_keeps_in_one_tensor(tmp_path: Path) -> None:
+    """The file has a tensor per expert; the source's numbers stay in each of them."""
+    experts = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    source = run(parse_recipe({**COMMON, "config": experts, "loop": "lean"}), tmp_path / "s").output
+    lemonx.expand(source, tmp_path / "l", width="2x", depth="+1", free="inside")
+    done = run(
+        parse_recipe({**COMMON, "source": str(tmp_path / "l"), "loop": "lean", "train": "new"}), tmp_path / "out"
+    )
+    before, after = load_file(tmp_path / "l" / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    trained = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(".experts.1." in name for name in trained) and done.final["validation_loss"] > 0
+    lemonx.shrink(tmp_path / "out", tmp_path / "again")
+    assert digest(tmp_path / "again") == digest(source)
+
+
 def test_a_run_that_grows_by_itself_goes_on_and_shrinks(source: Path, tmp_path: Path) -> None:
     """Killed after its first checkpoint, it keeps the same entries when it goes on."""
     recipe = {
