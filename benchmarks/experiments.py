@@ -132,8 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write docs/experiments.md, the figures and the page")
     options = parser.parse_args()
-    order = {name: place for place, name in enumerate(ORDER)}
-    folders = sorted((path.parent for path in RESULTS.glob("*/result.json")), key=lambda f: order.get(f.name, 99))
+    folders = [RESULTS / name for name in ORDER]
     results = [report.read(folder) for folder in folders]
     text = "\n\n".join(map(section, results))
     print(text)
@@ -146,12 +145,15 @@ def main() -> None:
 
 # As in the paper, and what goes beyond it last.
 PAPER = ("vit-best-rate", "vit", "bert", "lm", "ligo", "glue")
-INSIDE = ("growth-inside", "growth-inside-small", "growth-inside-large", "growth-inside-shakespeare")
+KINDS = ("-bert", "-vit")
+STARTS = tuple(
+    f"{question}{kind}" for question in ("start", "start-widths", "free-parameters") for kind in ("", *KINDS)
+)
 DEPTH = ("depth-alone", "depth-alone-six", "depth-alone-lesa")
-DEPTH += tuple(f"depth-alone-{kind}{size}" for kind in ("bert", "vit") for size in ("-four", ""))
-STARTS = ("start", "start-vit", "start-bert", *DEPTH, "baselines", "upcycling")
-ORDER = (*PAPER, *STARTS, "muon", *INSIDE, "without-forgetting")
-assert set(ORDER) < set(compare.names())
+DEPTH += tuple(f"depth-alone{kind}{size}" for kind in KINDS for size in ("-four", ""))
+INSIDE = tuple(f"growth-inside{size}" for size in ("", "-small", "-large", "-long", "-shakespeare"))
+ORDER = (*PAPER, *STARTS, *DEPTH, "baselines", "upcycling", "muon", *INSIDE, "without-forgetting")
+assert {*ORDER, "demo"} == set(compare.names())
 
 if __name__ == "__main__":
     main()
