@@ -154,6 +154,10 @@ def test_recipes_that_make_no_sense(trained: FinishedRun, tmp_path: Path) -> Non
         run(recipe(config=None, source=str(trained.output), expand=dict(depth=3), ramp=8, steps=8), tmp_path / "a")
     with pytest.raises(BadRecipe, match=r"holds no ramp.safetensors: expand it with --ramp"):
         run(recipe(config=None, source=str(trained.output), ramp=2, steps=8), tmp_path / "b")
+    lemonx.expand(trained.output, tmp_path / "t", depth=3, ramp=True, verify=False)
+    (tmp_path / "t" / "ramp.safetensors").write_bytes(b"nothing")
+    with pytest.raises(BadCheckpoint, match=r"t/ramp.safetensors' has only 7 bytes"):
+        run(recipe(config=None, source=str(tmp_path / "t"), ramp=2, steps=8), tmp_path / "c")
 
 
 def test_the_callback_for_any_trainer(tmp_path: Path) -> None:
