@@ -16,7 +16,7 @@ from lemonx.errors import BadCheckpoint, BadRecipe, NotVerified, Refused
 from lemonx.training.kept import KeepSource, SourceEntries
 from lemonx.training.recipe import parse_recipe
 from lemonx.training.run import run
-from pico import PICO, save
+from pico import PICO, load, save
 
 TEXT: dict[str, Any] = dict(kind="stdlib", length=32, validation_examples=8)
 LLAMA = dict(
@@ -175,6 +175,13 @@ def test_experts_that_the_model_keeps_in_one_tensor(tmp_path: Path) -> None:
     assert any(".experts.1." in name for name in trained) and done.final["validation_loss"] > 0
     lemonx.shrink(tmp_path / "out", tmp_path / "again")
     assert digest(tmp_path / "again") == digest(source)
+
+
+def test_a_tensor_that_holds_several_parameters_is_refused(tmp_path: Path) -> None:
+    folder = save(PICO["dinov2-gated"](), tmp_path / "s", torch.float32)
+    lemonx.expand(folder, tmp_path / "l", depth=3, verify=False)
+    with pytest.raises(Refused, match=r"weights_in.* holds several parameters of the model.*train all of it"):
+        KeepSource(load(tmp_path / "l").model, tmp_path / "l")
 
 
 def test_a_run_that_grows_by_itself_goes_on_and_shrinks(source: Path, tmp_path: Path) -> None:

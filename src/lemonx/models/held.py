@@ -52,7 +52,11 @@ class Held:
 
     def holder(self, disk: str, shape: torch.Size) -> str | None:
         """The parameter that a tensor on disk of this shape belongs to; None if the model has no such tensor."""
-        return self.holders.get(disk) if self._stored.get(disk) == tuple(shape) else None
+        if self._stored.get(disk) != tuple(shape):
+            return None
+        if disk not in self.holders:
+            raise _not_followed(f"{disk} holds several parameters of the model")
+        return self.holders[disk]
 
     def laid_out(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Tensors, by their names on disk, in the shapes of the parameters that hold them; 0 where there is none."""
@@ -73,8 +77,12 @@ class Held:
             whole[place.flatten()] = parts[disk].flatten()
             filled[place.flatten()] = True
         if not bool(filled.all()):
-            raise Refused(
-                f"{name} is not stored as it is computed with, so nothing follows it from its file into training",
-                "expand without --with-optimizer and --ramp, and train all of it",
-            )
+            raise _not_followed(f"{name} is not stored as it is computed with")
         return whole.view(shape)
+
+
+def _not_followed(why: str) -> Refused:
+    return Refused(
+        f"{why}, so it is not followed from its file into training",
+        "expand without --with-optimizer and --ramp, and train all of it",
+    )
