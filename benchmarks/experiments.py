@@ -9,6 +9,7 @@ python benchmarks/experiments.py --write     put them into docs/experiments.md, 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pages
@@ -42,12 +43,29 @@ def section(content: Result) -> str:
     return "\n".join(lines)
 
 
+def answers(results: list[Result]) -> list[str]:
+    """A table with a line for each experiment: what becomes of its claim, and the most that a growth saves there."""
+    rows = []
+    for content in results:
+        name = content["experiment"]["name"]
+        anchor = re.sub(r"[^\w -]", "", f"{name}: {content['experiment']['title']}".lower()).replace(" ", "-")
+        rows.append([f"[{name}](#{anchor})", headline(content), *most_saved(content)])
+    return markdown(["experiment", "answer", "most saved by", "steps saved", "source counted"], rows)
+
+
+def most_saved(content: Result) -> list[str]:
+    """The LEMON arm that reaches the mark in the fewest steps, and what it saves; nothing where none is shown."""
+    arms = [arm for arm in verdict.lemons(content) if arm["saved"]] if wording.has_savings(content) else []
+    if not arms:
+        return ["", "", ""]
+    best = max(arms, key=lambda arm: arm["saved"]["steps"]["mean"] if arm["saved"] else 0.0)
+    return [best["label"], wording.saved_text(best, "steps"), wording.saved_text(best, "flops_with_source")]
+
+
 def headline(content: Result) -> str:
     """What becomes of the claim; where variants of LEMON are compared, what becomes of each."""
-    said = [verdict.answer(content)[1]]
-    if forgettings(content):
-        return said[0]
-    found = verdict.variants(content)
+    found = [] if forgettings(content) else verdict.variants(content)
+    said = [verdict.answer(content)[1]] if verdict.claims(content) or not found else []
     for other in dict.fromkeys(c.other for c in found):
         of = [c for c in found if c.other == other]
         by = {word: [c.arm for c in of if verdict.VARIANT[c.outcome] == word] for word in verdict.VARIANT.values()}
@@ -132,12 +150,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write docs/experiments.md, the figures and the page")
     options = parser.parse_args()
-    order = {name: place for place, name in enumerate(ORDER)}
-    folders = sorted((path.parent for path in RESULTS.glob("*/result.json")), key=lambda f: order.get(f.name, 99))
+    folders = [RESULTS / name for name in ORDER]
     results = [report.read(folder) for folder in folders]
     text = "\n\n".join(map(section, results))
     print(text)
     if options.write:
+        pages.write("docs/experiments.md", "answers", "\n".join(answers(results)) + "\n")
         pages.write("docs/experiments.md", "results", f"\n{text}\n")
         for folder, result in zip(folders, results, strict=True):
             draw(result, folder / FIGURE)
@@ -146,12 +164,15 @@ def main() -> None:
 
 # As in the paper, and what goes beyond it last.
 PAPER = ("vit-best-rate", "vit", "bert", "lm", "ligo", "glue")
-INSIDE = ("growth-inside", "growth-inside-small", "growth-inside-large", "growth-inside-shakespeare")
+KINDS = ("-bert", "-vit")
+STARTS = tuple(
+    f"{question}{kind}" for question in ("start", "start-widths", "free-parameters") for kind in ("", *KINDS)
+)
 DEPTH = ("depth-alone", "depth-alone-six", "depth-alone-lesa")
-DEPTH += tuple(f"depth-alone-{kind}{size}" for kind in ("bert", "vit") for size in ("-four", ""))
-STARTS = ("start", "start-vit", "start-bert", *DEPTH, "baselines", "upcycling")
-ORDER = (*PAPER, *STARTS, "muon", *INSIDE, "without-forgetting")
-assert set(ORDER) < set(compare.names())
+DEPTH += tuple(f"depth-alone{kind}{size}" for kind in KINDS for size in ("-four", ""))
+INSIDE = tuple(f"growth-inside{size}" for size in ("", "-small", "-large", "-long", "-shakespeare"))
+ORDER = (*PAPER, *STARTS, *DEPTH, "baselines", "upcycling", "muon", *INSIDE, "without-forgetting")
+assert {*ORDER, "demo"} == set(compare.names())
 
 if __name__ == "__main__":
     main()

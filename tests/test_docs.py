@@ -18,7 +18,7 @@ import typer
 
 from lemonx import cli, errors
 from lemonx.architectures import rotary
-from lemonx.data.kinds import KINDS
+from lemonx.data.kinds import KINDS, TASKS, module
 from lemonx.specs import norms, spaces, weights
 from lemonx.specs.family import architecture
 from lemonx.specs.spec import Spec, Stack
@@ -196,10 +196,10 @@ def test_recipes_are_read(page: Path) -> None:
 
 def test_the_table_of_keys_is_complete() -> None:
     """docs/training.md has every key of a recipe, and no other."""
-    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", (ROOT / "docs" / "training.md").read_text(), re.M)
+    section = (ROOT / "docs" / "training.md").read_text().split("## Keys")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", section, re.M)
     listed = {key for first, _ in rows for key in re.findall(r"`(\w+)`", first)}
     assert listed == set(Recipe.model_fields)
-    assert set(KINDS) <= set(re.findall(r"`(\w+)`", dict(rows)["`data`"]))
     growth = re.findall(r"\w+", re.findall(r"`([^`]*)`", dict(rows)["`expand`"])[0])
     assert growth == [field.alias or name for name, field in Expand.model_fields.items()]
 
@@ -340,3 +340,19 @@ def test_the_map_of_rooms_is_that_of_the_linter() -> None:
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
     listed = [re.sub(r"/$|\.py$", "", room) for row in rows for room in re.findall(r"`([^`]+)`", row)]
     assert listed == re.findall(r"\w+", layers)
+
+
+def test_the_table_of_data_has_every_option_and_its_default() -> None:
+    page = (ROOT / "docs" / "training.md").read_text().split("## Data")[1]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == list(KINDS)
+    for name, tasks, _, options, _ in rows:
+        kind = name.strip("`")
+        assert tasks == ("all" if set(KINDS[kind].tasks) == set(TASKS) else ", ".join(KINDS[kind].tasks))
+        named = {name: default for name, default in re.findall(r"`(\w+)` ?([^,]*)", options)}
+        known = module(kind).Options.model_fields
+        assert named.keys() == known.keys(), kind
+        for option, default in named.items():
+            told = known[option].default
+            assert not default or default == (told[0] if isinstance(told, tuple) else str(told)), (kind, option)
+            assert default or not isinstance(told, int) or isinstance(told, bool), (kind, option)

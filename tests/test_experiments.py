@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import lemonx
-from lemonx.errors import BadRecipe
+from lemonx.errors import BadRecipe, LemonxError, Stopped
 from lemonx.experiments import compare, fingerprint, nodes, wording
 from lemonx.experiments.answer import AT_MOST, INTERPOLATED, NOT_REACHED, Costs, Ended, reach, saved, steps_to
 from lemonx.experiments.forgetting import forgettings
@@ -331,3 +332,23 @@ def test_an_experiment_runs_and_runs_again_from_its_cache(tmp_path: Path) -> Non
     trained = next(cell.trained for cell in nodes.cells(asked.shortened()))
     shutil.copy(trained.after[0].folder(cache) / nodes.DONE, trained.folder(cache) / nodes.DONE)
     assert not trained.done(cache) and trained.after[0].done(cache)
+
+
+def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
+    """Among many runs, which one diverged? What was finished before stays."""
+    hot = {"label": "hot", "train": {"learning_rate": 1e30}}
+    asked = tiny(seeds=[0], arms=[{"label": "scratch", "method": "scratch"}, hot])
+    with pytest.raises(LemonxError, match=r"^hot, 2 steps, seed 0: the loss is not finite"):
+        compare.compare(asked, tmp_path / "out", cache=tmp_path / "cache", jobs=1)
+    source = next(nodes.cells(asked)).source
+    assert source.done(tmp_path / "cache") and not (tmp_path / "out").exists()
+
+
+def test_a_run_that_the_system_kills(tmp_path: Path) -> None:
+    def kill(_: object) -> None:
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    with pytest.raises(Stopped, match=r"was killed, perhaps because memory ran out.*finished runs are kept"):
+        compare.compare(tiny(seeds=[0]), tmp_path / "out", cache=tmp_path / "cache", jobs=1, tell=kill)
+    assert next(nodes.cells(tiny())).source.done(tmp_path / "cache")

@@ -154,6 +154,10 @@ def test_recipes_that_make_no_sense(trained: FinishedRun, tmp_path: Path) -> Non
         run(recipe(config=None, source=str(trained.output), expand=dict(depth=3), ramp=8, steps=8), tmp_path / "a")
     with pytest.raises(BadRecipe, match=r"holds no ramp.safetensors: expand it with --ramp"):
         run(recipe(config=None, source=str(trained.output), ramp=2, steps=8), tmp_path / "b")
+    lemonx.expand(trained.output, tmp_path / "t", depth=3, ramp=True, verify=False)
+    (tmp_path / "t" / "ramp.safetensors").write_bytes(b"nothing")
+    with pytest.raises(BadCheckpoint, match=r"t/ramp.safetensors' has only 7 bytes"):
+        run(recipe(config=None, source=str(tmp_path / "t"), ramp=2, steps=8), tmp_path / "c")
 
 
 def test_the_callback_for_any_trainer(tmp_path: Path) -> None:
@@ -201,6 +205,24 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     with pytest.raises(BadCheckpoint, match="is not a file of tensors"):
         RampCallback(tmp_path / "broken.safetensors", steps=3).on_train_begin(state, state, state, model=model)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_experts_that_the_model_keeps_in_one_tensor(name: str, tmp_path: Path) -> None:
+    """The file has a tensor per expert; once all of it is added, the model's file is the sum of the two."""
+    lemonx.expand(save(PICO[name](), tmp_path / "s"), tmp_path / "t", depth="+2", ramp=True, verify=False)
+    model = pico.load(tmp_path / "t").model
+    callback = RampCallback(tmp_path / "t", 4)
+    callback.begin(model)
+    for step in range(5):
+        callback.before(step)
+    model.save_pretrained(tmp_path / "o")
+    start, comes, end = (
+        load_file(tmp_path / file) for file in ("t/model.safetensors", "t/ramp.safetensors", "o/model.safetensors")
+    )
+    assert any(".experts.1." in tensor for tensor in comes)
+    for tensor, values in end.items():
+        torch.testing.assert_close(values, start[tensor] + comes.get(tensor, 0.0), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -16,7 +16,7 @@ from lemonx.errors import BadCheckpoint, BadRecipe, NotVerified, Refused
 from lemonx.training.kept import KeepSource, SourceEntries
 from lemonx.training.recipe import parse_recipe
 from lemonx.training.run import run
-from pico import PICO, save
+from pico import PICO, load, save
 
 TEXT: dict[str, Any] = dict(kind="stdlib", length=32, validation_examples=8)
 LLAMA = dict(
@@ -160,6 +160,28 @@ def test_only_what_was_added_is_trained(loop: str, source: Path, tmp_path: Path)
     assert all(not torch.equal(before[name][some], after[name][some]) for name, some in free.items() if some.any())
     lemonx.shrink(tmp_path / "out", tmp_path / "again")
     assert digest(tmp_path / "again") == digest(source)
+
+
+def test_experts_that_the_model_keeps_in_one_tensor(tmp_path: Path) -> None:
+    """The file has a tensor per expert; the source's numbers stay in each of them."""
+    experts = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    source = run(parse_recipe({**COMMON, "config": experts, "loop": "lean"}), tmp_path / "s").output
+    lemonx.expand(source, tmp_path / "l", width="2x", depth="+1", free="inside")
+    done = run(
+        parse_recipe({**COMMON, "source": str(tmp_path / "l"), "loop": "lean", "train": "new"}), tmp_path / "out"
+    )
+    before, after = load_file(tmp_path / "l" / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    trained = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(".experts.1." in name for name in trained) and done.final["validation_loss"] > 0
+    lemonx.shrink(tmp_path / "out", tmp_path / "again")
+    assert digest(tmp_path / "again") == digest(source)
+
+
+def test_a_tensor_that_holds_several_parameters_is_refused(tmp_path: Path) -> None:
+    folder = save(PICO["dinov2-gated"](), tmp_path / "s", torch.float32)
+    lemonx.expand(folder, tmp_path / "l", depth=3, verify=False)
+    with pytest.raises(Refused, match=r"weights_in.* holds several parameters of the model.*train all of it"):
+        KeepSource(load(tmp_path / "l").model, tmp_path / "l")
 
 
 def test_a_run_that_grows_by_itself_goes_on_and_shrinks(source: Path, tmp_path: Path) -> None:

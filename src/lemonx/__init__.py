@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from lemonx.diagnostics.fsck_report import Finding, Report
     from lemonx.errors import (
         BadCheckpoint,
+        BadData,
         BadOutput,
+        BadRecipe,
         BadTarget,
         CannotVerify,
         LemonxError,
         NotVerified,
         Refused,
+        Stopped,
         UnknownArchitecture,
     )
     from lemonx.in_place import grow_in_place
@@ -45,13 +48,17 @@ _HOME = {
     **dict.fromkeys(("Report", "Finding"), "lemonx.diagnostics.fsck_report"),
     "Free": "lemonx.algebra.free_parameters",
     "Lessons": "lemonx.methods",
-    **dict.fromkeys(("LemonxError", "BadTarget", "BadCheckpoint", "BadOutput"), "lemonx.errors"),
-    **dict.fromkeys(("Refused", "UnknownArchitecture", "NotVerified", "CannotVerify"), "lemonx.errors"),
+    **dict.fromkeys(
+        ("LemonxError", "BadTarget", "BadCheckpoint", "BadOutput", "BadRecipe", "BadData"), "lemonx.errors"
+    ),
+    **dict.fromkeys(("Refused", "UnknownArchitecture", "NotVerified", "CannotVerify", "Stopped"), "lemonx.errors"),
 }
 __version__: str
 __all__ = [
     "BadCheckpoint",
+    "BadData",
     "BadOutput",
+    "BadRecipe",
     "BadTarget",
     "CannotVerify",
     "Certificate",
@@ -68,6 +75,7 @@ __all__ = [
     "Report",
     "Shape",
     "Shrunk",
+    "Stopped",
     "UnknownArchitecture",
     "Verified",
     "expand",

@@ -8,7 +8,7 @@
     ├── Refused                 4   it cannot be done losslessly; names the nearest sizes that work
     ├── UnknownArchitecture     4   no spec covers this checkpoint
     ├── BadOutput               5   the output exists, is the source, or cannot be written
-    ├── Stopped               130   the user stopped it, and something is left to go on with
+    ├── Stopped               130   it was stopped from outside, and something is left to go on with
     └── NotVerified             1   the two models differ
         └── CannotVerify        6   whether they do cannot be found out here: too little memory, a missing instruction
 
@@ -119,7 +119,7 @@ class BadOutput(LemonxError):
 
 
 class Stopped(LemonxError):
-    """The user stopped it (Ctrl-C): says what is there by now, and how to go on."""
+    """The user stopped it (Ctrl-C), or the system did: says what is there by now, and how to go on."""
 
     exit_code: ClassVar[int] = 130
 

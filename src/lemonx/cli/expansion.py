@@ -208,8 +208,8 @@ def expand_command(
         bool,
         typer.Option(
             "--with-optimizer",
-            help="Grow Adam's moments too, to resume a run at the new size: SOURCE is Trainer's checkpoint-N folder, "
-            "or a distributed checkpoint.",
+            help="Grow the optimizer's state too (Adam's moments, for one), to resume a run at the new size: SOURCE is "
+            "Trainer's checkpoint-N folder, or a distributed checkpoint.",
         ),
     ] = False,
     processes: Annotated[

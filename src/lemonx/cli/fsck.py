@@ -18,7 +18,8 @@ def fsck_command(
         str,
         typer.Argument(
             metavar="DIR",
-            help="Folder with config.json and safetensors, a model of the hub, a LoRA adapter, or a .gguf file.",
+            help="Folder with config.json and safetensors, a model of the hub, a LoRA adapter, a .gguf file, "
+            "or the checkpoint of a run.",
             show_default=False,
         ),
     ],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from lemonx.errors import LemonxError, Stopped
 from lemonx.experiments.nodes import TRAINED, Node, run_node
 from lemonx.guards.others import silenced
 from lemonx.guards.terminal import guard
@@ -72,12 +74,17 @@ class _Pool:
                     finished, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in finished:
                         node = running.pop(future)
-                        future.result()
+                        _raise_named(future, node)
                         self._tell(node, len(running))
-            except BaseException:
+            except BaseException as error:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in list((pool._processes or {}).values()):
                     process.terminate()
+                if isinstance(error, BrokenProcessPool):
+                    raise Stopped(
+                        "a run was killed, perhaps because memory ran out",
+                        "run the same again, with one job if memory is short; finished runs are kept",
+                    ) from None
                 raise
 
     def _submit(self, pool: ProcessPoolExecutor, running: dict[Future[None], Node]) -> None:
@@ -91,6 +98,14 @@ class _Pool:
         rate = self.work_done / (monotonic() - self.began)
         done = self.total - len(self.todo) - running
         self.tell(Progress(done, self.total, (self.work - self.work_done) / rate if rate else None, node.label))
+
+
+def _raise_named(future: Future[None], node: Node) -> None:
+    """What stopped a piece of work, if anything did; where it names no file, it names which of the many it was."""
+    try:
+        future.result()
+    except LemonxError as error:
+        raise error if error.file else error.about(node.label) from None
 
 
 def _work(node: Node) -> float:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lemonx.errors import Refused
-from lemonx.models.building import disk_names, held_in, stored_as
+from lemonx.models.building import disk_names, held_in, stored_as, stored_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +33,11 @@ class Held:
             self.names = held_in(model)
             self._fused = True
 
-    @property
+    @cached_property
+    def _stored(self) -> dict[str, tuple[int, ...]]:
+        return stored_shapes(self._model)
+
+    @cached_property
     def holders(self) -> dict[str, str]:
         """The parameter that each tensor on disk belongs to; one that is held in no single parameter is left out."""
         found: dict[str, list[str]] = {}
@@ -44,6 +49,21 @@ class Held:
     def split(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """A tensor of a parameter's shape as the tensors on disk that would hold it."""
         return stored_as(self._model, name, tensor) if self._fused else {self.names[name][0]: tensor}
+
+    def holder(self, disk: str, shape: torch.Size) -> str | None:
+        """The parameter that a tensor on disk of this shape belongs to; None if the model has no such tensor."""
+        if self._stored.get(disk) != tuple(shape):
+            return None
+        if disk not in self.holders:
+            raise _not_followed(f"{disk} holds several parameters of the model")
+        return self.holders[disk]
+
+    def laid_out(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Tensors, by their names on disk, in the shapes of the parameters that hold them; 0 where there is none."""
+        for name, disks in self.names.items():
+            if given := [tensors[disk] for disk in disks if disk in tensors]:
+                none = given[0].new_zeros(())
+                yield name, self.joined(name, {d: tensors.get(d, none.expand(self._stored[d])) for d in disks})
 
     def joined(self, name: str, parts: Mapping[str, Tensor]) -> Tensor:
         """What `split` makes these parts of."""
@@ -57,5 +77,12 @@ class Held:
             whole[place.flatten()] = parts[disk].flatten()
             filled[place.flatten()] = True
         if not bool(filled.all()):
-            raise Refused(f"{name} is not stored as it is computed with", "expand without --with-optimizer")
+            raise _not_followed(f"{name} is not stored as it is computed with")
         return whole.view(shape)
+
+
+def _not_followed(why: str) -> Refused:
+    return Refused(
+        f"{why}, so it is not followed from its file into training",
+        "expand without --with-optimizer and --ramp, and train all of it",
+    )

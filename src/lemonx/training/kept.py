@@ -20,7 +20,7 @@ from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadRecipe, Refused
 from lemonx.execution.shrinking import mark
-from lemonx.models.building import disk_names
+from lemonx.models.held import Held
 from lemonx.planning.source_entries import source_entries
 from lemonx.verification.grown_from import grown_from, parse_grown
 from lemonx.workflows.shrinking import recovered_plan
@@ -89,27 +89,22 @@ class KeepSource(TrainerCallback):
 
 def _matched(model: PreTrainedModel, entries: SourceEntries) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
     """The parameters of a model with what is marked of each."""
-    try:
-        names = {disk: name for name, disk in disk_names(model).items()}
-    except Refused as error:
-        raise Refused(f"{error.found}, nor `train: new`", "train all of it") from None
-    parameters, found = dict(model.named_parameters()), []
+    held, parameters = Held(model), dict(model.named_parameters())
     buffers = {name for name, _ in model.named_buffers()}
     for disk, marked in entries.marks.items():
-        name = names.get(disk)
+        name = held.holder(disk, marked.shape)
         if name is None and disk in buffers:
             raise Refused(f"{disk} is a statistic, which changes without a gradient", "train all of it")
-        if name is None or parameters[name].shape != marked.shape:
+        if name is None:
             raise BadRecipe(f"the model has no {disk[:80]} of this shape", "train the checkpoint that was expanded")
-        held, stored = parameters[name].dtype, entries.dtypes[disk]
-        if torch.promote_types(held, stored) != held:
+        trained, stored = parameters[name].dtype, entries.dtypes[disk]
+        if torch.promote_types(trained, stored) != trained:
             raise Refused(
-                f"{disk[:80]} is stored as {_name(stored)} and trained as {_name(held)}, which rounds the source's "
+                f"{disk[:80]} is stored as {_name(stored)} and trained as {_name(trained)}, which rounds the source's "
                 "numbers",
                 f"load the model as {_name(stored)}, or store it in float32 before it is expanded",
             )
-        found.append((parameters[name], marked.to(parameters[name].device)))
-    return found
+    return [(parameters[name], marks.to(parameters[name].device)) for name, marks in held.laid_out(entries.marks)]
 
 
 def _name(dtype: torch.dtype) -> str:

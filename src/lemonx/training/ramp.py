@@ -23,8 +23,8 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 
 from lemonx.checkpoints.folder import RAMP
 from lemonx.checkpoints.opening import file_inside
-from lemonx.errors import BadCheckpoint, Refused
-from lemonx.models.building import disk_names
+from lemonx.errors import BadCheckpoint
+from lemonx.models.held import Held
 
 
 def weight_at(step: int, steps: int) -> float:
@@ -115,18 +115,15 @@ def _read(file: Path) -> Mapping[str, torch.Tensor]:
 
 def _matched(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], file: Path) -> list[_Part]:
     """The parameters of a model and what is to be added to each."""
-    try:
-        names = {disk: name for name, disk in disk_names(model).items()}
-    except Refused as error:
-        raise Refused(f"{error.found}, nor a ramp", "expand and train without --ramp") from None
-    parameters, found = dict(model.named_parameters()), []
+    held, parameters, found = Held(model), dict(model.named_parameters()), []
     for disk, copied in tensors.items():
-        parameter = parameters.get(names.get(disk, ""))
-        if parameter is None or parameter.shape != copied.shape:
+        if held.holder(disk, copied.shape) is None:
             raise BadCheckpoint(f"holds {disk[:80]}, which the model has not, or not in this shape",
                                 "train the checkpoint that the file came with", file=file)  # fmt: skip
         if not bool(copied.isfinite().all()):
             raise BadCheckpoint(f"{disk[:80]} holds NaN or Inf", "expand again with --ramp", file=file)
+    for name, copied in held.laid_out(tensors):
+        parameter = parameters[name]
         is_short = parameter.dtype.itemsize < torch.float32.itemsize
         added = copied.to(parameter.device, torch.float32 if is_short else parameter.dtype)
         found.append(_Part(parameter, added, torch.zeros_like(added) if is_short else None))

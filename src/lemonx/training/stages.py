@@ -11,6 +11,7 @@ from lemonx import api
 from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.checkpoints.folder import RAMP
 from lemonx.checkpoints.opening import file_inside
+from lemonx.checkpoints.safetensors_file import read_header_from
 from lemonx.errors import BadRecipe
 from lemonx.training.recipe import Expand, Recipe
 from lemonx.training.run_folder import Saved
@@ -67,6 +68,7 @@ def keep_ramp(leg: Leg, folder: Path, output: Path) -> None:
     if not (folder / RAMP).is_file():
         raise BadRecipe(f"the recipe has a ramp, but {str(folder)!r} holds no {RAMP}", "expand it with --ramp")
     with file_inside(folder.resolve(), RAMP) as file:
+        read_header_from(file.fileno(), folder / RAMP)  # a broken one is named by where the user keeps it
         write_whole(ramp_of(leg, output), file)
 
 

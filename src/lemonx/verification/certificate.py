@@ -292,8 +292,9 @@ def twin_text(outputs: Comparison) -> str:
     twin = outputs.twin
     assert twin is not None
     text = (
-        f"With the {twin.tensors} tensors that may be rounded made again in float64, so that nothing is, the outputs "
-        f"differ by at most {twin.difference:.1e} of the largest (tolerance {twin.tolerance:.1e}: {twin.derived})"
+        f"With all {twin.tensors} tensors of kinds that are rounded made again in float64, nothing is: then the "
+        f"outputs differ by at most {twin.difference:.1e} of the largest "
+        f"(tolerance {twin.tolerance:.1e}: {twin.derived})"
     )
     if outputs.amplified:
         text += (

@@ -98,7 +98,7 @@ def sizes(
 def _factor(value: float | str | Fraction | None) -> Fraction | None:
     if value is None:
         return None
-    factor = parse_ratio(str(value).removeprefix("+"))
+    factor = parse_ratio(str(value).removeprefix("+").removesuffix("x"))
     if factor is None:
         raise BadTarget(f"--width-factor {str(value)[:40]} is not a ratio", "use a ratio such as 2, 1.5 or 3/2")
     if factor < 1:
