@@ -17,6 +17,7 @@ import pages
 from lemonx.experiments import compare, report, verdict, wording
 from lemonx.experiments.forgetting import forgettings
 from lemonx.experiments.result_file import Result
+from lemonx.experiments.rivals import answer_line
 
 DOCS = pages.ROOT / "docs"
 RESULTS = DOCS / "results"
@@ -44,22 +45,13 @@ def section(content: Result) -> str:
 
 
 def answers(results: list[Result]) -> list[str]:
-    """A table with a line for each experiment: what becomes of its claim, and the most that a growth saves there."""
+    """A table with a line for each experiment: what is saved against scratch, and who is ahead of whom."""
     rows = []
     for content in results:
         name = content["experiment"]["name"]
         anchor = re.sub(r"[^\w -]", "", f"{name}: {content['experiment']['title']}".lower()).replace(" ", "-")
-        rows.append([f"[{name}](#{anchor})", headline(content), *most_saved(content)])
-    return markdown(["experiment", "answer", "most saved by", "steps saved", "source counted"], rows)
-
-
-def most_saved(content: Result) -> list[str]:
-    """The LEMON arm that reaches the mark in the fewest steps, and what it saves; nothing where none is shown."""
-    arms = [arm for arm in verdict.lemons(content) if arm["saved"]] if wording.has_savings(content) else []
-    if not arms:
-        return ["", "", ""]
-    best = max(arms, key=lambda arm: arm["saved"]["steps"]["mean"] if arm["saved"] else 0.0)
-    return [best["label"], wording.saved_text(best, "steps"), wording.saved_text(best, "flops_with_source")]
+        rows.append([f"[{name}](#{anchor})", *answer_line(content)])
+    return markdown(["experiment", "steps saved", "source counted", "against the best other method"], rows)
 
 
 def headline(content: Result) -> str:

@@ -46,6 +46,12 @@ def head_starts(content: Result) -> list[HeadStart]:
     ]
 
 
+def measured_head_starts(content: Result) -> list[HeadStart]:
+    """The same, only where training from scratch was run at several lengths: one alone is no yardstick."""
+    lengths = {at["steps"] for arm in content["arms"] if arm["method"] == "scratch" for at in arm["at"]}
+    return head_starts(content) if len(lengths) > 1 else []
+
+
 def _yardstick(scratch: Sequence[ArmResult], better: Better) -> dict[int, list[tuple[float, float]]]:
     """The best (steps, final) from scratch, by seed and length; schedules are not mixed within a length."""
     best = min if better == "lower" else max

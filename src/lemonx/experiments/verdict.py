@@ -81,21 +81,21 @@ def judge(content: Result, arm: ArmResult, other: ArmResult) -> ArmComparison:
     larger, smaller = first.less or second.more, first.more or second.less
     # A bound decides only if the truth behind it can but add to the difference.
     unsure = {AHEAD: smaller, BEHIND: larger, NOISE: larger or smaller, OPEN: True}[leans]
-    if unsure and (lengths := _common_lengths(arm, other)):
-        return _at_equal_length(content, arm, other, max(lengths))
+    if unsure and (lengths := common_lengths(arm, other)):
+        return at_equal_length(content, arm, other, max(lengths))
     outcome = OPEN if unsure or noise is None else leans
     bound = {(True, False): AT_LEAST, (False, True): AT_MOST}.get((larger, smaller), "")
     return ArmComparison(arm["label"], other["label"], outcome, STEPS, advantage, noise, None, bound, not unsure)
 
 
-def _at_equal_length(content: Result, arm: ArmResult, other: ArmResult, length: int) -> ArmComparison:
+def at_equal_length(content: Result, arm: ArmResult, other: ArmResult, length: int) -> ArmComparison:
     first, second = (next(at for at in a["at"] if at["steps"] == length)["by_seed"] for a in (arm, other))
     better, worse = (first, second) if content["experiment"]["better"] == "higher" else (second, first)
     advantage, noise = paired(better, worse)
     return ArmComparison(arm["label"], other["label"], outcome_of(advantage, noise), FINAL, advantage, noise, length)
 
 
-def _common_lengths(arm: ArmResult, other: ArmResult) -> set[int]:
+def common_lengths(arm: ArmResult, other: ArmResult) -> set[int]:
     return {at["steps"] for at in arm["at"]} & {at["steps"] for at in other["at"]}
 
 
@@ -148,13 +148,20 @@ def _rivals(content: Result, arm: ArmResult, other: ArmResult) -> bool:
     return other["method"] != LEMON and (other["method"] == "scratch" or other["source"] == arm["source"])
 
 
-def variants(content: Result) -> list[ArmComparison]:
-    """The further LEMON arms of a source against the reference, which is its first if the experiment names none."""
+def references(content: Result) -> dict[str, ArmResult]:
+    """By source, the LEMON arm that its others are compared with: the reference, or the first."""
     named = [arm for arm in lemons(content) if arm["label"] == content["experiment"].get("reference")]
-    arms = [arm for arm in lemons(content) if not is_baseline(content, arm)]
     first: dict[str, ArmResult] = {}
-    for arm in [*named, *arms]:
-        first.setdefault(arm["source"], arm)
+    for arm in [*named, *lemons(content)]:
+        if arm in named or not is_baseline(content, arm):
+            first.setdefault(arm["source"], arm)
+    return first
+
+
+def variants(content: Result) -> list[ArmComparison]:
+    """The further LEMON arms of a source against its reference."""
+    first = references(content)
+    arms = [arm for arm in lemons(content) if not is_baseline(content, arm)]
     return [judge(content, arm, first[arm["source"]]) for arm in arms if arm is not first[arm["source"]]]
 
 
@@ -165,9 +172,9 @@ def finals(content: Result) -> list[ArmComparison]:
     others = [arm for arm in content["arms"] if arm["method"] not in (LEMON, "scratch")]
     pairs += [(arm, other) for other in others for arm in lemons(content) if arm["source"] == other["source"]]
     return [
-        _at_equal_length(content, arm, other, length)
+        at_equal_length(content, arm, other, length)
         for arm, other in pairs
-        for length in sorted(_common_lengths(arm, other))
+        for length in sorted(common_lengths(arm, other))
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from lemonx.experiments.answer import AT_MOST, NOT_REACHED
 from lemonx.experiments.forgetting import forgettings
-from lemonx.experiments.head_start import head_starts
+from lemonx.experiments.head_start import HeadStart, measured_head_starts
 from lemonx.experiments.result_file import ArmResult, Figure, Result
 
 AT_LEAST = "at least"
@@ -155,14 +155,18 @@ def forgetting_table(content: Result) -> list[list[str]]:
 
 
 def head_start_table(content: Result) -> list[list[str]]:
-    """What each source is worth in steps from scratch, and net of its own cost, the names of the columns first.
-
-    Only where training from scratch was run at several lengths: one alone is no yardstick.
-    """
+    """What each source is worth in steps from scratch, and net of its own cost, the names of the columns first."""
     rows = [["method", "source", "steps", "head start (steps)", "net of the source"]]
-    lengths = {at["steps"] for arm in content["arms"] if arm["method"] == "scratch" for at in arm["at"]}
-    for one in head_starts(content) if len(lengths) > 1 else ():
-        bound = f"{one.bound} " if one.bound else ""
-        ahead = f"{bound}{steps(one.ahead['mean'])}{plus_minus(one.ahead['spread'], steps)}"
-        rows.append([one.arm, one.source, steps(one.steps), ahead, f"{bound}{_percents(one.net)}"])
+    for one in measured_head_starts(content):
+        ahead = f"{_bounded(one)}{steps(one.ahead['mean'])}{plus_minus(one.ahead['spread'], steps)}"
+        rows.append([one.arm, one.source, steps(one.steps), ahead, net_text(one)])
     return rows
+
+
+def net_text(one: HeadStart) -> str:
+    """What a whole run saves, its source counted."""
+    return f"{_bounded(one)}{_percents(one.net)}"
+
+
+def _bounded(one: HeadStart) -> str:
+    return f"{one.bound} " if one.bound else ""

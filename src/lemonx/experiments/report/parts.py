@@ -196,7 +196,10 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Section:
-    """One result; `lead` is the LEMON arm that is judged, and `overall` its outcome in the words of the summary."""
+    """One result; `lead` is the LEMON arm that is judged, and `overall` its outcome in the words of the summary.
+
+    `saved`, `counted`, `rivals`: the line that answers it.
+    """
 
     key: str
     name: str
@@ -215,6 +218,9 @@ class Section:
     outcome: str
     verdict: str
     overall: str
+    saved: str
+    counted: str
+    rivals: str
     lead: AnswerRow | None
     costs_more: bool
     rows: Sequence[AnswerRow]

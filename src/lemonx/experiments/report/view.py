@@ -35,6 +35,7 @@ from lemonx.experiments.report.parts import (
 )
 from lemonx.experiments.report.styles import other_methods, styles
 from lemonx.experiments.result_file import ArmResult, Result
+from lemonx.experiments.rivals import answer_line
 from lemonx.experiments.verdict import ArmComparison
 from lemonx.planning.summary import human
 
@@ -59,6 +60,7 @@ class _Viewer:
         content, experiment = self.content, self.content["experiment"]
         compared = verdict.claims(content)
         outcome, sentence = verdict.answer(content)
+        saved, counted, against = answer_line(content)
         rows = self.rows()
         # The arm that the claim is judged by, unless that sets the mark.
         named = [row for row in rows if row.label == experiment.get("reference") != experiment["baseline"]]
@@ -80,7 +82,10 @@ class _Viewer:
             steps=self.take.one("steps", text=wording.steps),
             outcome=outcome,
             verdict=sentence,
-            overall=verdict.OVERALL[outcome],
+            overall=verdict.OVERALL[outcome] if compared or outcome != verdict.OPEN else "variants alone",
+            saved=saved,
+            counted=counted,
+            rivals=against,
             lead=lead,
             costs_more=bool(lead and lead.saved and float(lead.saved.flops_with_source.mean.value) < 0),
             rows=rows,
