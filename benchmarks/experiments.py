@@ -162,8 +162,10 @@ STARTS = tuple(
 )
 DEPTH = ("depth-alone", "depth-alone-six", "depth-alone-lesa")
 DEPTH += tuple(f"depth-alone{kind}{size}" for kind in KINDS for size in ("-four", ""))
-INSIDE = tuple(f"growth-inside{size}" for size in ("", "-small", "-large", "-long", "-shakespeare"))
-ORDER = (*PAPER, *STARTS, *DEPTH, "baselines", "upcycling", "muon", *INSIDE, "without-forgetting")
+BEYOND = ("baselines", "baselines-large", "upcycling", "muon", "muon-large")
+INSIDE = tuple(f"growth-inside{size}" for size in ("", "-small", "-large", "-long", "-long-ramp", "-shakespeare"))
+FORGETTING = ("without-forgetting", "without-forgetting-large")
+ORDER = (*PAPER, *STARTS, *DEPTH, *BEYOND, *INSIDE, *FORGETTING)
 assert {*ORDER, "demo"} == set(compare.names())
 
 if __name__ == "__main__":

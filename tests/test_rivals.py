@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lemonx.experiments import report
-from lemonx.experiments.rivals import best_against_best, rivals_text, saved_lines
+from lemonx.experiments.rivals import answer_line, best_against_best, rivals_text, saved_lines
 from test_report import DOCS
 
 
@@ -81,6 +81,8 @@ def test_nothing_is_saved_without_scratch_or_with_a_mark_that_is_not_reached() -
     grown = arm("a", "lemon", {50: (1.2, 1.3)})
     assert saved_lines(content(SCRATCH, grown)) == ("a: the mark is not reached (0.2500 short)", "")
     assert saved_lines(content(grown, baseline="a")) == ("", "")
+    short = arm("short", "scratch", {50: (1.2, 1.3)})
+    assert answer_line(content(SCRATCH, short)) == ("", "", "")  # nothing was grown
 
 
 def test_of_whole_runs_the_net_is_told_beside_that_of_the_source_alone() -> None:

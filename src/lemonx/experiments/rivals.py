@@ -85,9 +85,9 @@ def saved_lines(content: Result) -> tuple[str, str]:
     If no start reaches the mark with every seed, how near the nearest comes. Of whole runs, the net of all phases, and
     that of the best other way to go on from the source.
     """
-    if not wording.has_savings(content):
-        return "", ""
     arms = [arm for arm in lemons(content) if not wording.is_baseline(content, arm)]
+    if not arms or not wording.has_savings(content):
+        return "", ""
     steps, counted = _saved(content, arms)
     nets = [one for one in measured_head_starts(content) if AT_MOST not in one.bound]
     grown = [one for one in nets if one.arm in {arm["label"] for arm in arms}]
