@@ -218,6 +218,10 @@ def test_every_growth_of_a_shipped_experiment_is_defined(name: str, tmp_path: Pa
         ({"quick": {"seeds": [0], "arms": ["LEMON"]}}, "quick leaves out 'scratch', which sets the mark"),
         ({"quick": {"seeds": [0], "arms": ["scratch", "lemon"]}}, "quick has 'lemon', which is not an arm"),
         ({"arms": [{"label": "scratch", "train": {"steps": 3}}]}, "has steps, which are not used"),
+        ({"lengths": [0.5, 0.5, 1.0]}, "arm 'LEMON' has two lengths of equal steps"),
+        ({"lengths": [0.5, 0.55, 1.0]}, "arm 'LEMON' has two lengths of equal steps"),
+        ({"sources": {"source": {"epochs": 1}}}, "source 'source' needs steps"),
+        ({"downstream": [{"name": "a", "metric": "b", "train": {}}] * 2}, "two downstream tasks have one name"),
     ],
 )
 def test_an_experiment_that_makes_no_sense(change: dict[str, object], says: str) -> None:
@@ -309,6 +313,23 @@ def test_a_head_start_in_steps() -> None:
     grown["runs"][0]["final"] = 0.9
     [found] = head_starts(content)
     assert (found.ahead["mean"], found.bound) == (350.0, "at least")
+
+
+def test_the_quick_version_of_an_experiment_that_has_none(tmp_path: Path) -> None:
+    with pytest.raises(BadRecipe, match="has no quick version: leave out --quick"):
+        compare.compare(tiny(quick=None), tmp_path / "out", quick=True, cache=tmp_path / "cache", tell=pytest.fail)
+
+
+def test_a_cache_has_one_place_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unfinished run is known by where its source lies: from another folder it goes on too."""
+    seen: list[Path] = []
+    monkeypatch.setattr(compare, "run_all", lambda wanted, cache, **_: seen.append(cache))
+    monkeypatch.setattr(compare, "result", lambda *_, **__: {})
+    (tmp_path / "below").mkdir()
+    for folder, name in ((tmp_path, "cache"), (tmp_path / "below", "../cache"), (tmp_path, tmp_path / "cache")):
+        monkeypatch.chdir(folder)
+        compare.compare(tiny(), tmp_path / f"out{len(seen)}", cache=Path(name))
+    assert set(seen) == {tmp_path / "cache"}
 
 
 def test_an_experiment_runs_and_runs_again_from_its_cache(tmp_path: Path) -> None:

@@ -103,8 +103,14 @@ def test_a_source_counts_until_its_loss_is_flat(tmp_path: Path) -> None:
         file.write_text(f"step,learning_rate,train_loss,validation_loss\n{rows}")
         with pytest.raises(BadRecipe, match="its steps must rise"):
             useful_steps(file)
+    file.write_text(f"step,validation_loss\n0,{'1' * 200_000}\n")
+    with pytest.raises(BadRecipe, match="is not the curve of a run"):
+        useful_steps(file)
     with pytest.raises(BadRecipe, match="No such file"):
         useful_steps(tmp_path / "nothing.csv")
+    file.unlink()
+    with pytest.raises(BadRecipe, match="does not exist: give a run's folder"):
+        useful_steps(tmp_path)
 
 
 def test_lengths_are_told_from_the_mean_over_seeds_and_only_near_those_that_were_run() -> None:

@@ -181,8 +181,11 @@ def test_the_callback_for_any_trainer(tmp_path: Path) -> None:
         output_dir=str(tmp_path / "o"), max_steps=5, learning_rate=0.0, per_device_train_batch_size=2, report_to="none",
         save_strategy="no", use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
-    Trainer(model, args, train_dataset=examples, callbacks=[Watch(tmp_path / "t", steps=3)]).train()
+    trainer = Trainer(model, args, train_dataset=examples, callbacks=[Watch(tmp_path / "t", steps=3)])
+    trainer.train()
     assert seen == [round(weight_at(step, 3), 6) for step in range(5)]
+    with pytest.raises(BadRecipe, match="is open already"):  # a second training would add the copies once more
+        trainer.train()
     for name, parameter in model.named_parameters():
         if name in start:
             torch.testing.assert_close(parameter.detach(), start[name] + comes.get(name, 0.0), rtol=1e-5, atol=1e-7)

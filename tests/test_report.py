@@ -385,6 +385,11 @@ def test_report_reads_what_compare_wrote_and_writes_the_whole_page_or_nothing(
     written = report.write([report.read(tmp_path)], tmp_path / "new" / "page.html")
     assert written.read_text() == report.render([results[0]]) and len(list(written.parent.iterdir())) == 1
     assert page.read_bytes().isascii()
+    said = results[0]["experiment"]
+    bare = {**said, "paper": {"finding": said["paper"]["finding"]}}  # recipes may be left out
+    assert said["paper"]["recipes"] and "the paper&#8217;s recipes" not in report.render(
+        [{**results[0], "experiment": bare}]
+    )
     with pytest.raises(BadOutput, match="cannot be written"):
         report.write(results, tmp_path / "result.json" / "page.html")
 

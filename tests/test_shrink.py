@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from safetensors.torch import load_file, save_file
 import lemonx
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, BadRecipe, NotVerified, Refused
+from lemonx.training import run_folder
 from lemonx.training.kept import KeepSource, SourceEntries
 from lemonx.training.recipe import parse_recipe
-from lemonx.training.run import run
+from lemonx.training.run import TrainingJob, run
 from pico import PICO, load, save
 
 TEXT: dict[str, Any] = dict(kind="stdlib", length=32, validation_examples=8)
@@ -199,6 +201,55 @@ def test_a_run_that_grows_by_itself_goes_on_and_shrinks(source: Path, tmp_path: 
     run(parse_recipe(recipe), tmp_path / "out")
     lemonx.shrink(tmp_path / "out", tmp_path / "again")
     assert digest(tmp_path / "again") == digest(source)
+
+
+def test_a_run_that_is_stopped_after_its_last_checkpoint_shrinks(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its steps are done, and what it was grown from is still known when it goes on."""
+    lemonx.expand(source, tmp_path / "l", width=64, free="inside", verify=False)
+    asked = parse_recipe({**COMMON, "source": str(tmp_path / "l"), "train": "new", "save_every": 1})
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(TrainingJob, "_finish", stop)
+        run(asked, tmp_path / "out")
+    assert [path.name for path in run_folder.saved_folders(tmp_path / "out")] == ["checkpoint-3"]
+    run(asked, tmp_path / "out")
+    lemonx.shrink(tmp_path / "out", tmp_path / "again")
+    assert digest(tmp_path / "again") == digest(source)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_keeps_what_it_finds(source: Path, tmp_path: Path) -> None:
+    """It begins again, and its source was grown otherwise since: what stays is what the new growth holds."""
+    asked = parse_recipe({**COMMON, "source": str(tmp_path / "l"), "train": "new"})
+    lemonx.expand(source, tmp_path / "l", depth=3, free="inside", placement="before", verify=False)
+    left = SourceEntries(tmp_path / "l").record
+    lemonx.expand(source, tmp_path / "l", depth=3, free="inside", placement="interleaved", verify=False, force=True)
+    assert SourceEntries(tmp_path / "l").record != left
+    with run_folder.claimed(tmp_path / "killed", asked, resume=True, force=False):
+        run_folder.remember(tmp_path / "killed", "grown", dict(left))
+    run(asked, tmp_path / "killed")
+    lemonx.shrink(tmp_path / "killed", tmp_path / "again")
+    assert digest(tmp_path / "again") == digest(source)
+
+
+def test_a_config_that_does_not_follow_from_the_growth_is_named(source: Path, tmp_path: Path) -> None:
+    lemonx.expand(source, tmp_path / "l", depth=3, free="inside", verify=False)
+    said = json.loads((tmp_path / "l" / "lemonx.json").read_text())
+    for change, message in (
+        (
+            {"method": "hypercloning"},
+            r"/l' has a config.json that does not follow from the growth",
+        ),
+        ({"seed": "one"}, r"lemonx.json' is not a certificate that lemonx wrote.*: expand again with this version"),
+    ):
+        (tmp_path / "l" / "lemonx.json").write_text(json.dumps({**said, **change}))
+        with pytest.raises(BadCheckpoint, match=message):
+            lemonx.shrink(tmp_path / "l", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 def test_training_new_needs_something_to_keep_and_something_to_train(source: Path, tmp_path: Path) -> None:

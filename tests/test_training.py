@@ -442,6 +442,9 @@ def test_own_copies_are_advised_no_warmup(
         assert ("without one" in text) == (warmup == 0)
     asked = advice.advise(found, advice.OwnTraining(steps=3000, warmup=7, **OWN))
     assert asked.warmup == 7 and "warm-up of 7 steps" in advice_text(asked, "yaml")
+    # Longer than what is left beside the decay of the shortened run: a tenth of that run, as `lemonx train` has it.
+    long = advice.advise(found, advice.OwnTraining(steps=3000, warmup=2900, **OWN), "wsd")
+    assert long.warmup == long.length // 10 == long.schedule().warmup
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def compare(
 ) -> Result:
     """Run what is missing, and write OUTPUT/result.json; returns its content."""
     _check_result(output / result_file.FILE)
+    cache = cache.resolve()  # an unfinished run is known by where its source lies
     asked = experiment.shortened() if quick else experiment
     if seeds is not None:
         asked = asked.model_copy(update={"seeds": tuple(range(seeds))})

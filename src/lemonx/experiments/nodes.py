@@ -168,7 +168,7 @@ def _trained(experiment: Experiment, arm: Arm, grown: Node, length: float, seed:
     from lemonx import methods
 
     recipe = {**experiment.train, **experiment.target.train, **arm.train, "seed": seed}
-    recipe["steps"] = max(1, round(experiment.steps * length))
+    recipe["steps"] = experiment.steps_of(length)
     if arm.method != AS_IT_IS and (kind := methods.find(arm.method).inherits):
         recipe["inheritance"] = {"kind": kind}
     return Node(TRAINED, recipe, (grown,), label=f"{arm.label}, {recipe['steps']} steps, seed {seed}")

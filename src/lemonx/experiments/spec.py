@@ -118,12 +118,23 @@ class Experiment(_Strict):
                 raise ValueError(f"arm {arm.label!r} grows from {arm.source!r}, which is not among the sources")
         for name, source in self.sources.items():
             self._check_origin(name, source.get(GROWN_FROM))
+            if "steps" not in {**self.train, **source}:
+                raise ValueError(f"source {name!r} needs steps: its cost is counted by them")
+        tasks = [task.name for task in self.downstream]
+        if len(set(tasks)) != len(tasks):
+            raise ValueError("two downstream tasks have one name")
         for length in (*self.lengths, *(n for arm in self.arms for n in arm.lengths or ())):
             if not 0 < length <= 4:
                 raise ValueError(f"length {length}: want a fraction of the target's steps")
         steps = self.target.train.get("steps")
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError("target.train needs steps, the length of training from scratch")
+        for arm in self.arms:
+            counts = [self.steps_of(length) for length in self.lengths_of(arm)]
+            if len(set(counts)) != len(counts):
+                raise ValueError(
+                    f"arm {arm.label!r} has two lengths of equal steps, which would make the spread smaller than it is"
+                )
         if self.quick is not None and self.quick.arms is not None:
             if odd := next((label for label in self.quick.arms if label not in labels), None):
                 raise ValueError(f"quick has {odd!r}, which is not an arm")
@@ -144,13 +155,17 @@ class Experiment(_Strict):
         assert isinstance(steps, int)
         return steps
 
+    def steps_of(self, length: float) -> int:
+        """The steps of a run of this part of the target's."""
+        return max(1, round(self.steps * length))
+
     def lengths_of(self, arm: Arm) -> tuple[float, ...]:
         return arm.lengths or self.lengths
 
     def shortened(self) -> Experiment:
-        """The quick version."""
+        """The quick version; BadRecipe if there is none."""
         if self.quick is None:
-            return self
+            raise BadRecipe(f"the experiment {self.name!r} has no quick version", "leave out --quick, or write [quick]")
         quick = self.quick
         arms = tuple(
             arm.model_copy(update={"lengths": _common(arm.lengths, quick.lengths)})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,7 @@ from lemonx.checkpoints.config import class_names
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe
 from lemonx.planning.plan import Plan
-from lemonx.training.schedule import Schedule
+from lemonx.training.schedule import Schedule, fitting_warmup
 from lemonx.verification.certificate import certificate_in
 
 # Why, in the words of `lemonx recipe`.
@@ -232,9 +232,8 @@ def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "c
     elif minimum is None:
         # Six digits, as people write rates: the quotient of the paper's two is not one of binary numbers.
         minimum = float(f"{own.learning_rate * paper.minimum / paper.maximum:.6g}")
-    return Advice(
-        grown, unit, scratch, length, min(warmup, length - 1), own.batch_size, own.learning_rate, minimum, decay
-    )  # fmt: skip
+    found = Advice(grown, unit, scratch, length, warmup, own.batch_size, own.learning_rate, minimum, decay)
+    return replace(found, warmup=fitting_warmup(warmup, length, found.schedule().cooldown))
 
 
 def _share(plan: Plan) -> float:

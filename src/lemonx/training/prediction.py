@@ -27,7 +27,7 @@ import numpy as np
 
 from lemonx.checkpoints.opening import MAX_TEXT, read_given
 from lemonx.checkpoints.plain import JsonValue, parse_json
-from lemonx.errors import BadRecipe
+from lemonx.errors import BadCheckpoint, BadRecipe
 from lemonx.training.curve import COLUMNS
 
 # The growths that were measured, written by benchmarks/prediction.py.
@@ -203,10 +203,12 @@ def useful_steps(curve: Path) -> int:
         raw, path = read_given(curve, "curve.csv", MAX_TEXT)
     except OSError as error:
         raise BadRecipe(f"cannot be read ({error.strerror})", "give a run's folder", file=curve) from None
+    except BadCheckpoint as error:
+        raise BadRecipe(error.found, "give a run's folder", file=error.file) from None
     try:
         rows = list(csv.DictReader(raw.decode("utf-8-sig").splitlines()))
         points = [(int(float(row["step"])), float(row[COLUMNS[3]])) for row in rows if row.get(COLUMNS[3])]
-    except (ValueError, KeyError, OverflowError, UnicodeDecodeError):
+    except (ValueError, KeyError, OverflowError, csv.Error):
         points = []
     if not points:
         raise BadRecipe(

@@ -5,7 +5,8 @@ then w + g(s) c after s steps, with c from the file and g from 0 to 1: the first
 after the ramp the block is a full copy, whatever it has learned besides. Before each step the model gets the part of c
 by which g grew, so that its weights are always those that it computes with: a checkpoint needs no other file than this
 one to go on, a run that is killed inside the ramp continues as if it had not been, and at the end nothing is left to
-fold in.
+fold in. (In a model that is itself in bfloat16 or float16 a checkpoint lacks what rounding has left out so far, less
+than a unit in the last place of every weight.)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 
 from lemonx.checkpoints.folder import RAMP
 from lemonx.checkpoints.opening import file_inside
-from lemonx.errors import BadCheckpoint
+from lemonx.errors import BadCheckpoint, BadRecipe
 from lemonx.models.held import Held
 
 
@@ -61,7 +62,8 @@ class RampCallback(TrainerCallback):
     """Opens the added blocks of a model over `steps` steps of transformers' Trainer, from step `start` on.
 
     `folder`: what `lemonx expand --ramp` wrote, or the file itself. It is added to the weights of the model that is
-    trained, so load that model from the same folder, and give the callback again when you resume.
+    trained, so load that model from the same folder. When you resume inside the ramp, load the model from the
+    checkpoint and give the callback again: of some experts Trainer itself does not restore what a checkpoint holds.
 
         trainer = Trainer(model, args, train_dataset=..., callbacks=[RampCallback("large", steps=100)])
     """
@@ -71,11 +73,15 @@ class RampCallback(TrainerCallback):
             raise ValueError("a ramp has at least one step, and starts at step 0 or later")
         self.file, self.steps, self.start = _file(Path(folder)), steps, start
         self._parts: list[_Part] = []
+        self._model: PreTrainedModel | None = None
+        self._opened: PreTrainedModel | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
     ) -> None:
         """Find the parameters that the file is for."""
+        if self._opened is model and state.global_step <= self.start:
+            raise BadRecipe("the ramp of this model is open already", "leave the callback out of its next training")
         self.begin(model)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -87,7 +93,7 @@ class RampCallback(TrainerCallback):
 
     def begin(self, model: PreTrainedModel) -> None:
         """For a loop of your own: find the parameters of the model that the file is for."""
-        self._parts = _matched(model, _read(self.file), self.file)
+        self._model, self._parts = model, _matched(model, _read(self.file), self.file)
 
     @torch.no_grad()
     def before(self, step: int) -> None:
@@ -96,6 +102,7 @@ class RampCallback(TrainerCallback):
         grown = weight_at(here, self.steps) - weight_at(here - 1, self.steps)
         for part in self._parts if grown else ():
             part.add(grown)
+            self._opened = self._model
 
 
 def _file(path: Path) -> Path:

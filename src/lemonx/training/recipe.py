@@ -16,7 +16,7 @@ from lemonx.data import TASKS
 from lemonx.data.strict import Strict
 from lemonx.errors import BadRecipe, LemonxError
 from lemonx.guards.limits import LARGEST, LARGEST_RUN_SEED, LARGEST_SEED, MOST_AT_ONCE, MOST_STEPS
-from lemonx.training.schedule import COOLDOWN, Decay, Schedule
+from lemonx.training.schedule import COOLDOWN, Decay, Schedule, fitting_warmup
 
 Task = Literal["causal-lm", "masked-lm", "image-classification", "sequence-classification"]
 assert get_args(Task) == TASKS
@@ -252,14 +252,10 @@ class Recipe(Strict):
         return self.warmup or 0
 
     def schedule(self, examples: int) -> Schedule:
-        """The learning rate of the whole run, given the number of training examples.
-
-        A warm-up for which the run is too short is shortened to a tenth of the run.
-        """
+        """The learning rate of the whole run, given the number of training examples."""
         total, warmup = self.total_steps(examples), self.warmup_steps(examples)
         cooldown = math.ceil((self.cooldown or COOLDOWN) * total) if self.decay == "wsd" else 0
-        if warmup >= total or warmup + cooldown > total:
-            warmup = min(total // 10, total - cooldown)
+        warmup = fitting_warmup(warmup, total, cooldown)
         return Schedule(self.learning_rate, self.min_learning_rate, warmup, total, self.decay, cooldown)
 
     def _in_steps(self, epochs: float, examples: int) -> int:

@@ -137,28 +137,23 @@ class TrainingJob:
         if self.legs[0].ramp is not None:
             keep_ramp(self.legs[0], source, self.output)
         if self.recipe.train == "new":
-            self._entries = self._source_entries(source)
+            from lemonx.training.kept import SourceEntries
+
+            # Read anew: a run that was stopped before its first checkpoint may have begun with another growth.
+            self._entries = SourceEntries(source)
+            run_folder.remember(self.output, KEY, dict(self._entries.record))
         return self._loaded(source, self.data.model)
-
-    def _source_entries(self, folder: Path) -> SourceEntries:
-        """What is to stay as it is; a run that goes on knows from what it was grown."""
-        from lemonx.training.kept import SourceEntries
-
-        known = run_folder.remembered(self.output, KEY)
-        entries = SourceEntries(folder, known if isinstance(known, dict) else None)
-        if known is None:
-            run_folder.remember(self.output, KEY, dict(entries.record))
-        return entries
 
     def _keep(self, trained: PreTrainedModel, saved: Saved | None) -> KeepSource | None:
         """What keeps the source's numbers in the model, if only what was added is trained."""
         if self.recipe.train != "new":
             return None
-        from lemonx.training.kept import KeepSource
+        from lemonx.training.kept import KeepSource, SourceEntries
 
         if self._entries is None:
             assert saved is not None
-            self._entries = self._source_entries(saved.path)
+            known = run_folder.remembered(self.output, KEY)
+            self._entries = SourceEntries(saved.path, known if isinstance(known, dict) else None)
         return KeepSource(trained, self._entries)
 
     def _expanded(self, source: Path, leg: Leg) -> PreTrainedModel:
@@ -295,6 +290,7 @@ class TrainingJob:
         write_whole(self.output / RUN, json.dumps(self._account(trained, done), indent=2) + "\n")
 
     def _account(self, trained: PreTrainedModel, done: FinishedRun) -> dict[str, JsonValue]:
+        grown = run_folder.remembered(self.output, KEY)
         return {
             "lemonx": versions()["lemonx"],
             "finished": True,
@@ -310,5 +306,5 @@ class TrainingJob:
             "stages": [asdict(stage) for stage in done.stages],
             "final": done.final,
             "files": run_folder.brought_along(self.output),
-            **({} if self._entries is None else {KEY: dict(self._entries.record)}),
+            **({} if grown is None else {KEY: grown}),
         }

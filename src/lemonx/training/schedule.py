@@ -18,6 +18,15 @@ Decay = Literal["cosine", "linear", "wsd", "constant"]
 COOLDOWN = 0.2
 
 
+def fitting_warmup(warmup: int, total: int, cooldown: int = 0) -> int:
+    """A warm-up for which a run is too short is shortened to a tenth of the run.
+
+    >>> fitting_warmup(5, 100, 40), fitting_warmup(70, 100, 40), fitting_warmup(5, 5), fitting_warmup(9, 100, 95)
+    (5, 10, 0, 5)
+    """
+    return min(total // 10, total - cooldown) if warmup >= total or warmup + cooldown > total else warmup
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A learning-rate schedule. Step `total` would have the minimum; the last update, step total - 1, is just above.

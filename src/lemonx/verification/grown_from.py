@@ -21,6 +21,7 @@ from lemonx.verification.certificate import Said, parse_certificate
 
 # The key of run.json.
 KEY = "grown"
+_AGAIN = "expand again with this version"
 _KEPT = ("method", "free", "seed", "dtype", "source", "layout")
 
 
@@ -55,10 +56,13 @@ def grown_from(checkpoint: Checkpoint) -> GrownFrom:
 
 def parse_grown(content: Mapping[str, Any], file: Path, *, trained: bool) -> GrownFrom:
     """What the content of a lemonx.json, or the record of a run, says; `file` is for messages."""
-    said = parse_certificate(content, file)
+    try:
+        said = parse_certificate(content, file)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(error.found, _AGAIN, file=file) from None
     layout = Layout.parse(content.get("layout"))
     source = content.get("source")
     digest = source.get("sha256") if isinstance(source, dict) else None
     if layout is None or not isinstance(digest, str):
-        raise BadCheckpoint("does not record how the source lay on disk", "expand again with this version", file=file)
+        raise BadCheckpoint("does not record how the source lay on disk", _AGAIN, file=file)
     return GrownFrom(said, layout, digest, trained, {key: content.get(key) for key in _KEPT})

@@ -10,7 +10,7 @@ from pathlib import Path
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.folder import CONFIG, INDEX
 from lemonx.checkpoints.layout import shards, without_numbers
-from lemonx.errors import BadCheckpoint, NotVerified
+from lemonx.errors import BadCheckpoint, LemonxError, NotVerified
 from lemonx.execution.shrinking import read_back
 from lemonx.execution.sidecar_files import follows_sizes
 from lemonx.planning.plan import Plan
@@ -35,7 +35,13 @@ class Shrunk:
 def recovered_plan(large: Checkpoint, grown: GrownFrom, tables: Tables) -> Generator[tuple[Plan, Checkpoint]]:
     """The plan that made a checkpoint, and its source without numbers, from what is recorded beside the target."""
     with without_numbers(grown.layout, large.origin) as small, table_for(small, tables):
-        yield plan_again(small, large, grown.said), small
+        try:
+            plan = plan_again(small, large, grown.said)
+        except NotVerified as error:
+            why = error.__cause__.found if isinstance(error.__cause__, LemonxError) else error.found
+            found = f"has a {CONFIG} that does not follow from the growth that is recorded beside it ({why})"
+            raise BadCheckpoint(found, _GIVE, file=large.origin) from None
+        yield plan, small
 
 
 def shrink_folder(large: Path, output: Path, *, force: bool, tables: Tables) -> Shrunk:
@@ -81,7 +87,8 @@ def _require_same(folder: Path, sha256: str, large: Path) -> None:
     with Checkpoint.open(folder) as written:
         if written.content_digest() != sha256:
             raise NotVerified(
-                "holds other numbers than the source's where these stood, so the source cannot be read back",
+                "holds other numbers than the source's where these stood, or a config.json that was changed, so the "
+                "source cannot be read back",
                 _GIVE,
                 file=large,
             )
