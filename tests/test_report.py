@@ -547,10 +547,14 @@ def test_the_readme_says_what_the_report_says() -> None:
     for source, steps in (("2x64, 2400 steps", 150), ("2x64, 4800 steps", 300)):
         assert _percent(inside[source, steps].net) in flat and not inside[source, steps].bound
         assert inside[f"not grown, {source.partition(', ')[2]}", 150].net["mean"] > inside[source, steps].net["mean"]
-    content = report.read(DOCS / "results" / "growth-inside-long")
-    grown = [one for one in head_starts(content) if not one.arm.startswith("not grown")]
-    best = max(grown, key=lambda one: one.net["mean"])
-    assert f"{_percent(best.net)} at 15 tokens per parameter" in flat and not best.bound
+    long = report.read(DOCS / "results" / "growth-inside-long-ramp")
+    found = {(one.arm, one.steps): one for one in head_starts(long)}
+    ramp, plain = found["2x64, 1200 steps, ramp", 2000], found["2x64, 1200 steps", 2000]
+    assert f"15 tokens per parameter {_percent(ramp.net)} with a ramp of the new layers, {_percent(plain.net)}" in flat
+    assert not ramp.bound and not plain.bound
+    for name in ("baselines", "baselines-large"):
+        starts = {(c.arm, c.other): c.outcome for c in verdict.finals(report.read(DOCS / "results" / name))}
+        assert starts["own copies, no warm-up, WSD", "warm start"] == verdict.AHEAD
 
 
 def _said(arm: Any, what: str) -> str:
