@@ -447,6 +447,21 @@ def test_own_copies_are_advised_no_warmup(
     assert long.warmup == long.length // 10 == long.schedule().warmup
 
 
+def test_a_ramp_is_advised_for_a_decoder_whose_new_layers_write_nothing(tmp_path: Path) -> None:
+    """Not where no layer was added, where they come in by a ramp already, or where another method added them."""
+    source = pico.save(pico.PICO["llama-tied"](), tmp_path / "s")
+    for name, options, advised in (
+        ("deep", {"depth": 4}, True),
+        ("wide", {"width": 96}, False),
+        ("ramp", {"depth": 4, "ramp": True}, False),
+        ("stack", {"depth": 4, "method": "gstack"}, False),
+    ):
+        found = advice.growth(source, lemonx.expand(source, tmp_path / name, verify=False, **options).path)
+        given = advice.advise(found, advice.OwnTraining(steps=3000, **OWN))
+        for text in (advice_text(given, "yaml"), growth_text(found, [])):
+            assert ("--placement stacked --ramp" in " ".join(text.split())) == advised, name
+
+
 @pytest.mark.parametrize(
     ("own", "lacks"),
     [({}, "--steps (or --epochs, or --tokens), --learning-rate, --batch-size"),

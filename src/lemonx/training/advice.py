@@ -28,6 +28,8 @@ REASONS = {
     "own": "own copies (`--free own`) ended lower without one in `lemonx compare start-vit` and `start-bert`",
     "ramp": "the target was expanded with --ramp. In `lemonx compare growth-inside` a tenth of the run was as long; "
     "`RampCallback` is for a Trainer of your own",
+    "silent": "On Llamas layers that came in by a ramp ended lower (`lemonx compare baselines-large`, "
+    "`growth-inside-long-ramp`): expand with --placement stacked --ramp",
     "wsd": "the paper decays by a cosine. Grown models and models from scratch both ended lower like this in `lemonx "
     "compare bert` and `vit-best-rate`",
 }
@@ -109,7 +111,8 @@ class Growth:
     """A growth from source to target: the source's share of the target's weights, and what the paper knows of it.
 
     `lossy`: the method that made the target, if it does not keep the source's function. `own`: copies of units are
-    networks side by side, which train better without a warm-up. `opens`: its added blocks come in by a ramp.
+    networks side by side, which train better without a warm-up. `opens`: its added blocks come in by a ramp; `silent`:
+    they are those of a decoder, and write nothing at first.
     """
 
     task: str
@@ -120,6 +123,7 @@ class Growth:
     lossy: str | None = None
     own: bool = False
     opens: bool = False
+    silent: bool = False
 
     @property
     def fraction(self) -> float:
@@ -215,7 +219,9 @@ def growth(source: str | Path, target: str | Path) -> Growth:
     lossy = None if plan.policy.lossless else plan.policy.method
     found = nearest(kind, share, deepens)
     opens = said is not None and said.free.ramp
-    return Growth(_task(plan), kind, folder, share, found, lossy, plan.has_own_copies, opens)
+    task = _task(plan)
+    silent = deepens and not opens and lossy is None and task == "causal-lm"
+    return Growth(task, kind, folder, share, found, lossy, plan.has_own_copies, opens, silent)
 
 
 def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "cosine") -> Advice:

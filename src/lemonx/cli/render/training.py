@@ -87,9 +87,15 @@ def growth_text(grown: Growth, lacking: Sequence[str]) -> str:
         (
             f"Train it {grown.fraction:.2g} times as long as you would from scratch: {_why(grown)}.",
             f"Keep the maximum learning rate and the batch size of training from scratch{_warmup(grown)}.",
+            *_silent(grown),
             f"For a complete recipe, say how you would train it from scratch: add {', '.join(lacking)}.",
         )
     )
+
+
+def _silent(grown: Growth) -> Iterator[str]:
+    if grown.silent:
+        yield f"The added layers write nothing at first. {REASONS['silent']}."
 
 
 def _warmup(grown: Growth) -> str:
@@ -123,6 +129,7 @@ def _reasons(advice: Advice) -> Iterator[str]:
     if grown.opens:
         steps = f"{advice.ramp} steps" if advice.ramp else "some steps: add it, in steps"
         yield f"a ramp of {steps}: {REASONS['ramp']}."
+    yield from _silent(grown)
     if advice.decay == "wsd":
         yield f"constant, then a line to the minimum over the last {advice.cooldown:.0%}: {REASONS['wsd']}."
 
