@@ -124,7 +124,7 @@ def test_lengths_are_told_from_the_mean_over_seeds_and_only_near_those_that_were
 
 def test_growths_are_measured_against_all_lengths_of_the_same_run_from_scratch() -> None:
     """`start` trained further what `growth-inside` trained from scratch; a source's best start counts, and once."""
-    names = ("growth-inside", "start", "muon")
+    names = ("growth-inside", "start", "upcycling")  # whose scratch has one length alone
     found = measured_growths([report.read(RESULTS / name) for name in names])
     assert len(found) == 5 and {one.experiment for one in found} == {"growth-inside", "start"}
     longest = next(one for one in found if one.name.endswith("1200 steps"))
