@@ -191,6 +191,29 @@ def test_the_callback_for_any_trainer(tmp_path: Path) -> None:
             torch.testing.assert_close(parameter.detach(), start[name] + comes.get(name, 0.0), rtol=1e-5, atol=1e-7)
 
 
+def test_a_trainer_that_resumes_inside_the_ramp_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """As the callback says: with the model from the checkpoint, since Trainer itself does not restore experts."""
+    kind = type(PICO["mixtral"]())
+    lemonx.expand(save(PICO["mixtral"](), tmp_path / "s", torch.float32), tmp_path / "t", depth="+1", ramp=True)
+    args = TrainingArguments(
+        output_dir=str(tmp_path / "o"), max_steps=5, learning_rate=1e-3, per_device_train_batch_size=2, save_steps=2,
+        report_to="none", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+
+    def trained(folder: Path, resume: str | None) -> dict[str, torch.Tensor]:
+        model = kind.from_pretrained(folder)
+        rows = pico.inputs(model, seed=0)["input_ids"]
+        callback = RampCallback(tmp_path / "t", steps=4)
+        examples = [{"input_ids": row, "labels": row} for row in rows] * 8
+        Trainer(model, args, train_dataset=examples, callbacks=[callback]).train(resume_from_checkpoint=resume)
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    whole = trained(tmp_path / "t", None)
+    saved = tmp_path / "o" / "checkpoint-2"
+    resumed = trained(saved, str(saved))
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
+
+
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
     source = save(PICO["llama-tied"](), tmp_path / "s")
     with pytest.raises(BadCheckpoint, match=r"has no ramp.safetensors: expand with --ramp"):

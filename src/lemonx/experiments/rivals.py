@@ -21,6 +21,7 @@ from lemonx.experiments.verdict import (
     ArmComparison,
     answer,
     at_equal_length,
+    challengers,
     common_lengths,
     lemons,
     references,
@@ -63,8 +64,8 @@ def best_against_best(content: Result) -> Iterator[ArmComparison]:
 
 
 def _best(content: Result, arms: list[ArmResult], length: int) -> ArmResult:
-    sign = 1 if content["experiment"]["better"] == "lower" else -1
-    return min(arms, key=lambda arm: sign * next(at["mean"] for at in arm["at"] if at["steps"] == length))
+    best = min if content["experiment"]["better"] == "lower" else max
+    return best(arms, key=lambda arm: next(at["mean"] for at in arm["at"] if at["steps"] == length))
 
 
 def rivals_text(content: Result) -> str:
@@ -75,7 +76,7 @@ def rivals_text(content: Result) -> str:
 
 
 def _text(c: ArmComparison) -> str:
-    lead = f"{wording.metric(abs(c.advantage) if c.outcome in (AHEAD, BEHIND) else c.advantage)}"
+    lead = wording.metric(abs(c.advantage) if c.outcome in (AHEAD, BEHIND) else c.advantage)
     return f"{c.arm}: {WORDS[c.outcome].format(lead + wording.plus_minus(c.noise, wording.metric), c.other)}"
 
 
@@ -85,7 +86,7 @@ def saved_lines(content: Result) -> tuple[str, str]:
     If no start reaches the mark with every seed, how near the nearest comes. Of whole runs, the net of all phases, and
     that of the best other way to go on from the source.
     """
-    arms = [arm for arm in lemons(content) if not wording.is_baseline(content, arm)]
+    arms = challengers(content)
     if not arms or not wording.has_savings(content):
         return "", ""
     steps, counted = _saved(content, arms)

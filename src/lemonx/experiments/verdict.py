@@ -125,6 +125,11 @@ def lemons(content: Result) -> list[ArmResult]:
     return [arm for arm in content["arms"] if arm["method"] == LEMON]
 
 
+def challengers(content: Result) -> list[ArmResult]:
+    """The LEMON arms that do not themselves set the mark."""
+    return [arm for arm in lemons(content) if not is_baseline(content, arm)]
+
+
 def claims(content: Result) -> list[ArmComparison]:
     """Every LEMON arm against what starts from the same source, and against what needs none.
 
@@ -152,17 +157,17 @@ def references(content: Result) -> dict[str, ArmResult]:
     """By source, the LEMON arm that its others are compared with: the reference, or the first."""
     named = [arm for arm in lemons(content) if arm["label"] == content["experiment"].get("reference")]
     first: dict[str, ArmResult] = {}
-    for arm in [*named, *lemons(content)]:
-        if arm in named or not is_baseline(content, arm):
-            first.setdefault(arm["source"], arm)
+    for arm in [*named, *challengers(content)]:
+        first.setdefault(arm["source"], arm)
     return first
 
 
 def variants(content: Result) -> list[ArmComparison]:
     """The further LEMON arms of a source against its reference."""
     first = references(content)
-    arms = [arm for arm in lemons(content) if not is_baseline(content, arm)]
-    return [judge(content, arm, first[arm["source"]]) for arm in arms if arm is not first[arm["source"]]]
+    return [
+        judge(content, arm, first[arm["source"]]) for arm in challengers(content) if arm is not first[arm["source"]]
+    ]
 
 
 def finals(content: Result) -> list[ArmComparison]:
