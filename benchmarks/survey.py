@@ -1,6 +1,6 @@
-"""Every model type of the installed transformers, built tiny, run and grown: docs/families.md has what came of it.
+"""Expands a tiny model of every type of the installed transformers by the command line, and writes docs/families.md.
 
-    python benchmarks/survey.py --record survey.json            measure (an hour or more), and print the counts
+    python benchmarks/survey.py --record survey.json            measure (hours), and print the counts
     python benchmarks/survey.py --record survey.json --write    the same, and put the tables into docs/families.md
     python benchmarks/survey.py --from survey.json --write      without measuring anything
 

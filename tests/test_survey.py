@@ -5,93 +5,83 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+import lemonx
 from lemonx.cli import main, surveying
 from lemonx.cli.render.survey import survey_markdown
-from lemonx.cli.surveying import by_run, by_table
 from lemonx.diagnostics.survey import classes, counting, measuring, pool, record
 from lemonx.diagnostics.survey.configs import tiny_config
 from lemonx.diagnostics.survey.fields import tiny
-from lemonx.diagnostics.survey.measuring import Claim, difference, judged, measure
+from lemonx.diagnostics.survey.measuring import Grown, difference, judged, measure
 from lemonx.diagnostics.survey.randomise import randomise
 from lemonx.diagnostics.survey.rows import (
     COLUMNS,
     EXACT,
     FAILED,
-    NONE,
     NOT_COMPARED,
+    NOT_VERIFIED,
     REFUSED,
-    SMALL_GAINS,
-    TOWERS,
     UP_TO_EPS,
     WRONG,
     Cell,
     Row,
 )
-from lemonx.diagnostics.survey.running import giving, learned, read_by
+from lemonx.diagnostics.survey.running import learned, read_by
 from lemonx.diagnostics.survey.sizes import BASES, Sizes
-from lemonx.errors import BadData, Refused
+from lemonx.errors import BadData, LemonxError
 from lemonx.models.foreign import foreign
 from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
-from lemonx.verification.media import LENGTH, Batch
-
-WIDER, DEEPER = COLUMNS["width x2"](Sizes()), COLUMNS["depth"](Sizes())
+from lemonx.verification.media import LENGTH
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "small", "wide"),
+    ("name", "value", "small"),
     [
-        ("hidden_size", 4096, 48, 96),
-        ("num_attention_heads", 32, 4, 8),
-        ("num_key_value_heads", 8, 2, 4),
-        ("num_key_value_heads", 1, 1, 1),
-        ("pos_emb_width", 64, 4, 4),
-        ("intermediate_size", 11008, 80, 160),
-        ("head_dim", 128, 12, 12),
-        ("num_hidden_layers", 32, 2, 2),
-        ("vocab_size", 128256, 97, 97),
-        ("num_heads", [3, 6, 12], [2, 4, 8], [4, 8, 16]),
-        ("depths", [2, 2, 18, 2], [2, 2, 2, 2], [2, 2, 2, 2]),
-        ("conv_kernel", [10, 3, 3], [10, 3, 3], [10, 3, 3]),
-        ("linear_conv_kernel_dim", 4, 4, 4),
-        ("conv1d_width", 4, 4, 4),
-        ("layer_norm_eps", 1e-5, 1e-5, 1e-5),
-        ("mlp_ratio", 4.0, 4.0, 4.0),
-        ("use_cache", True, True, True),
+        ("hidden_size", 4096, 48),
+        ("num_attention_heads", 32, 4),
+        ("num_key_value_heads", 8, 2),
+        ("num_key_value_heads", 1, 1),
+        ("pos_emb_width", 64, 4),
+        ("intermediate_size", 11008, 80),
+        ("head_dim", 128, 12),
+        ("num_hidden_layers", 32, 2),
+        ("vocab_size", 128256, 97),
+        ("num_heads", [3, 6, 12], [2, 4, 8]),
+        ("depths", [2, 2, 18, 2], [2, 2, 2, 2]),
+        ("conv_kernel", [10, 3, 3], [10, 3, 3]),
+        ("linear_conv_kernel_dim", 4, 4),
+        ("conv1d_width", 4, 4),
+        ("layer_norm_eps", 1e-5, 1e-5),
+        ("mlp_ratio", 4.0, 4.0),
+        ("use_cache", True, True),
     ],
 )
-def test_a_size_is_told_from_its_name(name: str, value: Any, small: Any, wide: Any) -> None:
+def test_a_size_is_told_from_its_name(name: str, value: Any, small: Any) -> None:
     assert tiny(name, value, Sizes()) == small
-    assert tiny(name, value, WIDER) == wide
-
-
-def test_an_inner_size_in_terms_of_the_width_grows_alone_in_its_column() -> None:
-    ffn = COLUMNS["ffn"](Sizes())
-    assert tiny("mlp_ratio", 4, ffn) == 8 and tiny("mlp_ratios", [4.0, 2.0], ffn) == [8.0, 4.0]
-    small, large = (tiny_config("swin", sizes) for sizes in (Sizes(), ffn))
-    assert (small.embed_dim, large.embed_dim) == (small.embed_dim,) * 2 and large.mlp_ratio == 2 * small.mlp_ratio
 
 
 def test_lists_for_layers_keep_one_of_every_kind() -> None:
-    config, deeper = (tiny_config("gemma3_text", sizes) for sizes in (Sizes(), DEEPER))
+    config = tiny_config("gemma3_text", Sizes())
     assert config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
-    assert deeper.layer_types == config.layer_types + config.layer_types[1:]
     # Those that are numbered in a list are of one kind, and the others of another.
-    towers = [tiny_config("qwen2_5_vl", sizes).vision_config for sizes in (Sizes(), DEEPER)]
-    assert [(tower.depth, tower.fullatt_block_indexes) for tower in towers] == [(3, [2]), (5, [2, 4])]
-
-
-def test_a_deeper_model_has_the_same_classes() -> None:
-    assert tiny_config("vit", Sizes()).num_labels == tiny_config("vit", DEEPER).num_labels == 2
+    tower = tiny_config("qwen2_5_vl", Sizes()).vision_config
+    assert (tower.depth, tower.fullatt_block_indexes) == (3, [2])
     assert len(tiny_config("qwen3_next", Sizes()).layer_types) == tiny_config("qwen3_next", Sizes()).num_hidden_layers
+
+
+def test_a_folder_has_the_cache_that_its_class_has_by_default() -> None:
+    assert tiny_config("llama", Sizes()).use_cache is True
 
 
 def test_special_tokens_are_in_the_vocabulary_and_apart() -> None:
@@ -129,11 +119,6 @@ def test_a_tiny_model_runs_on_inputs_that_read_all_of_it(model_type: str) -> Non
         assert not failed and RUN[model_type] in batch
         read = read_by(model, batch, learned(model, batch))
         assert read.share >= 0.98, read.silent
-        for column in ("width x2", "width x1.5", "depth"):
-            large = classes.build(model_class, model_type, COLUMNS[column](base))
-            grown = {name: p.numel() for name, p in large.named_parameters()}
-            assert sum(grown.values()) > sum(p.numel() for p in model.parameters())
-            outputs(large, batch)
 
 
 def test_the_share_that_is_read_does_not_count_what_is_not() -> None:
@@ -179,39 +164,6 @@ def test_texts_are_longer_than_every_window(model_type: str, field: str) -> None
             wide = model_class(config).double().eval()
         wide.load_state_dict(model.state_dict())
         assert judged(model, wide, batch, frozenset(outputs(model, batch))).kind == WRONG
-
-
-TOWERED = ("qwen2_5_vl", "qwen3_vl", "gemma3", "llava", "smolvlm", "internvl")
-
-
-@pytest.mark.parametrize("model_type", TOWERED)
-def test_all_towers_grow_together_or_one_at_a_time(model_type: str) -> None:
-    """In every column the parameters of the towers that should grow do, and those of the others do not."""
-    model_class = classes.class_for(model_type, "IMAGE_TEXT_TO_TEXT")
-    columns = {"width x2": {"vision", "text"}, "depth": {"vision", "text"}, "ffn": {"vision", "text"},
-               "vision alone": {"vision"}, "text alone": {"text"}}  # fmt: skip
-    with foreign("build it", "look"):
-        small = classes.build(model_class, model_type, Sizes())
-        batch = find_inputs(small)[0]
-        sizes = {name: p.shape for name, p in small.named_parameters()}
-        for column, wanted in columns.items():
-            large = classes.build(model_class, model_type, {**COLUMNS, **TOWERS}[column](Sizes()))
-            changed = {name for name, p in large.named_parameters() if sizes.get(name) != p.shape}
-            blocks = [name for name in changed if re.search(r"\.\d+\.", name) and not re.search("project|merger", name)]
-            assert {"vision" if re.search("vision|visual", name) else "text" for name in blocks} == wanted, column
-            outputs(large, batch)
-        # Heads make up the width of these towers for pictures: more of them would be smaller ones.
-        large = classes.build(model_class, model_type, COLUMNS["heads"](Sizes()))
-        assert all(sizes[n] == p.shape for n, p in large.named_parameters() if re.search("vision|visual", n))
-        outputs(large, batch)
-
-
-def test_a_column_grows_more_heads_where_the_code_lets_it() -> None:
-    """Apertus' config has no head_dim, but its code reads one: more heads are a larger layer."""
-    for model_type, grows in (("apertus", True), ("gpt2", False)):
-        model_class = classes.class_for(model_type, "CAUSAL_LM")
-        small, large = (classes.build(model_class, model_type, s) for s in (Sizes(), COLUMNS["heads"](Sizes())))
-        assert (large.num_parameters() > small.num_parameters()) is grows
 
 
 def test_a_model_that_writes_on_does_not_see_what_follows() -> None:
@@ -263,55 +215,59 @@ def test_of_wider_hidden_states_the_first_entries_are_compared_where_there_is_no
     assert judged(small, large, batch, answer, loss=1e-6).kind == UP_TO_EPS
 
 
-def test_a_growth_gives_the_answers_alone() -> None:
-    small, large = Chooser(), Chooser(8)
-    with giving(frozenset({"answer"}), small, large):
-        assert type(small) is type(large) and small(x=torch.ones(1)).keys() == {"answer"}
-    assert type(small) is Chooser and small(torch.ones(1)).keys() == {"answer", "hidden", "echo"}
+def grows(source: Path, output: Path, options: Sequence[str]) -> Grown:
+    """Grow in this process, as the survey does in a fork; forks of a process with many threads may hang."""
+    try:
+        lemonx.expand(source, output, **{options[0].removeprefix("--"): options[1]})
+    except LemonxError as error:
+        return Grown(error.exit_code, str(error))
+    return Grown(0)
 
 
-def test_a_growth_of_which_every_output_grows_is_judged_by_what_it_says_of_them() -> None:
+def copies(source: Path, output: Path, options: Sequence[str]) -> Grown:
+    """Claim to have grown the folder, and write it with another head."""
+    shutil.copytree(source, output)
+    tensors = load_file(output / "model.safetensors")
+    save_file({name: 1.5 * x for name, x in tensors.items()}, output / "model.safetensors", {"format": "pt"})
+    return Grown(0)
+
+
+def refuses(source: Path, output: Path, options: Sequence[str]) -> Grown:
+    return measuring.told(4, {"error": {"found": "it is not to be", "remedy": "let it be"}})
+
+
+def breaks(source: Path, output: Path, options: Sequence[str]) -> Grown:
+    return measuring.told(70, {"error": {"found": "a mistake"}})
+
+
+def fails_to_verify(source: Path, output: Path, options: Sequence[str]) -> Grown:
+    return measuring.told(1, {"error": {"found": "outputs differ"}})
+
+
+@pytest.mark.parametrize(
+    ("grow", "kind", "why"),
+    [
+        (grows, EXACT, ""),
+        (copies, WRONG, "outputs differ by"),
+        (refuses, REFUSED, "it is not to be: let it be"),
+        (breaks, FAILED, "a mistake"),
+        (fails_to_verify, NOT_VERIFIED, "outputs differ"),
+    ],
+)
+def test_a_row_says_the_result_of_each_growth(grow: Any, kind: str, why: str) -> None:
     with foreign("survey it", "look"):
-        row = measure("clip_vision_model", "BARE", {"silent": leaves_alone, "false": says_more, "inferred": by_run})
-    widths = {way: cells["width x2"].kind for way, cells in row.cells.items()}
-    assert widths == {"silent": NOT_COMPARED, "false": WRONG, "inferred": EXACT}
-    assert row.cells["silent"]["depth"].kind == WRONG  # hidden states of the same size are compared
-
-
-def says_more(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
-    """Claims that larger outputs begin with what they were, and did nothing."""
-    return Claim(begins=True)
-
-
-def leaves_alone(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
-    """Claims to have filled the larger model, and did not."""
-    return Claim()
-
-
-def refuses(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
-    raise Refused("it is not to be")
-
-
-def breaks(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
-    raise ValueError("a mistake")
-
-
-def test_a_row_says_what_each_growth_came_to() -> None:
-    ways = {"table": by_table, "false": leaves_alone, "refused": refuses, "broken": breaks}
-    with foreign("survey it", "look"):
-        row = measure("gpt2", "CAUSAL_LM", ways)
+        row = measure("gpt2", "CAUSAL_LM", grow)
     assert row.built and row.ran and row.share == 1.0 and row.model_class == "GPT2LMHeadModel"
-    # GPT-2's heads make up its width: more of them are no growth.
-    wanted = {"width x2", "width x1.5", "depth", "ffn"}
-    kinds = {way: {column: cell.kind for column, cell in cells.items()} for way, cells in row.cells.items()}
-    for way, kind in (("table", EXACT), ("false", WRONG), ("refused", REFUSED), ("broken", FAILED)):
-        assert kinds[way] == {column: kind if column in wanted else NONE for column in COLUMNS}, row.cells[way]
-    assert all(
-        cell.difference is not None and cell.difference < 1e-12
-        for cell in row.cells["table"].values()
-        if cell.difference
-    )
-    assert row.cells["refused"]["depth"].why == "it is not to be" and "a mistake" in row.cells["broken"]["depth"].why
+    assert {column: cell.kind for column, cell in row.cells.items()} == dict.fromkeys(COLUMNS, kind)
+    assert all(why in cell.why for cell in row.cells.values())
+
+
+def test_larger_hidden_states_are_compared_where_they_begin_alike() -> None:
+    with foreign("survey it", "look"):
+        cells = measure("clip_vision_model", "BARE", grows).cells
+    kinds = {column: cell.kind for column, cell in cells.items()}
+    # A width between multiples changes the basis of the hidden states.
+    assert kinds == {"width 2x": EXACT, "width 1.5x": NOT_COMPARED, "depth +1": EXACT}
 
 
 def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +276,7 @@ def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(measuring.classes, "build", fail)
     with foreign("survey it", "look"):
-        row = measure("gpt2", "CAUSAL_LM", {})
+        row = measure("gpt2", "CAUSAL_LM", grows)
     assert not row.built and not row.ran and row.why == "cannot be built: no such layer"
 
 
@@ -339,41 +295,38 @@ def test_differences(x: list[float], y: list[float], found: float) -> None:
     assert difference(torch.tensor(x), torch.tensor(y)) == found
 
 
-def waits(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
-    import time
-
+def waits(source: Path, output: Path, options: Sequence[str]) -> Grown:
     time.sleep(600)
-    return Claim()
+    return Grown(0)
 
 
-def dies(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
+def dies(source: Path, output: Path, options: Sequence[str]) -> Grown:
     print("this is not seen", flush=True)
     os._exit(3)
 
 
 def test_each_type_has_a_process_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     job = ("gpt2", "CAUSAL_LM")
-    here = {name: {name: (__name__, name)} for name in ("leaves_alone", "dies")}
-    (good,) = pool.survey([job], lambda _: here["leaves_alone"])
-    assert good.cells["leaves_alone"]["depth"].kind == WRONG
-    (gone,) = pool.survey([job], lambda _: here["dies"])
+    (good,) = pool.survey([job], (__name__, "copies"))
+    assert good.cells["depth +1"].kind == WRONG
+    (gone,) = pool.survey([job], (__name__, "dies"))
     assert gone.why == "the process ended by itself (3)"
-    (late,) = pool.survey([job], lambda _: {"waits": (__name__, "waits")}, seconds=3)
+    (late,) = pool.survey([job], (__name__, "waits"), seconds=3)
     assert late.why == "stopped after 3 seconds"
     assert "this is not seen" not in capfd.readouterr().out
 
 
-def row(model_type: str, **more: Any) -> Row:
+def test_a_survey_runs_the_command_that_a_user_types(tmp_path: Path) -> None:
+    """A fork runs `lemonx expand`, which certifies one growth of this BERT and refuses another."""
+    found = surveying.survey(["bert"], tmp_path / "r.json", 1, lambda *_: None)
+    assert {row.cells["width 2x"].kind for row in found.rows} == {EXACT}
+    (why,) = {row.cells["width 1.5x"].why for row in found.rows}
+    assert {row.cells["width 1.5x"].kind for row in found.rows} == {REFUSED} and "--ffn" in why
+
+
+def row(model_type: str, **more: Cell) -> Row:
     cells = {column: Cell(EXACT, 1e-15) for column in COLUMNS}
-    return Row(model_type, "CAUSAL_LM", built=True, share=1.0, inputs=("input_ids",), cells={"table": cells, **more})
-
-
-def test_the_better_of_two_ways_counts() -> None:
-    refused = {column: Cell(REFUSED, why="it cannot") for column in COLUMNS}
-    assert counting.best(row("a", inferred=refused))["depth"].kind == EXACT
-    # A growth that is wrong is worth more notice than one that was refused.
-    wrong = {column: Cell(WRONG, 0.1, "differs") for column in COLUMNS}
-    assert counting.best(replace(row("a"), cells={"table": refused, "inferred": wrong}))["ffn"].kind == WRONG
+    return Row(model_type, "CAUSAL_LM", built=True, share=1.0, inputs=("input_ids",), cells={**cells, **more})
 
 
 def test_counts_are_of_types_whose_outputs_read_enough() -> None:
@@ -382,23 +335,16 @@ def test_counts_are_of_types_whose_outputs_read_enough() -> None:
     also = replace(row("a"), task="MASKED_LM", cells={})
     found = counting.count([row("a"), half, gone, also])
     assert (found.surveyed, found.built, found.ran, found.read) == (3, 2, 2, 1)
-    assert found.both == 1 and found.indivisible == 1 and found.exact["heads"] == 1
+    assert found.exact == dict.fromkeys(COLUMNS, 1) and found.to_eps == dict.fromkeys(COLUMNS, 0)
     # As close as eps lets an added block be is counted apart.
-    close = {"table": {**row("e").cells["table"], "depth": Cell(UP_TO_EPS, 1e-6)}}
-    found = counting.count([replace(row("e"), cells=close)])
-    assert (found.both, found.with_gains, found.announced) == (0, 0, 1)
-    # Exact with small gains counts, and is said.
-    exact = {"table": {**row("g").cells["table"], "depth": Cell(EXACT, 1e-14, SMALL_GAINS)}}
-    found = counting.count([row("a"), replace(row("g"), cells=exact)])
-    assert (found.both, found.with_gains, found.announced) == (2, 1, 2)
-    # Exact in width alone is not exact in both.
-    wide = {"inferred": {column: Cell(EXACT if column == "width x2" else REFUSED) for column in COLUMNS}}
-    assert counting.count([replace(row("d"), cells=wide)]).both == 0
+    close, wrong = {"depth +1": Cell(UP_TO_EPS, 1e-6)}, {"width 2x": Cell(WRONG, 0.1)}
+    found = counting.count([row("e", **close), row("f", **wrong)])
+    assert found.exact == {"width 2x": 1, "width 1.5x": 2, "depth +1": 1} and found.to_eps["depth +1"] == 1
 
 
 def test_reasons_are_ranked_without_the_names_of_one_model() -> None:
     said = [f"model.layers.{i}.mlp, topk: {i} may go another way: keep it" for i in range(3)]
-    rows = [replace(row(f"m{i}"), cells={"inferred": {"depth": Cell(REFUSED, why=said[i])}}) for i in range(3)]
+    rows = [row(f"m{i}", **{"depth +1": Cell(REFUSED, why=said[i])}) for i in range(3)]
     assert counting.reasons(rows) == {"topk: N may go another way": 3}
 
 
@@ -433,7 +379,7 @@ def test_what_is_recorded_is_printed_and_not_measured_again(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     refused = {column: Cell(REFUSED, why="it cannot") for column in COLUMNS}
-    record.write(tmp_path / "r.json", "5.0", [replace(row("gpt2"), cells={"inferred": refused})])
+    record.write(tmp_path / "r.json", "5.0", [row("gpt2", **refused)])
     monkeypatch.setenv("COLUMNS", "80")
     arguments = ["lemonx", "architectures", "--all", "--type", "gpt2", option, str(tmp_path / "r.json")]
     monkeypatch.setattr("sys.argv", arguments)
@@ -442,8 +388,8 @@ def test_what_is_recorded_is_printed_and_not_measured_again(
     printed = capfd.readouterr().out
     assert not ended.value.code and max(map(len, printed.splitlines())) <= 80
     assert "causal lm: 1 model types, of which 1 run" in printed
-    assert re.search(r"gpt2 +refused +refused +refused +refused +refused +100 %", printed)
-    assert "exact at width x2 and in depth: 0 types" in printed
+    assert re.search(r"gpt2 +refused +refused +refused +100 %", printed)
+    assert "of 1 types exact: width 2x 0, width 1.5x 0, depth +1 0" in printed
 
 
 def test_a_record_that_is_not_there_cannot_be_shown(tmp_path: Path) -> None:
@@ -453,18 +399,12 @@ def test_a_record_that_is_not_there_cannot_be_shown(tmp_path: Path) -> None:
 
 def test_a_page_has_counts_then_reasons_then_folded_tables() -> None:
     refused = {column: Cell(REFUSED, why="it | cannot\n<b>") for column in COLUMNS}
-    towers = {**{column: Cell(EXACT, 0.0) for column in COLUMNS}, **{tower: Cell(EXACT, 0.0) for tower in TOWERS}}
-    rows = [
-        replace(row("gpt2"), cells={"inferred": refused}),
-        replace(row("llava"), task="IMAGE_TEXT_TO_TEXT", cells={"inferred": towers}),
-        Row("b", "CTC", why="does not run: no"),
-    ]
+    rows = [row("gpt2", **refused), replace(row("llava"), task="IMAGE_TEXT_TO_TEXT"), Row("b", "CTC", why="no")]
     page = survey_markdown(rows, "5.22.2", len(rows))
     assert "So far" not in page and "So far 3 of 9 pairs" in survey_markdown(rows, "5.22.2", 9)
-    parts = ["transformers 5.22.2", "| all types, each once | 3 | 2 | 2 | 1 | 0 | 1 | 1 | 1 | 1 | 1 |",
-             "| 1 | 1 | it \\| cannot &lt;b> |", "<details><summary>Towers one at a time",
-             "| `llava` | exact | exact | 100 % |", "<details><summary>causal lm: 1 of 1 run</summary>",
-             "| `gpt2` | refused (1) | refused (1) | refused (1) | refused (1) | refused (1) | 100 % |",
-             "- `b` (ctc): does not run: no"]  # fmt: skip
+    parts = ["transformers 5.22.2", "| all types, each once | 3 | 2 | 2 | 1 | 1 | 1 |",
+             "| 1 | 1 | it \\| cannot &lt;b> |", "<details><summary>causal lm: 1 of 1 run</summary>",
+             "| `gpt2` | refused (1) | refused (1) | refused (1) | 100 % |",
+             "| `llava` | exact | exact | exact | 100 % |", "- `b` (ctc): no"]  # fmt: skip
     places = [page.find(part) for part in parts]
     assert -1 not in places and places == sorted(places), list(zip(parts, places, strict=True))

@@ -18,7 +18,7 @@ def architectures_command(
     ] = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Grow a tiny model of every type in transformers: an hour."),
+        typer.Option("--all", help="Expand a tiny model of every type in transformers: hours."),
     ] = False,
     only: Annotated[
         list[str] | None, typer.Option("--type", metavar="MODEL_TYPE", help="With --all: this model type alone.")

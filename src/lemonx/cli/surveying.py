@@ -1,27 +1,20 @@
-"""How the survey of all model types grows a model: by the table of its family, or by what a run of it shows."""
+"""Runs the survey of all model types by the command that a user types: `lemonx expand FOLDER OUTPUT`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import NoReturn
 
-from lemonx import api, architectures
 from lemonx.diagnostics.survey import pool, record
-from lemonx.diagnostics.survey.measuring import LARGEST, Claim
-from lemonx.diagnostics.survey.pool import Ways
+from lemonx.diagnostics.survey.measuring import Grown, told
 from lemonx.diagnostics.survey.record import Record
-from lemonx.diagnostics.survey.running import giving
-from lemonx.errors import BadData, LemonxError
-from lemonx.planning.plan import Plan
-from lemonx.verification.media import Batch
-
-
-def ways(model_type: str) -> Ways:
-    """How models of this type can be grown."""
-    inferred = {"inferred": (__name__, "by_run")}
-    table = {"table": (__name__, "by_table")} if model_type in architectures.families() else {}
-    return {**inferred, **table}
+from lemonx.errors import BadData
 
 
 def survey(only: list[str] | None, kept: Path | None, jobs: int, tell: Callable[[int, int, str], None]) -> Record:
@@ -33,7 +26,8 @@ def survey(only: list[str] | None, kept: Path | None, jobs: int, tell: Callable[
     known = {(row.model_type, row.task): row for row in before.rows}
     wanted = [job for job in pool.all_jobs() if not only or job[0] in only]
     todo = [job for job in wanted if job not in known]
-    for done, row in enumerate(pool.survey(todo, ways, at_once=jobs), start=1):
+    random.Random(0).shuffle(todo)  # a part of a survey is then a fair sample
+    for done, row in enumerate(pool.survey(todo, (__name__, expand.__name__), at_once=jobs), start=1):
         known[row.model_type, row.task] = row
         tell(done, len(todo), row.model_type)
         if kept:
@@ -50,46 +44,33 @@ def recorded(only: list[str] | None, kept: Path) -> Record:
     return Record(found.transformers, [row for row in rows if not only or row.model_type in only])
 
 
-def by_run(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
-    """Fill the larger model by what the runs of both show, and nothing else; if eps costs anything, with small gains.
+def expand(source: Path, output: Path, options: Sequence[str]) -> Grown:
+    """Run `lemonx expand` in a fork of this process, and return what it said.
 
-    It is asked for these outputs alone: where some have the same size in both, wider hidden states are not.
+    A fork has all imports done, and whatever the command does to its process ends with it.
     """
-    with giving(answers, small, large):
-        lost = loss(api.grow(small, large, inputs).plan)
-        if lost <= LARGEST:
-            return Claim(loss=lost, begins=True)
+    with TemporaryFile() as printed:
+        if not (child := os.fork()):
+            os.dup2(printed.fileno(), sys.stdout.fileno())
+            _run("expand", str(source), str(output), *options, "--json")
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        printed.seek(0)
         try:
-            plan = api.grow(small, large, inputs, small_gains=True).plan
-            return Claim(loss=loss(plan), begins=True, small_gains=True)
-        except LemonxError:  # it stays as it was
-            return Claim(loss=lost, begins=True)
+            said = json.load(printed)
+        except ValueError:
+            said = {"error": {"found": f"it ended by itself ({code})"}}
+    return told(code, said)
 
 
-def by_table(small: Any, large: Any, inputs: Batch, answers: frozenset[str]) -> Claim:
-    """The model that `lemonx.expand` makes, without its verification: the survey compares the two itself.
+def _run(*words: str) -> NoReturn:
+    from lemonx.cli import main
 
-    A table may ask for more than sizes (the eps of a norm, the kinds of new layers), so its own config is kept.
-    """
-    from lemonx.verification.float64 import Float64
-
-    def made(*, small_gains: bool = False) -> Claim:
-        plans: list[Plan] = []
-        with Float64():  # what a model computes for itself, such as angles, is as exact as in the smaller one
-            model = api.expand(
-                small, like=large.config.to_dict(), verify=False, planned=plans.append, small_gains=small_gains
-            )
-        return Claim(model, loss(plans[0]), small_gains=small_gains)
-
-    claim = made()
-    if claim.loss <= LARGEST:
-        return claim
+    code: object = 1
     try:
-        return made(small_gains=True)
-    except LemonxError:
-        return claim
-
-
-def loss(plan: Plan) -> float:
-    """What the plan says that added Post-LN blocks lose to the eps of their norms."""
-    return plan.expected_loss if plan.chains else 0.0
+        sys.argv = ["lemonx", *words]
+        main()
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        sys.stdout.flush()
+        os._exit(code if isinstance(code, int) else 0)

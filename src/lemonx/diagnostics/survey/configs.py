@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.diagnostics.survey.fields import (
-    HEAD_SIZE,
     KEPT,
     Stages,
     is_layer_indices,
@@ -63,7 +61,7 @@ def tiny_config(model_type: str, sizes: Sizes) -> Any:
     own = OVERRIDES.get(model_type, {})
     values = _merged(values, own(sizes) if callable(own) else own)
     made = kind(**{name: value for name, value in values.items() if name not in DERIVED.get(model_type, ())})
-    _finish(plain(made))
+    _finish(plain(made, cache=True))
     return made
 
 
@@ -86,39 +84,27 @@ def _shrunk(
     `mixed`: it is a part of a model of texts and pictures, whose positions may turn by time, height and width.
     """
     mixed = mixed or "vision_config" in values
-    layers, own = layer_count(values), sizes.inside("")
-    if not _has_head_size(values):  # heads make up the width: more of them would be smaller ones
-        own = replace(own, more_heads=own.wider)
-    chosen = _chosen_layers(values, layers, own)
+    layers = layer_count(values)
+    chosen = _chosen_layers(values, layers, sizes)
     found: Fields = {}
     for name, value in values.items():
         if name in _DROPPED:
             continue
         if isinstance(value, Mapping):
-            part = sizes.inside(name, value)
-            found[name] = _part(name, value, chosen, part, ids, stages, mixed=mixed)
+            found[name] = _part(name, value, chosen, sizes, ids, stages, mixed=mixed)
         elif chosen and is_layers_of_a_kind(value, name):
             found[name] = _like(value, (i for i, layer in enumerate(chosen) if layer in value))
         elif chosen and isinstance(value, list | tuple) and len(value) == layers:
-            found[name] = _like(value, (of_layer(name, value[i], own, stages) for i in chosen))
+            found[name] = _like(value, (of_layer(name, value[i], sizes, stages) for i in chosen))
         elif name.endswith(("token_id", "token_index", "token_ids")):
             found[name] = _token(name, value, ids)
         elif is_numbers(value) and is_layer_indices(name, value) and "depths" not in values:
             found[name] = _ranks(value, layers)
-        elif name == "layers_block_type" and layers is None and isinstance(value, list):
-            found[name] = value + value[: own.deeper]
         elif chosen and name in _LAYERS and value == layers:
             found[name] = len(chosen)
         else:
-            found[name] = tiny(name, value, own, stages)
-    return found | _related(values, found, own)
-
-
-def _has_head_size(values: Mapping[str, JsonValue]) -> bool:
-    """Whether heads have a size of their own, in a field or read by the code all the same."""
-    if any(HEAD_SIZE.fullmatch(name) for name in values):
-        return True
-    return "num_attention_heads" in values and reads(str(values.get("model_type", "")), _HEAD_DIM)
+            found[name] = tiny(name, value, sizes, stages)
+    return found | _related(values, found, sizes)
 
 
 def _part(
@@ -158,8 +144,8 @@ def _related(values: Mapping[str, JsonValue], found: Mapping[str, JsonValue], si
     open_head = values.get("head_dim") is None and ("head_dim" in values or reads(model_type, _HEAD_DIM))
     if "num_attention_heads" in values and open_head:
         made["head_dim"] = sizes.head_dim
-    needed = _NEEDED | dict.fromkeys(_INNER, sizes.grown("ffn", sizes.ffn))
-    needed["num_key_value_heads"] = sizes.grown("heads", sizes.kv_heads)
+    needed = _NEEDED | dict.fromkeys(_INNER, sizes.ffn)
+    needed["num_key_value_heads"] = sizes.kv_heads
     made |= {name: size for name, size in needed.items() if name in values and values[name] is None}
     heads, turned, still = (found.get(n) for n in ("num_attention_heads", "qk_rope_head_dim", "qk_nope_head_dim"))
     if isinstance(still, int) and isinstance(turned, int):
@@ -205,7 +191,7 @@ def _chosen_layers(values: Mapping[str, JsonValue], layers: int | None, sizes: S
     """The layers of the full model that the tiny one has: the first, and one of every kind that its lists tell apart.
 
     A first layer may be of its own kind whatever the lists say. As many as any list names the outputs of: a model that
-    reads those of four layers has four. A deeper one goes on with the last.
+    reads those of four layers has four.
     """
     if not layers or layers <= sizes.layers or "depths" in values:
         return []
@@ -221,7 +207,7 @@ def _chosen_layers(values: Mapping[str, JsonValue], layers: int | None, sizes: S
     first = sorted(kinds.values())[:6]
     while len(first) < max([sizes.layers, *named]):
         first.append(min(first[-1] + 1, layers - 1))
-    return first + (first[-sizes.deeper :] * sizes.deeper)[: sizes.deeper]
+    return first
 
 
 def _ranks(values: list[int] | tuple[int, ...], layers: int | None) -> JsonValue:
@@ -277,15 +263,15 @@ def _finish(config: Any, *, part: bool = False) -> None:
         config.vision_use_head = False
 
 
-def plain(config: Any) -> Any:
-    """The config with plain attention and experts and without caches, in every part."""
+def plain(config: Any, *, cache: bool = False) -> Any:
+    """The config with plain attention and experts in every part, and without caches unless they stay as they are."""
     for name in getattr(config, "sub_configs", {}):
         if (inner := getattr(config, name, None)) is not None:
-            plain(inner)
+            plain(inner, cache=cache)
     config._attn_implementation = "eager"
     if hasattr(config, "_experts_implementation"):
         config._experts_implementation = "eager"
     for name in _OFF:
-        if hasattr(config, name):
+        if hasattr(config, name) and not (cache and name == "use_cache"):
             setattr(config, name, False)
     return config

@@ -1,4 +1,4 @@
-"""What a survey comes to: how many types grow exactly, and why the others do not."""
+"""Counts over a survey: how many types grow, and why the others do not."""
 
 from __future__ import annotations
 
@@ -7,25 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lemonx.diagnostics.survey.rows import (
-    COLUMNS,
-    ENOUGH,
-    EXACT,
-    FAILED,
-    NONE,
-    NOT_COMPARED,
-    NOT_RUN,
-    REFUSED,
-    SMALL_GAINS,
-    TOWERS,
-    UP_TO_EPS,
-    WRONG,
-    Cell,
-    Row,
-)
+from lemonx.diagnostics.survey.rows import COLUMNS, EXACT, UP_TO_EPS, Row
 
-# The better of two ways to grow: the first of these that either has. What is wrong is worth more notice than a refusal.
-_BEST = (EXACT, WRONG, UP_TO_EPS, REFUSED, FAILED, NOT_COMPARED, NOT_RUN, NONE)
 # A module's name, a space's, a number: what differs between two models that are refused alike.
 _NAMES = re.compile(r"\b\w*[a-z]\w*(?:\.[\w*]+)+|\b[a-z]\w*_\w*_\w+\b")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -33,67 +16,33 @@ _NUMBERS = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 @dataclass(frozen=True)
 class Count:
-    """How many model types of a task were measured, run, and grow exactly; a type that is read too little is not."""
+    """How many model types were surveyed, built and run, how many are read enough, and how many grow in each column."""
 
     surveyed: int
     built: int
     ran: int
     read: int
     exact: dict[str, int]
-    # At width x2 and in depth; of these with small gains; the same where added blocks are as close as the eps of their
-    # norms lets them be; and at width x1.5.
-    both: int
-    with_gains: int
-    announced: int
-    indivisible: int
-
-
-def best(row: Row) -> dict[str, Cell]:
-    """For every column the better of the ways in which it was grown."""
-    ways = list(row.cells.values())
-    columns = [column for column in (*COLUMNS, *TOWERS) if any(column in way for way in ways)]
-    return {column: min((way[column] for way in ways if column in way), key=_rank) for column in columns}
-
-
-def _rank(cell: Cell) -> int:
-    return _BEST.index(cell.kind)
+    to_eps: dict[str, int]
 
 
 def count(rows: Iterable[Row]) -> Count:
-    """What rows come to, each model type counted once, in whichever of its rows did best."""
-    pairs = [(row, _grown(row, EXACT)) for row in rows]
+    """Count each model type once, in whichever of its rows did best."""
+    rows = list(rows)
 
-    def types(*wanted: str) -> int:
-        return len({row.model_type for row, found in pairs if found.issuperset(wanted)})
+    def types(chosen: Iterable[Row]) -> int:
+        return len({row.model_type for row in chosen})
 
-    def announced() -> set[str]:
-        close = {row.model_type for row, found in pairs if "width x2" in found and "depth" in _grown(row, UP_TO_EPS)}
-        return close | {row.model_type for row, found in pairs if found.issuperset(("width x2", "depth"))}
-
-    def plainly() -> set[str]:
-        both = [row for row, found in pairs if found.issuperset(("width x2", "depth"))]
-        return {row.model_type for row in both if best(row)["depth"].why != SMALL_GAINS}
-
+    exact = {column: types(row for row in rows if column in row.grown(EXACT)) for column in COLUMNS}
+    near = {column: types(row for row in rows if column in row.grown(EXACT, UP_TO_EPS)) for column in COLUMNS}
     return Count(
-        surveyed=len({row.model_type for row, _ in pairs}),
-        built=len({row.model_type for row, _ in pairs if row.built}),
-        ran=len({row.model_type for row, _ in pairs if row.ran}),
-        read=len({row.model_type for row, _ in pairs if row.ran and _is_read(row)}),
-        exact={column: types(column) for column in (*COLUMNS, *TOWERS)},
-        both=types("width x2", "depth"),
-        with_gains=types("width x2", "depth") - len(plainly()),
-        announced=len(announced()),
-        indivisible=types("width x1.5"),
+        surveyed=types(rows),
+        built=types(row for row in rows if row.built),
+        ran=types(row for row in rows if row.ran),
+        read=types(row for row in rows if row.ran and row.is_read),
+        exact=exact,
+        to_eps={column: near[column] - exact[column] for column in COLUMNS},
     )
-
-
-def _is_read(row: Row) -> bool:
-    return (row.share or 0.0) >= ENOUGH
-
-
-def _grown(row: Row, kind: str) -> set[str]:
-    """The columns of a row in which a growth came to this."""
-    return {column for column, cell in best(row).items() if cell.kind == kind} if _is_read(row) else set()
 
 
 def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -101,19 +50,19 @@ def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {task: [row for row in rows if row.task == task] for task in dict.fromkeys(row.task for row in rows)}
 
 
-def reasons(rows: Iterable[Row], columns: Iterable[str] = ("width x2", "depth")) -> Counter[str]:
-    """Why types do not grow in these columns, without names and numbers: reason -> how many types."""
+def reasons(rows: Iterable[Row]) -> Counter[str]:
+    """Why types do not grow in some column, without names and numbers: reason -> how many types."""
     found = {
         (row.model_type, plain(cell.why))
         for row in rows
-        for column, cell in best(row).items()
-        if column in set(columns) and cell.kind in (REFUSED, FAILED, WRONG)
+        for cell in row.cells.values()
+        if cell.kind not in (EXACT, UP_TO_EPS)
     }
     return Counter(why for _, why in found)
 
 
 def plain(why: str) -> str:
-    """A reason without the names and numbers of one model, and without the advice.
+    """Return a reason without the names and numbers of one model, and without the advice.
 
     >>> plain("model_shared would change from 48 to 96, and model, masked_scatter: there is no rule: keep it at 48")
     'masked_scatter: there is no rule'

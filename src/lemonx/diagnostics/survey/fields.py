@@ -114,9 +114,6 @@ RULES = (
          "width", "width", over=31),
 )  # fmt: skip
 
-# The inner size of a block in terms of its width.
-_RATIO = re.compile(r"mlp_(expansion_)?ratios?|(self|cross)_attention_widening_factor|expansion_ratio|"
-                    r"intermediate_multiple_size|ffn_proj_factor")  # fmt: skip
 # Which layer of the tower of pictures is read.
 _FEATURE_LAYERS = ("vision_feature_layer", "vision_feature_layers")
 # Never sizes, or rebuilt by the config's own class.
@@ -167,8 +164,6 @@ def tiny(name: str, value: JsonValue, sizes: Sizes, stages: Stages | None = None
         return value
     if name in _FEATURE_LAYERS:  # of a tiny tower the last, so that all of it is read
         return -1 if isinstance(value, int) else [-1, -2]
-    if _RATIO.fullmatch(name):
-        return _ratio(value, sizes)
     if isinstance(value, int):
         return _number(name, value, sizes, stages)
     if is_numbers(value):
@@ -195,17 +190,6 @@ def meaning(name: str, value: JsonValue) -> str:
     return "heads" if _STAGE_HEADS.fullmatch(name.lower()) else "width" if is_stage_widths(name, value) else ""
 
 
-def _ratio(value: JsonValue, sizes: Sizes) -> JsonValue:
-    """An inner size in terms of the width, which grows where the one does without the other."""
-    if isinstance(value, list | tuple):
-        made = [_ratio(one, sizes) for one in value]
-        return tuple(made) if isinstance(value, tuple) else made
-    if not isinstance(value, int | float):
-        return value
-    times = sizes.more_ffn / sizes.wider
-    return int(value * times) if isinstance(value, int) else value * float(times)
-
-
 def is_numbers(value: JsonValue) -> TypeGuard[list[int] | tuple[int, ...]]:
     """Whether a field is a list of whole numbers."""
     return isinstance(value, list | tuple) and bool(value) and all(type(x) is int for x in value)
@@ -229,7 +213,7 @@ def _number(name: str, value: int, sizes: Sizes, stages: Stages) -> int:
     small = to if value > rule.over else value
     if rule.moves == "width" and stages.beside(value):
         small = value // stages.unit
-    return small + sizes.deeper if rule.moves == "layers" else sizes.grown(rule.moves, small)
+    return small
 
 
 def _rule(name: str, value: int) -> Rule | None:
@@ -243,11 +227,11 @@ def _stages(name: str, values: list[int], sizes: Sizes, unit: int) -> list[int]:
         return [min(x, 2) for x in values]
     if _STAGE_DEPTHS.fullmatch(name) and all(0 < x < 100 for x in values):
         # The first block of a stage may be unlike the others, of which there is one at least.
-        return [sizes.layers + sizes.deeper for _ in values] if len(values) < 8 else values
+        return [sizes.layers for _ in values] if len(values) < 8 else values
     if _STAGE_HEADS.fullmatch(name):
-        return [sizes.grown("heads", 2 * x // min(values)) for x in values]
+        return [2 * x // min(values) for x in values]
     if is_stage_widths(name, values):
-        return [sizes.grown("width", x // unit) if x > 3 else x for x in values]
+        return [x // unit if x > 3 else x for x in values]
     return values
 
 

@@ -10,101 +10,90 @@ from lemonx.diagnostics.survey.sizes import Sizes
 Fields = dict[str, JsonValue]
 
 
-def _resnet(sizes: Sizes) -> Fields:
-    widths = [sizes.grown("width", n) for n in (16, 32, 48, 64)]
-    return {"model_type": "resnet", "hidden_sizes": widths, "embedding_size": widths[0], "depths": [1, 1, 1, 1]}
+def _detector(*stages: str) -> Fields:
+    """A detector that reads these maps of a tiny ResNet; its default backbone is from another library, timm."""
+    resnet = {
+        "model_type": "resnet",
+        "hidden_sizes": [16, 32, 48, 64],
+        "embedding_size": 16,
+        "depths": [1, 1, 1, 1],
+        "out_features": list(stages),
+    }
+    return {"use_timm_backbone": False, "backbone": None, "backbone_config": resnet}
 
 
-def _detector(sizes: Sizes) -> Fields:
-    """Its backbone is timm's by default, which is another library."""
-    stages = ["stage2", "stage3", "stage4"]
-    return {"use_timm_backbone": False, "backbone": None, "backbone_config": _resnet(sizes) | {"out_features": stages}}
-
-
-def _one_map(sizes: Sizes) -> Fields:
-    """The same, for a model that takes the last map alone."""
-    last = _resnet(sizes) | {"out_features": ["stage4"]}
-    return {"use_timm_backbone": False, "backbone": None, "backbone_config": last}
+# Models that take the last map alone.
+_ONE_MAP = _detector("stage4")
 
 
 def _experts(sizes: Sizes) -> Fields:
     """Its class leaves the experts open."""
     return {"num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
-            "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": sizes.grown("ffn", sizes.ffn)}  # fmt: skip
+            "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": sizes.ffn}  # fmt: skip
 
 
-def _efficient(sizes: Sizes) -> Fields:
-    """All its widths are multiples of one number, the first and the last of which are not in its config."""
-    widths = [32, 8, 16, 16, 24, 24, 32, 40]
-    return {"width_coefficient": float(sizes.wider), "depth_coefficient": 1.0, "in_channels": widths[:-1],
-            "out_channels": widths[1:], "hidden_dim": sizes.grown("width", 1280)}  # fmt: skip
-
-
-def _deepstack(sizes: Sizes) -> Fields:
-    """Pictures enter as many of the first text layers as the list has entries, of which there are two."""
-    depth = 2 + sizes.inside("vision_config").deeper
-    return {"vision_config": {"depth": depth, "deepstack_visual_indexes": [0, 1]}}
-
-
-def _kinds(sizes: Sizes, *kinds: str) -> list[str]:
-    """The kinds of layers, in turn; those that are added go on in the same order."""
-    return [kinds[i % len(kinds)] for i in range(len(kinds) + sizes.deeper)]
-
-
-def _compass(sizes: Sizes) -> Fields:
-    """Its positions turn otherwise in layers of each kind, and it has no default for that."""
-    kinds = ("sliding_attention", "full_attention")
-    turns: Fields = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in kinds}
-    return {"layer_types": _kinds(sizes, *kinds), "rope_parameters": turns}
-
-
-def _zamba(sizes: Sizes) -> Fields:
-    """Its layers share the weights of one, so there are two that do; attention is twice as wide as the model."""
-    kinds = ("linear_attention", "hybrid", "linear_attention", "hybrid")
-    return {"num_hidden_layers": 4 + sizes.deeper, "layers_block_type": _kinds(sizes, *kinds)}
-
-
-def _indexer(sizes: Sizes) -> Fields:
-    """It chooses whom to attend to in blocks, and its class leaves that open."""
-    return {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
-            "indexer_compress_ratio": 4, "ngram_vocab_size_base": 64, "hc_lowrank": 16}  # fmt: skip
+# All widths of an EfficientNet are multiples of one number, the first and the last of which are not in its config.
+_EFFICIENT: Fields = {
+    "width_coefficient": 1.0,
+    "depth_coefficient": 1.0,
+    "in_channels": [32, 8, 16, 16, 24, 24, 32],
+    "out_channels": [8, 16, 16, 24, 24, 32, 40],
+    "hidden_dim": 1280,
+}
+# Pictures enter as many of the first text layers as the list has entries, of which there are two.
+_DEEPSTACK: Fields = {"vision_config": {"depth": 2, "deepstack_visual_indexes": [0, 1]}}
+# Its positions turn otherwise in layers of each kind, and it has no default for that.
+_COMPASS: Fields = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")
+    },
+}
+# It chooses whom to attend to in blocks, and its class leaves that open.
+_INDEXER: Fields = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "ngram_vocab_size_base": 64,
+    "hc_lowrank": 16,
+}
 
 
 # Model type -> fields of its tiny config, or a function of the sizes that gives them.
 OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
-    "detr": _one_map,
-    "conditional_detr": _one_map,
-    "dab-detr": lambda s: _one_map(s) | {"query_dim": 4},
-    "table-transformer": _one_map,
-    "deformable_detr": _detector,
+    **dict.fromkeys(("detr", "conditional_detr", "table-transformer"), _ONE_MAP),
+    "dab-detr": _ONE_MAP | {"query_dim": 4},
+    "deformable_detr": _detector("stage2", "stage3", "stage4"),
     "dots1": _experts,
-    "diffusion_gemma": lambda s: {"text_config": _experts(s.inside("text_config"))},
-    "efficientnet": _efficient,
-    "align_vision_model": _efficient,
-    "align": lambda s: {"vision_config": _efficient(s), "projection_dim": s.grown("width", 40)},
+    "diffusion_gemma": lambda s: {"text_config": _experts(s)},
+    "efficientnet": _EFFICIENT,
+    "align_vision_model": _EFFICIENT,
+    "align": {"vision_config": _EFFICIENT, "projection_dim": 40},
     # A stage must have more blocks than its number.
-    "cvt": lambda s: {"depth": [1 + s.deeper, 2 + s.deeper, 3 + s.deeper]},
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "cosmos3_omni"), _deepstack),
-    "cohere_compass": lambda s: {"text_config": _compass(s.inside("text_config"))} | _deepstack(s),
+    "cvt": {"depth": [1, 2, 3]},
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "cosmos3_omni"), _DEEPSTACK),
+    "cohere_compass": {"text_config": _COMPASS, **_DEEPSTACK},
     # Layers that share their weights cannot be more: one set for each.
-    "albert": lambda s: dict.fromkeys(("num_hidden_layers", "num_hidden_groups"), s.layers + s.deeper),
+    "albert": lambda s: dict.fromkeys(("num_hidden_layers", "num_hidden_groups"), s.layers),
     # Its heads are in four parts, each of which has several.
-    "codegen": lambda s: {"n_embd": s.grown("width", 96), "n_head": s.grown("heads", 8)},
+    "codegen": {"n_embd": 96, "n_head": 8},
     # Groups of channels; and a first width that is an eighth of what its config says.
     "bit": {"num_groups": 4},
-    "levit": lambda s: {"hidden_sizes": [s.grown("width", n) for n in (16, 32, 48)]},
+    "levit": {"hidden_sizes": [16, 32, 48]},
     # It has weights for every language, and must be told one.
     "xmod": {"default_language": "en_XX"},
     # The number of patches that its projector knows is a table.
     "aria": {"projector_patch_to_query_dict": {"16": 8}},
     # Its positions are a grid of rows and columns that make up the width.
     "reformer": lambda s: {
-        "hidden_size": s.grown("width", s.width),
-        "axial_pos_embds_dim": [s.grown("width", s.width) // 3, s.grown("width", s.width) * 2 // 3],
+        "hidden_size": s.width,
+        "axial_pos_embds_dim": [s.width // 3, s.width * 2 // 3],
         "axial_pos_shape": [8, 20],
     },
     # Its own default is as small as what is not a width in other configs.
-    "patchtsmixer": lambda s: {"d_model": s.grown("width", s.width)},
+    "patchtsmixer": lambda s: {"d_model": s.width},
     # A series of which nothing is to be foretold has no decoder.
     "autoformer": {"prediction_length": 8},
     "informer": {"prediction_length": 8},
@@ -112,19 +101,20 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
     # The number of its picture token is looked up by its text.
     "chameleon": {"vocabulary_map": {"<image>": 90, "IMGIMGA": 91, "IMGIMGB": 92}},
     # Its class leaves open what its attention cannot do without.
-    "dbrx": lambda s: {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0, "kv_n_heads": s.grown("heads", 2)}},
-    "cohere_compass_text": _compass,
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0, "kv_n_heads": 2}},
+    "cohere_compass_text": _COMPASS,
     # The kinds of layers are left open.
-    "lfm2_moe": lambda s: {"layer_types": _kinds(s, "conv", "full_attention"), "num_dense_layers": 1},
-    "deepseek_ocr2": lambda s: {"text_config": {"mlp_layer_types": _kinds(s.inside("text_config"), "dense", "sparse")}},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
     # It rounds the inner size up to a number that no tiny model reaches.
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "lfm2_vl": {"text_config": {"block_auto_adjust_ff_dim": False}},
-    "zamba": _zamba,
+    # Its layers share the weights of one, so there are two that do; attention is twice as wide as the model.
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": 2 * ["linear_attention", "hybrid"]},
     # The kinds of its layers come in turn, three of them.
-    "recurrent_gemma": lambda s: {"num_hidden_layers": 3 + s.deeper},
-    "qwen4_exp_text": _indexer,
-    "qwen4_exp": lambda s: {"text_config": _indexer(s)},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "qwen4_exp_text": _INDEXER,
+    "qwen4_exp": {"text_config": _INDEXER},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     # The answers that it weighs are two tokens.
     "shieldgemma2": {"yes_token_index": 10, "no_token_index": 11},
@@ -150,14 +140,14 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
         "image_seq_length": 16,
     },
     # All its widths are multiples of one number, whatever that is called.
-    "mobilenet_v1": lambda s: {"depth_multiplier": 0.25 * float(s.wider)},
-    "mobilenet_v2": lambda s: {"depth_multiplier": 0.25 * float(s.wider)},
-    "pp_lcnet": lambda s: {"scale": 0.5 * float(s.wider)},
+    "mobilenet_v1": {"depth_multiplier": 0.25},
+    "mobilenet_v2": {"depth_multiplier": 0.25},
+    "pp_lcnet": {"scale": 0.5},
     # Of smaller pictures its last stage sees a single patch, and attention over one patch reads no queries.
     "mobilevit": {"image_size": 128},
     "mobilevitv2": {"image_size": 128},
     # What its adapter reads is four patches side by side.
-    "llama4": lambda s: {"vision_config": {"intermediate_size": 4 * s.inside("vision_config").grown("width", s.width)}},
+    "llama4": lambda s: {"vision_config": {"intermediate_size": 4 * s.width}},
 }
 # Fields that a config's class derives from others.
 DERIVED: Mapping[str, tuple[str, ...]] = {

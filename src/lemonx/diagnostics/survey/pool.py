@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
@@ -20,8 +20,8 @@ from lemonx.models.foreign import foreign
 # For one model type in one task, all its columns.
 SECONDS, MEMORY = 600.0, 8 * 2**30
 Job = tuple[str, str]
-# What a way to grow is called -> the module and the name of its function, which each process imports itself.
-Ways = Mapping[str, tuple[str, str]]
+# The module and the name of the function that grows a folder, which each process imports itself.
+Where = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,8 @@ def all_jobs() -> list[Job]:
     return [(model_type, task) for model_type in classes.types() for task in classes.tasks(model_type)]
 
 
-def survey(
-    jobs: Sequence[Job], ways: Callable[[str], Ways], *, at_once: int = 1, seconds: float = SECONDS
-) -> Iterator[Row]:
-    """A row for every job, as they are done. `ways`: how a model type is to be grown.
+def survey(jobs: Sequence[Job], grow: Where, *, at_once: int = 1, seconds: float = SECONDS) -> Iterator[Row]:
+    """Yield a row for every job, as they are done.
 
     The processes are forks of one that has imported what all need; in each nothing is fetched, and nothing is printed.
     """
@@ -51,7 +49,7 @@ def survey(
             while waiting and len(running) < at_once:
                 job = waiting.pop()
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(theirs, job, ways(job[0])), daemon=True)
+                process = context.Process(target=_work, args=(theirs, job, grow), daemon=True)
                 process.start()
                 theirs.close()
                 running[ours] = _Running(process, job, monotonic() + seconds)
@@ -85,14 +83,15 @@ def _end(process: Any) -> None:
     process.join()
 
 
-def _work(end: Connection, job: Job, ways: Ways) -> None:
+def _work(end: Connection, job: Job, grow: Where) -> None:
     """One job, in its own process."""
     silence()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:
-        functions = {way: getattr(import_module(module), name) for way, (module, name) in ways.items()}
+        module, name = grow
+        function = getattr(import_module(module), name)
         with foreign("survey this model type", "leave it out"):
-            end.send(measure(*job, functions))
+            end.send(measure(*job, function))
     except MemoryError:
         end.send(Row(*job, why=f"takes more than {MEMORY // 2**30} GiB"))
     except Exception as error:

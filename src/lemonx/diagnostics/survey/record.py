@@ -50,7 +50,7 @@ def write(path: Path, transformers: str, rows: Sequence[Row]) -> None:
 def _without_defaults(row: Row) -> dict[str, JsonValue]:
     plain = Row("", "")
     entry = {name: value for name, value in asdict(row).items() if value != getattr(plain, name)}
-    entry["cells"] = {way: {name: _cell(cell) for name, cell in cells.items()} for way, cells in row.cells.items()}
+    entry["cells"] = {column: _cell(cell) for column, cell in row.cells.items()}
     return entry
 
 
@@ -64,7 +64,7 @@ def _cell(cell: Cell) -> dict[str, JsonValue]:
 def _row(entry: Any) -> Row:
     """A row as it was written; TypeError if it has other fields."""
     lists = {name: tuple(entry[name]) for name in _LISTS & entry.keys()}
-    cells = {way: {name: Cell(**cell) for name, cell in found.items()} for way, found in entry["cells"].items()}
+    cells = {column: Cell(**cell) for column, cell in entry["cells"].items()}
     return Row(**{**entry, **lists, "cells": cells})
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lemonx.verification.finding import Outputs, asked, outputs, tensors
+from lemonx.verification.finding import outputs
 from lemonx.verification.float64 import Float64
 from lemonx.verification.media import Batch
 
@@ -23,25 +21,6 @@ def learned(model: Any, batch: Batch) -> frozenset[str]:
         return frozenset(name for name, x in outputs(model, batch, grad=True).items() if x.requires_grad)
     except Exception:
         return frozenset(outputs(model, batch))
-
-
-@contextmanager
-def giving(names: frozenset[str], *models: Any) -> Iterator[None]:
-    """A context in which models of one class give these outputs alone, and keep no cache."""
-    (own,) = {type(model) for model in models}
-
-    def forward(self: Any, **inputs: Any) -> Outputs:
-        found = own.forward(self, **inputs, **asked(own))
-        return {name: x for name, x in tensors(found) if name in names}
-
-    limited = type(own.__name__, (own,), {"forward": forward, "__module__": own.__module__})
-    try:
-        for model in models:
-            model.__class__ = limited
-        yield
-    finally:
-        for model in models:
-            model.__class__ = own
 
 
 @dataclass(frozen=True)
