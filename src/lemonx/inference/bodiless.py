@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import BadCheckpoint
+from lemonx.tracing.modes import Mode
 from lemonx.tracing.operations import tensors_in
 
 # Functions whose numbers are drawn, or not yet there: whatever they make is a weight.
@@ -56,7 +56,7 @@ def bodiless(most: int) -> Generator[None]:
         torch.nn.Module.register_parameter = before
 
 
-class Mixed(TorchDispatchMode):
+class Mixed(Mode):
     """Runs operations on tensors with and without memory: what a weight has a part in has none, all else is real."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

@@ -27,13 +27,16 @@ def watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
             ),
             child.register_forward_hook(lambda child, given, made: tracer.left(child, made), always_call=True),
         ]
-    fast = torch.backends.mha.get_fastpath_enabled()
+    fast, mkldnn = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
+    # `mkldnn.flags` would also set TF32, of which torch warns on every machine.
+    torch.backends.mkldnn.enabled = False
     try:
-        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+        with torch.no_grad():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mkldnn.enabled = mkldnn
         for hook in hooks:
             hook.remove()
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lemonx.tracing.axes import Axis, Misfit, data, is_data, say, unify
 from lemonx.tracing.held import Held, storage
+from lemonx.tracing.modes import Mode
 from lemonx.tracing.operations import (
     BLANK,
     DECISIONS,
@@ -44,7 +45,7 @@ from lemonx.tracing.values import Carry, Info, Norm, Origin, Pair, Token, Value,
 ZERO, UNIFORM, VARIES = "zero", "uniform", "varies"
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(Mode):
     """The record of a run: axes and roles of every parameter, norms, products, and what each module called.
 
     `scaled`: calls, by path and number, whose multiplication by a number makes another space. `follows`: what the

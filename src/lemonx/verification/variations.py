@@ -3,10 +3,13 @@
 A run shows one number, and one branch, where code decides by a width and by the input. Only other inputs tell the two
 apart. Code that compares a length n with a width, `n > width` or `8 * n > width`, goes another way in a larger model
 for lengths from n to r n, if r is how many times wider that is. So lengths are tried at steps of no more than r.
+
+Runs on them are bounded: an example that takes more memory or work than `bounds` allows is left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lemonx.tracing.storing import floating
+from lemonx.verification.bounds import LARGEST, WORK, Bounded, TooMuch
 from lemonx.verification.modules import Example, Run, outputs, wide_outputs
 
 # Of how many examples variations are tried, and how many sizes of tables as bounds for whole numbers.
@@ -35,15 +39,25 @@ def variations(
     tables = sorted({len(tensor) for tensor in small.parameters() if tensor.dim() > 1}, reverse=True)[:TABLES]
     grown = list(_grown(small, large))
     for example in inputs[:EXAMPLES]:
+        kept = _buffers(small)
+        with Bounded(math.inf, math.inf) as given:
+            wide_outputs(small, [example], run)
+        _put_back(small, kept)
+        # The caller's own example is never too much.
+        bounds = max(LARGEST, given.largest), max(WORK, given.work)
         for one in _renumbered(example):
-            if (made := _finite(small, one, run)) is not None:
+            if (made := _finite(small, one, run, bounds)) is not None:
                 yield one, made
         usual = _usual(example)
         for changes in _changes(usual, grown):
             for number, sizes in enumerate(changes):
                 tried = (_changed(example, usual, sizes, bound) for bound in (*tables, None))
-                results = ((one, _finite(small, one, run)) for one in tried)
-                if (found := next(((one, made) for one, made in results if made is not None), None)) is not None:
+                results = ((one, _finite(small, one, run, bounds)) for one in tried)
+                try:
+                    found = next(((one, made) for one, made in results if made is not None), None)
+                except TooMuch:
+                    continue
+                if found is not None:
                     yield found
                 elif number == 0:  # an axis that is no length
                     break
@@ -86,7 +100,7 @@ def _changes(usual: Sizes, grown: Sequence[tuple[int, int]]) -> Iterator[Sequenc
 
 
 def _lengths(usual: int, grown: Sequence[tuple[int, int]]) -> list[int]:
-    """Lengths from the largest to one, of which none is more often the next than sizes grow."""
+    """Sequence lengths from the longest down to 1, each at most as many times the next as sizes grow."""
     most = max(TIMES * usual, min(ENOUGH, max((after for _, after in grown), default=0)))
     step = max(LEAST_STEP, min((after / before for before, after in grown), default=2.0))
     lengths = [1]
@@ -120,11 +134,28 @@ def _drawn(leaf: torch.Tensor, bound: int | None, rng: torch.Generator) -> torch
     return torch.randint(bound, leaf.shape, generator=rng).to(leaf)
 
 
-def _finite(module: torch.nn.Module, example: Example, run: Run) -> list[Any] | None:
-    """The outputs of a module in float64; None if it does not run, or they are not finite."""
+def _finite(module: torch.nn.Module, example: Example, run: Run, bounds: tuple[float, float]) -> list[Any] | None:
+    """The outputs of a module in float64; None if it does not run, or they are not finite; TooMuch beyond the bounds."""
+    kept = _buffers(module)
     try:
-        leaves = wide_outputs(module, [example], run)
-    except Exception:  # whatever a module raises for an input that it does not take
+        with Bounded(*bounds):
+            leaves = wide_outputs(module, [example], run)
+    except Exception as error:  # whatever a module raises for an input that it does not take
+        _put_back(module, kept)
+        if isinstance(error, TooMuch):
+            raise
         return None
-    finite = all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return leaves if finite else None
+    if all(bool(leaf.isfinite().all()) for leaf in leaves if isinstance(leaf, torch.Tensor)):
+        return leaves
+    _put_back(module, kept)
+    return None
+
+
+def _buffers(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Copies of the buffers, which a run may change: both modules must have run equally often."""
+    return [buffer.clone() for buffer in module.buffers()]
+
+
+def _put_back(module: torch.nn.Module, kept: list[torch.Tensor]) -> None:
+    for buffer, before in zip(module.buffers(), kept, strict=True):
+        buffer.copy_(before)
