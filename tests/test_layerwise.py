@@ -86,7 +86,6 @@ def test_every_family_agrees_at_twice_the_width(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every weight that can be read in strips read in strips."""
-    monkeypatch.setattr(strips, "LARGE", 0)
     monkeypatch.setattr(strips, "STRIP", 1 << 11)
     small = pico.save(pico.PICO[TYPES[model_type]](), tmp_path / "small")
     sizes = ELSE.get(model_type, {"width_factor": 2})
@@ -103,7 +102,7 @@ def test_the_meter_counts_what_is_there(source: Callable[..., Path], tmp_path: P
     from lemonx.verification.sample import views
 
     model = pico.load(source("llama-untied")).model
-    meter = by_module._Meter(model)
+    meter = by_module._Meter()
     with by_module._metered(model, meter):
         floating_outputs(model, views(model)[0])
     assert meter.peak == sum(p.nbytes for p in model.parameters())
@@ -169,7 +168,6 @@ def test_strips_are_the_whole(
     small = source(name, torch.bfloat16)
     large = lemonx.expand(small, tmp_path / "large", verify=False, width=72).path
     whole = api.verify(small, large, layerwise=True)
-    monkeypatch.setattr(strips, "LARGE", 0)
     monkeypatch.setattr(strips, "STRIP", 1 << 11)
     parts = api.verify(small, large, layerwise=True)
     assert whole.passed and parts.passed and whole.layers and parts.layers and whole.outputs and parts.outputs
@@ -185,7 +183,6 @@ def test_strips_are_the_whole(
 def test_a_row_in_a_strip_that_is_wrong_is_seen(
     source: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strips, "LARGE", 0)
     monkeypatch.setattr(strips, "STRIP", 1 << 11)
     for name in ("lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
         large = lemonx.expand(source("llama-untied"), tmp_path / name, verify=False, width=72).path

@@ -76,5 +76,5 @@ def test_a_large_example_of_the_caller_is_not_too_much() -> None:
     """Attention over 48 x 48 pixels makes more entries than lemonx chooses; examples of that size are still varied."""
     inputs = [Example((torch.randn(2, 3, 48, 48),), {})]
     small, large = Pixels(128).double(), Pixels(192).double()
-    assert 2 * 48**4 > LARGEST
+    assert LARGEST < 2 * 48**4
     assert any(example.args[0].shape[0] == 1 for example, _ in variations(small, large, inputs, outputs))

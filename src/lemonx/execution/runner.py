@@ -9,7 +9,6 @@ weight that a file keeps transposed (GPT-2; experts, in, out).
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from lemonx.errors import BadCheckpoint, BadOutput
 from lemonx.execution import kernels
 from lemonx.execution.matrix import expand_block
 from lemonx.execution.row_readers import Source, StripReader, blocks_within, check_finite, is_whole, level, tables
-from lemonx.guards.workers import NoWorker, can_fork, in_processes
+from lemonx.guards.workers import NoWorker, can_fork, cores, in_processes, one_thread_each
 from lemonx.planning.plan import Plan
 from lemonx.planning.summary import bytes_on_disk
 from lemonx.planning.tensor_steps import Step
@@ -82,15 +81,11 @@ def run_plan(
     written = bytes_on_disk(plan)[1]
     kernels.prepare(written)
     task = _Task(plan, checkpoint, writer, wanted, columns, tell)
-    parts = in_parts(plan.steps, threads or min(os.cpu_count() or 1, 8))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    parts = in_parts(plan.steps, threads or cores())
+    with one_thread_each():
         apart = len(parts) > 1 and written >= WORTH_PROCESSES and can_fork()
         if not (apart and isinstance(writer, CheckpointWriter) and _run_apart(task, parts, writer)):
             run_jobs([task.jobs(steps) for steps in parts])
-    finally:
-        torch.set_num_threads(before)
     checkpoint.check_unchanged()
 
 

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from threading import Thread
@@ -16,6 +17,28 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 Tell = Callable[[int], None]
 Part = Callable[[Tell], Result]
+
+
+def cores() -> int:
+    """How many workers to use: as many as this process has cores, up to 8."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """A context in which every operation of torch uses one thread.
+
+    torch divides an operation among its threads, which then wait for one another in a loop. Beside other busy processes
+    they wait longer than they compute. So lemonx divides the work itself, among threads that sleep when they have none.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def end_with_parent() -> None:

@@ -7,7 +7,6 @@ far as the spec is true of the model's code, which is what the sample of outputs
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.values import all_below, all_finite
 from lemonx.execution.row_readers import Source, StripReader, blocks_within, is_whole
 from lemonx.execution.runner import Job, in_parts, run_jobs
+from lemonx.guards.workers import cores, one_thread_each
 from lemonx.planning.plan import RECOMPUTED, Plan
 from lemonx.planning.tensor_steps import Step
 
@@ -77,13 +77,9 @@ def check_algebra(plan: Plan, source: Checkpoint, target: Checkpoint, *, threads
     odd = {fault.tensor for fault in wrong}
     steps = [step for step in plan.steps if step.name not in odd]
     task = _Task(plan, source, target, steps)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        if steps:
-            run_jobs([task.jobs(part) for part in in_parts(steps, threads or min(os.cpu_count() or 1, 8))])
-    finally:
-        torch.set_num_threads(before)
+    if steps:
+        with one_thread_each():
+            run_jobs([task.jobs(part) for part in in_parts(steps, threads or cores())])
     order = {step.name: i for i, step in enumerate(plan.steps)}
     found = sorted(task.wrong.values(), key=lambda fault: order[fault.tensor])
     entries = sum(target.tensors[step.name].numel for step in steps)

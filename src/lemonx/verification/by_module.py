@@ -52,7 +52,10 @@ def run_by_module(
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
         with AsStored():
             loaded = load(checkpoint, torch.float64, **options)
-        model, meter = loaded.model, _Meter(loaded.model)
+        for buffer in loaded.model.buffers():  # these are in memory
+            if buffer.is_floating_point():
+                buffer.data = buffer.data.double()
+        model, meter = loaded.model, _Meter()
         _give_parts(model)
         rounds = _Rounds(model, *rounded, seed) if rounded else None
         if rounds:
@@ -64,7 +67,7 @@ def run_by_module(
             _metered(model, meter),
             deepened(model, plan) as moved,
         ):
-            in_strips(model, rounds.of if rounds else (lambda _: None), meter.saw)
+            in_strips(model, rounds.of if rounds else (lambda *_: None), meter.saw)
             used, found = observe(loaded, used, seed)
     return Outputs.of(loaded, found, used, weights=meter.peak, moved=moved.most)
 
@@ -75,11 +78,11 @@ class _Rounds:
     def __init__(self, model: Any, rounding: Rounding, dtype: str, seed: int) -> None:
         self.dtype, self.seed, self.chosen = dtype, seed, chosen_parameters(model, rounding)
 
-    def of(self, name: str) -> Change | None:
-        """What is done to the rows of a weight, one strip after the other; None if it is none of the chosen."""
+    def of(self, name: str, row: int = 0) -> Change | None:
+        """The change of a weight's rows from `row` on; None if the weight is not chosen."""
         if self.chosen is not None and name not in self.chosen:
             return None
-        generator = torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
+        generator = torch.Generator().manual_seed(self.seed + zlib.crc32(f"{name}.{row}".encode()))
         return partial(round_once, dtype=self.dtype, generator=generator)
 
     def watch(self, model: Any) -> None:
@@ -165,30 +168,40 @@ def _watched(
 class _Meter:
     """The most bytes of a model's parameters that were in memory at once."""
 
-    def __init__(self, model: Any) -> None:
-        self.peak = 0
-        self._modules = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+    def __init__(self) -> None:
+        self.held = self.peak = 0
 
-    def saw(self, strip: int = 0) -> None:
-        """Look at what modules were given; so many bytes of a strip are there beside it."""
-        live = {
-            parameter.data_ptr(): parameter.nbytes
-            for module in self._modules
-            for parameter in module.parameters(recurse=False)
-            if parameter.device.type != "meta"
-        }
-        self.peak = max(self.peak, strip + sum(live.values()))
+    def saw(self, count: int) -> None:
+        """Note that a module has `count` bytes beside those that are held."""
+        self.peak = max(self.peak, self.held + count)
+
+    def holds(self, more: int) -> None:
+        """Note that a module holds so many bytes more than when it was last looked at."""
+        self.held += more
+        self.saw(0)
 
 
 @contextmanager
 def _metered(model: Any, meter: _Meter) -> Iterator[None]:
-    """Looks whenever a module has just been given its weights."""
+    """Look at the weights of every module when it has been given them, and again when it has run."""
     from accelerate.hooks import ModelHook, add_hook_to_module
 
     class Look(ModelHook):
+        def __init__(self) -> None:
+            self.seen = 0
+
+        def look(self, module: Any) -> None:
+            live = (weight for weight in module.parameters(recurse=False) if not weight.is_meta)
+            before, self.seen = self.seen, sum(weight.nbytes for weight in live)
+            meter.holds(self.seen - before)
+
         def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            meter.saw()
+            self.look(module)
             return args, kwargs
+
+        def post_forward(self, module: Any, output: Any) -> Any:
+            self.look(module)
+            return output
 
     for module in model.modules():
         if any(True for _ in module.parameters(recurse=False)):

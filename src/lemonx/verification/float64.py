@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from lemonx.verification.products import linear
+
 # How code names float32: the dtype, and the legacy tensor types that `Tensor.type` takes.
 _WIDER: dict[Any, Any] = {
     torch.float32: torch.float64,
@@ -42,8 +44,8 @@ def _grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offs: torch.Ten
     return result
 
 
-# What is not simply called with other arguments; all else must not be slow.
-_SPECIAL = _READ_BYTES | _GROUPED | {torch.empty, torch.Tensor.float}
+# Functions that are not simply called with other arguments; all others must not be slow.
+_SPECIAL = _READ_BYTES | _GROUPED | {torch.empty, torch.Tensor.float, torch.nn.functional.linear}
 # Only these types can name a dtype: hashing anything else would fail, or compare tensors.
 _NAMING = frozenset({torch.dtype, str, type(torch.FloatTensor)})
 
@@ -102,6 +104,8 @@ class Float64(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
             if func in _GROUPED and args[0].dtype == torch.float64:
                 return _grouped_product(*args, **(kwargs or {}))
+            if func is torch.nn.functional.linear:
+                return linear(*args, **(kwargs or {}))
             if func is torch.Tensor.float:
                 func = torch.Tensor.double
         for argument in args:

@@ -1,8 +1,8 @@
-"""Large weights that are read a strip of rows at a time while their module runs: none is in memory whole.
+"""Weights of linear layers and embeddings, read a strip of rows at a time while their module runs.
 
-A model that is run module by module (by_module.py) holds the weights of one module, in float64. That of an embedding of
-100,000 tokens takes gigabytes, of which a sample looks up a few rows; a head of as many is a product whose outputs can
-be made one strip after the other.
+A model that is run module by module (by_module.py) holds the weights of one module, in float64. Those of an embedding
+of 100,000 tokens take gigabytes, and a sample looks up a few of its rows. A linear layer is a product, whose outputs
+are made strip by strip, several at once (products.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-# Bytes in float64 of a weight that is read in strips, and of a strip.
-LARGE, STRIP = 1 << 27, 1 << 25
+from lemonx.guards.workers import cores
+from lemonx.verification import products
+
+# Bytes of a strip in float64: as many as stay in the cache between being read and being used.
+STRIP = 1 << 22
 
 Change = Callable[[torch.Tensor], None]
-# Asked with the name of a weight whenever it is to be read: what is then done to its strips, one after the other.
-Changing = Callable[[str], Change | None]
+# The change of some rows of a weight: asked with the weight's name and its first row, whenever these rows are read.
+Changing = Callable[[str, int], Change | None]
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,14 @@ class Stored:
 
 
 def in_strips(model: Any, changing: Changing, used: Callable[[int], None]) -> None:
-    """Have the large weights of a model whose weights are on disk read in strips; `used` gets the bytes of each.
+    """Have linear layers and embeddings of a model whose weights are on disk read them in strips.
 
-    All other hooks are there by then.
+    `used` gets the bytes that are read at once. All other hooks are there by then.
     """
     for path, module in model.named_modules():
         # Others, and classes made from these, may use a weight as they like.
         make = {torch.nn.Linear: _product, torch.nn.Embedding: _lookup}.get(type(module))
-        if make is None or 8 * module.weight.numel() <= LARGE or getattr(module, "max_norm", None) is not None:
+        if make is None or getattr(module, "max_norm", None) is not None:
             continue
         weight, bias = (_stored(module, path, name) for name in ("weight", "bias"))
         if weight is None or (getattr(module, "bias", None) is not None and bias is None):
@@ -68,21 +71,27 @@ def _stored(module: Any, path: str, name: str) -> Stored | None:
 
 
 def _product(
-    module: Any, weight: Stored, bias: Stored | None, changing: Callable[[], Change | None], used: Callable[[int], None]
+    module: Any,
+    weight: Stored,
+    bias: Stored | None,
+    changing: Callable[[int], Change | None],
+    used: Callable[[int], None],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """A linear layer, some of its outputs at a time."""
     count, step = module.out_features, max(1, STRIP // (8 * module.in_features))
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         result = inputs.new_empty(*inputs.shape[:-1], count)
-        change = changing()
+        used(8 * module.in_features * min(count, step * cores()))
         with weight.rows() as read:
-            for start in range(0, count, step):
-                strip = read(start, min(start + step, count))
-                used(strip.nbytes)
-                if change:
-                    change(strip)
-                result[..., start : start + len(strip)] = inputs @ strip.T
+
+            def strip(start: int, stop: int) -> None:
+                rows = read(start, stop)
+                if change := changing(start):
+                    change(rows)
+                result[..., start:stop] = inputs @ rows.T
+
+            products.in_parts(count, step, strip)
         if bias is not None:
             with bias.rows() as read:
                 result += read(0, count)
@@ -92,7 +101,7 @@ def _product(
 
 
 def _lookup(
-    module: Any, weight: Stored, _: Stored | None, changing: Callable[[], Change | None], used: Callable[[int], None]
+    module: Any, weight: Stored, _: Stored | None, changing: Callable[[int], Change | None], used: Callable[[int], None]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """An embedding, of which the rows that are asked for are read."""
 
@@ -101,7 +110,7 @@ def _lookup(
         with weight.rows() as read:
             table = torch.cat([read(token, token + 1) for token in tokens.tolist()])
         used(table.nbytes)
-        if change := changing():
+        if change := changing(0):
             change(table)
         return table[places]
 
@@ -109,15 +118,15 @@ def _lookup(
 
 
 class AsStored(TorchFunctionMode):
-    """A context in which transformers does not cast the large weights that it reads, only to leave them on the disk."""
+    """A context in which transformers does not cast the weights that it reads, only to leave them on the disk."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Leaves the dtype of a large weight as it is."""
+        """Leave the dtype of a weight as it is."""
         given = kwargs or {}
         if func is torch.Tensor.to and given.get("dtype") is torch.float64 and given.keys() == {"device", "dtype"}:
             weight = args[0]
-            if weight.is_floating_point() and 8 * weight.numel() > LARGE:
+            if weight.is_floating_point():
                 return weight
         return func(*args, **given)

@@ -49,22 +49,36 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
     axes = {step.name: list(_unit_axes(step, plan)) for step in plan.steps if not _comes_in(step, plan)}
     for scope, _, _, _, further in (pair for pairs in axes.values() for _, pair in pairs):
         equal.setdefault(scope, np.ones(len(further), bool))
-    # Small tensors first: who is told apart by one need not be looked for in a larger one.
-    for name in sorted(axes, key=lambda name: target.tensors[name].nbytes):
-        open_ = [(piece, pair) for piece, pair in axes[name] if equal[pair[0]].any()]
-        tensor = target.read(name) if open_ else None
-        for piece, (scope, shape, axis, first, further) in open_:
-            left = np.flatnonzero(equal[scope])
-            if not len(left):
-                continue  # another part of this tensor told them apart
-            units = piece.of(tensor).reshape(shape).movedim(axis, 0)
-            equal[scope][left] = _same(units, first[left], further[left])
+    # The first rows of every tensor tell most units apart. Then small tensors come first: a pair that one tensor tells
+    # apart need not be looked for in a larger one.
+    for rows in (FEW, None):
+        for name in sorted(axes, key=lambda name: target.tensors[name].nbytes):
+            _look(target, name, rows, axes[name], equal)
     twins = {scope: int(same.sum()) for scope, same in equal.items() if same.any()}
     where = tuple(f"{space} in {block}" if block else space for space, block, _ in twins)
     copies = sum(len(same) for (*_, base), same in equal.items() if base == 0)
     if not twins and plan.has_own_copies and _are_twin_networks(plan, target):
         return Symmetry(copies, copies, ("all units, exchanged together",))
     return Symmetry(copies, sum(twins.values()), where)
+
+
+def _look(
+    target: Checkpoint, name: str, rows: int | None, axes: list[tuple[_Piece, _UnitAxis]], equal: dict[_Scope, Any]
+) -> None:
+    """Compare the pairs that are still equal in a tensor, or in its first rows if the units are not along these."""
+    tensor = None
+    for piece, (scope, shape, axis, first, further) in axes:
+        left, lead = np.flatnonzero(equal[scope]), len(piece.names[0])
+        if not len(left) or (rows is not None and (axis < lead or any(cut.axis == 0 for cut in piece.cuts))):
+            continue
+        if tensor is None:
+            tensor = (
+                target.read(name) if rows is None else target.read(name, 0, min(rows, target.tensors[name].shape[0]))
+            )
+        if rows is not None:
+            shape, axis = (len(tensor), *shape[lead:]), axis - lead + 1
+        units = piece.of(tensor).reshape(shape).movedim(axis, 0)
+        equal[scope][left] = _same(units, first[left], further[left])
 
 
 def _comes_in(step: Step, plan: Plan) -> bool:

@@ -135,7 +135,7 @@ def _drawn(leaf: torch.Tensor, bound: int | None, rng: torch.Generator) -> torch
 
 
 def _finite(module: torch.nn.Module, example: Example, run: Run, bounds: tuple[float, float]) -> list[Any] | None:
-    """The outputs of a module in float64; None if it does not run, or they are not finite; TooMuch beyond the bounds."""
+    """Return the outputs of a module in float64, or None if it does not run or they are not finite."""
     kept = _buffers(module)
     try:
         with Bounded(*bounds):

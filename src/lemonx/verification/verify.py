@@ -14,6 +14,7 @@ from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError, Refused, UnknownArchitecture, raise_first
 from lemonx.guards import phase
+from lemonx.guards.workers import one_thread_each
 from lemonx.planning.exactness import MADE, ROUNDED
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import FLOATS
@@ -139,10 +140,11 @@ def compare_outputs(
             check_numbers(checkpoint)
     rounding = rounding or (_rounding(plan) if plan is not None else Rounding())
     phase.now("verifying: both models in float64")
-    if by_layer:
-        return compare_layerwise(source, target, plan, rounding=rounding, twin=twin)
-    back = plan.frames.ways_back if plan is not None and plan.frames else None
-    return compare(source, target, rounding=rounding, back=back, plan=plan, twin=twin), None
+    with one_thread_each():
+        if by_layer:
+            return compare_layerwise(source, target, plan, rounding=rounding, twin=twin)
+        back = plan.frames.ways_back if plan is not None and plan.frames else None
+        return compare(source, target, rounding=rounding, back=back, plan=plan, twin=twin), None
 
 
 @names_its_folder
