@@ -15,10 +15,10 @@ Cost = tuple[float, float, float]
 STORIES = pages.ROOT / "tests" / "data" / "stories260K"
 
 
-def command(*words: str) -> Cost:
+def command(*words: str, **environment: str) -> Cost:
     """CPU seconds, wall seconds and peak gigabytes of a Python process: of memory that is its own, files apart."""
     began, peak = time.perf_counter(), 0.0
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, env={**os.environ, **environment})
     while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
         peak = max(peak, bench.anonymous(process.pid))
         time.sleep(0.01)

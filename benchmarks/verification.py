@@ -3,7 +3,8 @@
     python benchmarks/verification.py                a real model of 1 MB, a synthetic Llama grown to 0.5B parameters
     python benchmarks/verification.py --write        put the tables into docs/guarantees.md
 
-Each command is a process of its own, imports and all; figures are medians of --rounds, with their range. Below: the
+Each command is a process of its own, imports and all; figures are medians of --rounds, with their range. Then `verify`
+runs beside two busy processes, as on a shared machine, with the threads that it chooses and with one thread. Below: the
 algebra (every entry of every tensor against its rule) beside safetensors' own load_file and save_file of the same
 target, with one thread each, in turn; the ratio is that of the algebra's speed to theirs.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -35,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lemonx-bench-", dir=options.dir) as folder:
         large = Path(folder, "llama")
         bench.build(large, "bfloat16", "both", options.gb)
-        lines = [f"{'':<40} {'CPU s':>20} {'wall s':>20} {'anon GB':>20}"]
+        lines = [f"{'':<46} {'CPU s':>20} {'wall s':>20} {'anon GB':>20}"]
         lines.append(line("imports of torch and transformers", imports(options.rounds)))
         lines += costs(
             "1 MB (stories260K)", STORIES, Path(folder, "a"), ["--width", "96", "--depth", "8"], options.rounds
@@ -43,6 +46,7 @@ def main() -> None:
         name = f"{options.gb:g} GB in bf16"
         lines += costs(name, large, Path(folder, "b"), ["--width-factor", "2"], options.rounds)
         lines += costs(f"{name}, rounded", large, Path(folder, "c"), ["--width-factor", "1.5"], options.rounds)
+        lines += shared(large, Path(folder, "b"), options.rounds)
         lines += ["", algebra(large, Path(folder, "b"), options.rounds)]
     print("\n".join(lines))
     if options.write:
@@ -68,13 +72,27 @@ def costs(name: str, source: Path, output: Path, sizes: list[str], rounds: int) 
     return [line(f"{name}: {what}", rows) for what, rows in {**found, "verification adds": added}.items()]
 
 
+def shared(source: Path, output: Path, rounds: int) -> list[str]:
+    """`verify` beside two busy processes, with lemonx's choice of threads and with one."""
+    found: dict[str, list[Cost]] = {"verify": [], "verify, one thread": []}
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for _ in range(rounds):
+            for what, threads in zip(found, ({}, {"OMP_NUM_THREADS": "1"}), strict=True):
+                found[what].append(command("-m", "lemonx", "verify", str(source), str(output), **threads))
+    finally:
+        for process in busy:
+            process.kill()
+    return [line(f"beside 2 busy processes: {what}", rows) for what, rows in found.items()]
+
+
 def line(name: str, rows: list[Cost]) -> str:
     """The median of every figure, and how far it ranges."""
     told = [
         f"{statistics.median(column):.{digits}f} ({min(column):.{digits}f} to {max(column):.{digits}f})"
         for column, digits in zip(zip(*rows, strict=True), (1, 1, 2), strict=True)
     ]
-    return f"{name:<40} " + " ".join(f"{text:>20}" for text in told)
+    return f"{name:<46} " + " ".join(f"{text:>20}" for text in told)
 
 
 def imports(rounds: int) -> list[Cost]:
