@@ -78,9 +78,9 @@ def _product(
     used: Callable[[int], None],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """A linear layer, some of its outputs at a time."""
-    count = module.out_features
-    # Parts of equal size, a multiple of four of them, keep two and four threads busy.
-    step = max(1, -(-count // (-(-count * 8 * module.in_features // (4 * STRIP)) * 4)))
+    count, parts = module.out_features, -(-8 * module.in_features * module.out_features // STRIP)
+    # A multiple of four parts of equal size keeps two and four threads busy.
+    step = -(-count // (parts if parts == 1 else -(-parts // 4) * 4))
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         result = inputs.new_empty(*inputs.shape[:-1], count)

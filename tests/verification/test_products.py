@@ -1,0 +1,56 @@
+"""Large products are divided among threads of lemonx's own, and are what torch makes of them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from lemonx.guards.workers import one_thread_each
+from lemonx.verification import products
+from lemonx.verification.float64 import Float64
+
+
+@pytest.mark.parametrize("shape", [(700,), (3, 7, 700)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_divided_product_is_the_whole(shape: tuple[int, ...], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORTH", 1)
+    monkeypatch.setattr(products, "cores", lambda: 3)
+    inputs = torch.randn(shape, dtype=torch.float64)
+    weight = torch.nn.Parameter(torch.randn(40, 700, dtype=torch.float64))
+    added = torch.randn(40, dtype=torch.float64) if bias else None
+    seen = set[str]()
+    whole = torch.nn.functional.linear(inputs, weight, added)
+    before = products.in_parts
+    monkeypatch.setattr(
+        products,
+        "in_parts",
+        lambda count, step, make: before(
+            count, step, lambda *part: (seen.add(threading.current_thread().name), make(*part))[1]
+        ),
+    )
+    with torch.no_grad(), Float64():
+        parts = torch.nn.functional.linear(inputs, weight, added)
+    # Sums of 700 products, each of which rounds to half a spacing.
+    assert (parts - whole).abs().max() <= 700 * torch.finfo(torch.float64).eps * (inputs.abs() @ weight.abs().T).max()
+    assert seen and threading.main_thread().name not in seen
+
+
+def test_a_product_that_needs_a_gradient_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORTH", 0)
+    weight = torch.nn.Parameter(torch.randn(40, 30, dtype=torch.float64))
+    products.linear(torch.randn(5, 30, dtype=torch.float64), weight).sum().backward()
+    assert weight.grad is not None
+
+
+def test_an_error_in_a_part_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        products.in_parts(4, 1, lambda start, _: print(1 // start))
+
+
+def test_one_thread_each_is_put_back() -> None:
+    before = torch.get_num_threads()
+    with one_thread_each():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
