@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lemonx.guards.workers import one_thread_each
 from lemonx.tracing import rules
 from lemonx.tracing.completion import complete
 from lemonx.tracing.tracer import Tracer
@@ -32,7 +33,7 @@ def watching(tracer: Tracer, module: torch.nn.Module) -> Iterator[None]:
     # `mkldnn.flags` would also set TF32, of which torch warns on every machine.
     torch.backends.mkldnn.enabled = False
     try:
-        with torch.no_grad():
+        with torch.no_grad(), one_thread_each():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -23,6 +23,7 @@ from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import NotVerified, Refused
 from lemonx.execution.runner import run_plan
+from lemonx.guards.workers import one_thread_each
 from lemonx.planning.depth import check_added
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
@@ -128,7 +129,7 @@ def grow_module(
     """Fill `large` with the function of `small`; it stays as it was unless all is shown."""
     check_modules(small, large)
     inputs, choices = examples(example_inputs), _Choices(free, depth_type, small_gains, seed)
-    with still(small, large):
+    with still(small, large), one_thread_each():
         table, rehearsed = _rehearsed(small, large, inputs, choices)
         with Temporary() as folder, _planned(small, table, choices, folder) as (plan, source, target):
             algebra, symmetry = check_algebra(plan, source, target), find_twins(plan, target)
