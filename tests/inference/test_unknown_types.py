@@ -16,13 +16,15 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import ArceeConfig, CamembertForSequenceClassification
 
 import lemonx
 from commands import BAD_CHECKPOINT, BAD_TARGET, DIFFERS, REFUSED, Run, runner
-from inference.unknown import EXACT, difference, model_class, save
+from inference.unknown import DEPTH, EXACT, HALF_MORE, TWICE, difference, model_class, save
 from lemonx import architectures
+from lemonx.diagnostics.survey.randomise import randomise
 from lemonx.inference.expressions import constant
 from lemonx.inference.family import infer
 
@@ -146,6 +148,51 @@ def test_a_type_that_cannot_be_inferred_gives_one_line(run: Run, tmp_path: Path)
     assert result.code == REFUSED and _is_one_line(result.err)
     assert "a jamba has no table, and none can be inferred" in result.err
     assert not (tmp_path / "large").exists()
+
+
+def _ctrl() -> transformers.PreTrainedModel:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 37, "n_positions": 64}
+    return transformers.CTRLLMHeadModel(transformers.CTRLConfig(vocab_size=99, **sizes))
+
+
+def _doge() -> transformers.PreTrainedModel:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, **heads}
+    return transformers.DogeForCausalLM(transformers.DogeConfig(vocab_size=128, **sizes))
+
+
+def _clipseg() -> transformers.PreTrainedModel:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    text = {**sizes, "vocab_size": 99, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1}
+    decoder = {"reduce_dim": 32, "extract_layers": [0], "decoder_num_attention_heads": 4}
+    vision = {**sizes, "image_size": 30, "patch_size": 2}
+    config = transformers.CLIPSegConfig(text_config=text, vision_config=vision, projection_dim=64, **decoder)
+    return transformers.CLIPSegForImageSegmentation(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "growth", "code", "said"),
+    [
+        (_ctrl, TWICE, 0, ""),  # its config names no token for padding
+        (_ctrl, HALF_MORE, BAD_TARGET, "dff = 37 times 3/2 is not a whole number"),  # its width has no name of its own
+        (_doge, HALF_MORE, REFUSED, "cannot widen"),  # a norm over entries that stay as they are shares its eps
+        (_clipseg, TWICE, REFUSED, "decoder.transposed_convolution.weight"),
+        (_clipseg, DEPTH, REFUSED, "decoder.transposed_convolution.weight"),
+    ],
+)
+def test_configs_of_others_grow_or_are_refused_in_one_line(
+    make: Callable[[], transformers.PreTrainedModel],
+    growth: tuple[str, ...],
+    code: int,
+    said: str,
+    run: Run,
+    tmp_path: Path,
+) -> None:
+    model = make().double()
+    randomise(model, 0)
+    model.save_pretrained(tmp_path / "small")
+    result = run("expand", tmp_path / "small", tmp_path / "large", *growth)
+    assert result.code == code and said in result.err and _is_one_line(result.err or "-")
 
 
 @pytest.mark.parametrize(

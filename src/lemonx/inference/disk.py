@@ -79,8 +79,7 @@ class _Renaming:
         """The row of a parameter whose axes lie in another order than rows have them by themselves."""
         if not held.order and not held.columns:
             return row
-        swapped = (1, 0, *range(2, len(held.order)))
-        if isinstance(row, Linear) and not held.columns and held.order == swapped:
+        if isinstance(row, Linear) and not held.columns and held.order == (1, 0):
             return replace(row, transposed=True)
         raise Refused(f"the axes of {held.parameter} lie in a way that no row can say", _TABLE)
 

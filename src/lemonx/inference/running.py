@@ -26,6 +26,7 @@ from lemonx.tracing.running import run_traced
 from lemonx.tracing.tracer import Tracer
 from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
+from lemonx.verification.generation_settings import with_plain_outputs
 from lemonx.verification.loading import floating_outputs
 from lemonx.verification.media import PICTURES, Batch
 from lemonx.verification.sample import shorten, views
@@ -90,7 +91,7 @@ class Runner:
     def check_sample(self, values: Values) -> None:
         """CannotVerify unless the model of a config runs on inputs by which its outputs can be compared."""
         with Float64():
-            model = self._built(values, shorten).double().eval()
+            model = self._built(values, lambda config: shorten(with_plain_outputs(config))).double().eval()
         doing = f"run a {values['model_type']} on the inputs that outputs are compared on"
         with foreign(doing, "expand with --no-verify, and compare outputs yourself", CannotVerify), Mixed():
             floating_outputs(model, views(model)[0])

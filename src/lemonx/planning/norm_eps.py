@@ -37,9 +37,13 @@ def keep_eps(
     fields = {name: source.eps if row.eps is None else row.eps for name, row in norms.items()}
     values = {field: _number(config, field) for field in sorted({f for f in fields.values() if isinstance(f, str)})}
     behind = {field: [name for name, other in fields.items() if other == field] for field in values}
-    # Sides whose eps stays: fixed in code, of a frame, or by rule 3. A norm that reads one of them follows, and so may
-    # decide about another field: until nothing changes.
-    unchanged = {row.reads for name, row in norms.items() if not isinstance(fields[name], str) or name in carried}
+    # Sides whose eps stays: fixed in code, of a frame, of a size that no gain reaches, or by rule 3. A norm that reads
+    # one of them follows, and so may decide about another field: until nothing changes.
+    unchanged = {
+        row.reads
+        for name, row in norms.items()
+        if not isinstance(fields[name], str) or name in carried or spaces.keys().isdisjoint(row.reads.axes)
+    }
     while True:
         levels = {field: _level(source, norms, eta, names, unchanged) for field, names in behind.items()}
         more = {norms[name].reads for field, names in behind.items() if levels[field] is None for name in names}

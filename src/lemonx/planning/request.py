@@ -175,8 +175,8 @@ def _not_whole(
 ) -> BadTarget:
     numbers = [n for value in followers.values() for n in (value if isinstance(value, list) else [value])]
     what = f"{name} = {_spell(config[name])} times {ratio} is not a whole number"
-    width = config[family.sizes["width"][0]]
-    if len(family.sizes["width"]) > 1 or not isinstance(width, int):
+    widths = [config[name] for name in family.sizes.get("width", ())]
+    if len(widths) != 1 or not isinstance(width := widths[0], int):
         common = math.gcd(*numbers)
         return BadTarget(what, f"try a factor in steps of 1/{common}, or set it yourself with --set {name}=...")
     step = width // math.gcd(width, *numbers)
