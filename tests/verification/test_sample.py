@@ -211,6 +211,13 @@ def test_pictures_that_are_not_square_and_pictures_that_are_too_large() -> None:
         sample.views(model)
 
 
+def test_large_pictures_are_few() -> None:
+    model = built(hf.ViTForImageClassification, pico._VIT)
+    for side, rows in ((16, 4), (400, 2), (1024, 1)):
+        model.config.image_size = side
+        assert {view.inputs["pixel_values"].shape[0] for view in sample.views(model)} == {rows}
+
+
 def test_an_encoder_s_mask_is_not_taken_for_the_decoder_s() -> None:
     """The two texts differ in length, so a decoder that takes the wrong mask does not run."""
     inputs = sample.views(built(hf.BartForConditionalGeneration, pico._BART))[0].inputs

@@ -9,6 +9,7 @@ the two have the same window.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SAMPLE = 4
+# Fewer pictures, and at last one, where they would have more entries than this together.
+PICTURES = 2**20
 LENGTH = 23
 CHOICES = 2  # of a model that chooses among texts
 # The texts that are not padded at their end.
@@ -153,7 +156,8 @@ def _with_places(
 
 def _pictures(model: PreTrainedModel, config: Any, generator: torch.Generator) -> list[View]:
     """Images of the model's own size, and of another size that is a multiple of nothing."""
-    found = [View("", _pixels(config, _sides(config), generator) | _masked(model, config, generator))]
+    rows = max(1, min(SAMPLE, PICTURES // (config.num_channels * math.prod(_sides(config)))))
+    found = [View("", _pixels(config, _sides(config), generator, rows) | _masked(model, config, generator, rows))]
     if "bool_masked_pos" in found[0].inputs:
         return found  # they go with one size
     patch = getattr(config, "patch_size", 1)
@@ -161,7 +165,7 @@ def _pictures(model: PreTrainedModel, config: Any, generator: torch.Generator) -
     sides = tuple(side + 3 * patch for side in _sides(config))
     takes = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
     options = {"interpolate_pos_encoding": True} if takes else {}
-    return [*found, View("of another size", _pixels(config, sides, generator), options)]
+    return [*found, View("of another size", _pixels(config, sides, generator, rows), options)]
 
 
 def _sides(config: Any, name: str = "image_size") -> tuple[int, int]:
@@ -177,7 +181,7 @@ def _sides(config: Any, name: str = "image_size") -> tuple[int, int]:
     return height, width
 
 
-def _masked(model: PreTrainedModel, config: Any, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _masked(model: PreTrainedModel, config: Any, generator: torch.Generator, rows: int) -> dict[str, torch.Tensor]:
     """The patches that a model of masked images must fill in; none where their pixels would make up no image."""
     masks = any(name.endswith("mask_token") for name, _ in model.named_parameters())
     if not masks or not type(model).__name__.endswith("ForMaskedImageModeling"):
@@ -187,11 +191,13 @@ def _masked(model: PreTrainedModel, config: Any, generator: torch.Generator) -> 
     stride, merged = getattr(config, "encoder_stride", None), len(getattr(config, "depths", [0])) - 1
     if stride and any((n >> merged) * stride != side for n, side in zip((high, wide), image, strict=True)):
         return {}
-    return {"bool_masked_pos": torch.rand(SAMPLE, high * wide, generator=generator) < 0.5}
+    return {"bool_masked_pos": torch.rand(rows, high * wide, generator=generator) < 0.5}
 
 
-def _pixels(config: Any, sides: tuple[int, ...], generator: torch.Generator) -> dict[str, torch.Tensor]:
-    shape = (SAMPLE, config.num_channels, *sides)
+def _pixels(
+    config: Any, sides: tuple[int, ...], generator: torch.Generator, rows: int = SAMPLE
+) -> dict[str, torch.Tensor]:
+    shape = (rows, config.num_channels, *sides)
     return {"pixel_values": torch.randn(shape, generator=generator, dtype=torch.float64)}
 
 
