@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 import lemonx
 import pico
-from commands import Run, runner
+from commands import BAD_TARGET, Run, assert_refused, runner
 from lemonx.errors import BadTarget
 from lemonx.planning.summary import parameters
+from lemonx.training.recipe import parse_recipe
 
 MODELS = [
     "llama-tied",
@@ -68,6 +70,31 @@ def test_a_size_that_is_given_stays(tmp_path: Path) -> None:
     assert {shape.plan.target_config["hidden_size"] for shape in lemonx.shapes(source, "4x", width=72)} == {72}
     with pytest.raises(BadTarget, match="not more than the source's"):
         lemonx.shapes(source, "1x")
+
+
+def test_one_value_for_each_field(run: Run, tmp_path: Path) -> None:
+    """--set twice, set= beside fields=, and the same in a file: two values are refused, one value is fine."""
+    source, says = pico.save(pico.PICO["llama-tied"](), tmp_path / "source"), "num_hidden_layers two values"
+    assert_refused(run("plan", source, "--set", "num_hidden_layers=8", "--depth", 9), BAD_TARGET, says)
+    twice = ("--set", "intermediate_size=200", "--set", "intermediate_size=201")
+    assert_refused(run("plan", source, *twice), BAD_TARGET, "intermediate_size two values")
+    Path("growth.yaml").write_text("depth: 9\nset: {num_hidden_layers: 8}\n")
+    assert_refused(run("plan", source, "--from", "growth.yaml"), BAD_TARGET, says)
+    with pytest.raises(BadTarget, match=says):
+        lemonx.plan(source, set={"num_hidden_layers": 8}, fields={"num_hidden_layers": 9})
+    assert run("plan", source, "--set", "num_hidden_layers=9", "--depth", 9).code == 0
+
+
+def test_dtypes_may_be_short(run: Run, tmp_path: Path) -> None:
+    source = pico.save(pico.PICO["llama-tied"](), tmp_path / "source")
+    for short, full in (("fp64", "float64"), ("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
+        Path("growth.yaml").write_text(f"depth: 9\ndtype: {short}\n")
+        for options in (("--depth", 9, "--dtype", short), ("--from", "growth.yaml")):
+            said = run("plan", source, *options, "--json").out
+            assert said == run("plan", source, "--depth", 9, "--dtype", full, "--json").out
+        assert lemonx.plan(source, depth=9, dtype=cast(Any, short)).dtype == full
+    recipe = {"task": "causal-lm", "source": "s", "data": {}, "steps": 1, "batch_size": 1, "learning_rate": 1e-3}
+    assert parse_recipe({**recipe, "precision": "bf16"}).precision == "bfloat16"
 
 
 def test_set_has_one_name(run: Run, tmp_path: Path) -> None:

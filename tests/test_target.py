@@ -173,6 +173,28 @@ def test_two_ways_to_say_the_width() -> None:
     assert_refused(GPT2, "--width", "--width-factor", width=96, width_factor=Fraction(2))
 
 
+@pytest.mark.parametrize(
+    ("config", "first", "second"),
+    [
+        (LLAMA, {"depth": 9}, {"num_hidden_layers": 8}),
+        (LLAMA, {"depth": Relative(plus=4)}, {"num_hidden_layers": 8}),
+        (LLAMA, {"width": 96}, {"hidden_size": 72}),
+        (LLAMA, {"width_factor": Fraction(2)}, {"hidden_size": 72}),
+        (LLAMA, {"ffn": 200}, {"intermediate_size": 201}),
+        (SWINV2, {"depth": Relative(Fraction(2))}, {"depths": [4, 5]}),
+        (GPT2, {"fields": {"n_head": 8}}, {"num_attention_heads": 9}),
+    ],
+)
+def test_two_values_for_one_field(config: Config, first: Config, second: Config) -> None:
+    """An option and --set, or --set under two names of a field: both are named, and the field; one value is fine."""
+    (field,) = second
+    fields = {**first.get("fields", {}), **second}
+    said = assert_refused(config, f"--set {field}=", "two values: give one of them", **{**first, "fields": fields})
+    assert len(re.findall("--", said)) == 2
+    agreed = grown(config, **first)[architectures.find(config).aliases.get(field, field)]
+    assert grown(config, **{**first, "fields": {**fields, field: agreed}}) == grown(config, **first)
+
+
 @settings(deadline=None, max_examples=60)
 @given(width=st.integers(49, 200), n_inner=st.integers(1, 300), heads=st.sampled_from([1, 2, 3, 4, 6, 8]))
 def test_advised_widths_work(width: int, n_inner: int, heads: int) -> None:

@@ -20,6 +20,7 @@ from lemonx.algebra.recipes import Matrix
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.safetensors_file import dtype_in_full
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, raise_first
 from lemonx.frames import solution
 from lemonx.frames.solution import SolvedFrames
@@ -133,6 +134,7 @@ def make_plan(
     """
     if abs(seed) > LARGEST_SEED:
         raise BadTarget(f"--seed {str(seed)[:40]} is not valid", "use a whole number of at most 18 digits")
+    dtype = dtype_in_full(dtype)
     chosen = _chosen(free, depth_type, placement, small_gains, ramp)
     held, wanted = _resolve(checkpoint, wanted, family)
     typed = _typecheck(held, wanted, lambda change: read(change, chosen), _dtype(dtype))
@@ -369,7 +371,7 @@ def _changed(family: Architecture, old: Mapping[str, JsonValue], new: Mapping[st
 
 def _dtype(name: str | None) -> str | None:
     if name is not None and name not in DTYPES:
-        raise BadTarget(f"lemonx does not write --dtype {name}", f"choose one of {', '.join(DTYPES)}")
+        raise BadTarget(f"lemonx does not write --dtype {str(name)[:40]}", f"choose one of {', '.join(DTYPES)}")
     return DTYPES[name] if name else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -43,7 +43,7 @@ def target_config(family: Architecture, values: Mapping[str, JsonValue], wanted:
     """The target's config.json as far as sizes go; the source's other fields stay."""
     config = family.config(values)
     spec = family.build(config)
-    wanted = replace(wanted, fields={family.aliases.get(name, name): value for name, value in wanted.fields.items()})
+    wanted = replace(wanted, fields=agreed(_set(family, wanted)))
     for option in ("width", "depth", *FOLLOWERS):
         _check_option(option, wanted.given(option))
     new = dict(spec.config)
@@ -53,12 +53,8 @@ def target_config(family: Architecture, values: Mapping[str, JsonValue], wanted:
     if ratio is not None:
         options = ["width", *FOLLOWERS] if wanted.width_factor is not None else FOLLOWERS
         new |= _followers(family, config, wanted, ratio, options)
-    given = set(wanted.fields)
-    for option in ("width", "depth", *FOLLOWERS):
-        if (size := wanted.given(option)) is not None:
-            sizes = _asked(family, config, spec, option, size)
-            new |= sizes
-            given |= sizes.keys()
+    given = agreed([*_options(family, config, spec, wanted), *_set(family, wanted)])
+    new |= given
     for name, value in wanted.fields.items():
         if name == TIED and value is False and not spec.ties:
             raise BadTarget(
@@ -72,6 +68,37 @@ def target_config(family: Architecture, values: Mapping[str, JsonValue], wanted:
     except BadCheckpoint as error:
         raise BadTarget.of(error.about("the target's config.json")) from None
     return with_fields(values, family.as_named(values, {**new, **target.config}))
+
+
+def agreed(claims: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    """The value of every field, from (who says it, field, value); BadTarget if two values of one field differ.
+
+    >>> agreed([("--depth 8", "num_layers", 8), ("--set num_layers=8", "num_layers", 8)])
+    {'num_layers': 8}
+    """
+    said: dict[str, tuple[str, Any]] = {}
+    for who, name, value in claims:
+        first, before = said.setdefault(name, (who, value))
+        if before != value:
+            raise BadTarget(f"{first} and {who} give {name} two values", "give one of them")
+    return {name: value for name, (_, value) in said.items()}
+
+
+def _options(family: Architecture, config: Config, spec: Spec, wanted: Target) -> Iterator[tuple[str, str, FieldSize]]:
+    """The fields that options set. A ratio of widths sets the width where it is one field; else all follow it."""
+    for option in ("width", "depth", *FOLLOWERS):
+        size, names = wanted.given(option), _fields(family, config, option)
+        if option == "width" and len(names) == 1 and wanted.width_factor and not isinstance(config[names[0]], list):
+            size = Relative(times=wanted.width_factor)
+        if size is not None:
+            for name, value in _asked(family, config, spec, option, size).items():
+                yield f"{_flag(option)} {size}", name, value
+
+
+def _set(family: Architecture, wanted: Target) -> Iterator[tuple[str, str, Any]]:
+    """The fields that --set sets, by their first names."""
+    for name, value in wanted.fields.items():
+        yield f"--set {name}={_spell(value)}"[:60], family.aliases.get(name, name), value
 
 
 def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
