@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -141,9 +141,11 @@ def _shapes(
     from lemonx.workflows import budget, options
     from lemonx.workflows.tables import table_for, tables
 
-    growth = options.GrowthOptions(options.sizes(**asked), chosen["method"], free=chosen["free"])
+    choices: dict[str, Any] = {**chosen}
+    allow_pickle = choices.pop("allow_pickle")
+    growth = options.GrowthOptions(options.sizes(**asked), **choices)
     with (
-        opened(source, allow_pickle=chosen["allow_pickle"], adapter=adapter, config=config) as checkpoint,
+        opened(source, allow_pickle=allow_pickle, adapter=adapter, config=config) as checkpoint,
         table_for(checkpoint, tables(infer, spec)),
     ):
         return budget.shapes(checkpoint, growth, params)

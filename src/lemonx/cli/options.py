@@ -78,8 +78,8 @@ Params = Annotated[
     str | None,
     typer.Option(
         metavar="N|Nx",
-        help="A number of parameters instead of sizes, such as 350M, 1B or 2x. `plan` lists shapes near it, lossless, "
-        "near the source's proportions, the cheapest to run first; `expand` takes the first.",
+        help="A number of parameters instead of sizes, such as 1B or 2x. `plan` lists lossless shapes near it and "
+        "near the source's proportions, the nearest first. `expand` takes the first. A --width or --depth stays.",
         rich_help_panel=SIZES,
     ),
 ]

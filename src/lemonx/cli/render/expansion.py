@@ -58,6 +58,8 @@ def print_expanded(source: str, expanded: Expanded) -> None:
     out, content = Out(), expanded.certificate
     before, after = summary.human(content.source.parameters), summary.human(content.parameters)
     out.line(f"wrote {expanded.path}: {before} -> {after} parameters")
+    if grown := summary.sizes_text(expanded.plan):
+        out.line(grown)
     for note in of_table(expanded.plan):
         out.line(note)
     if content.optimizer:

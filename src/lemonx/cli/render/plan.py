@@ -55,9 +55,7 @@ def print_shapes(source: str, params: str, found: Sequence[Shape]) -> None:
     for shape in found:
         ratio = f"{shape.proportion:.2g} times the source's" if abs(shape.proportion - 1) > 0.05 else "as the source's"
         rows.add_row(shape.options, summary.human(shape.parameters), summary.human(shape.flops), ratio)
-    out.line(
-        f"{source}: from {summary.human(before)} to about {params} parameters, all lossless, cheapest to run first"
-    )
+    out.line(f"{source}: from {summary.human(before)} to about {params} parameters, all lossless, the nearest first")
     out.table(rows)
     out.line(f"`lemonx expand` with --params {params} takes the first")
 
