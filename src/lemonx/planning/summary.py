@@ -60,7 +60,8 @@ def sizes_text(plan: Plan) -> str:
     said: dict[str, str] = {}
     for option, names in plan.family.sizes.items():
         ways = {name: grown[name] for name in names if name in grown}
-        said |= {option: way for way in ways.values()} if len(set(ways.values())) == 1 else ways
+        same = set(ways.values())
+        said |= {option: same.pop()} if len(same) == 1 else ways
     return ", ".join(f"{name} {way}" for name, way in said.items())
 
 
