@@ -21,18 +21,18 @@ from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import dtype_in_full
-from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, raise_first
+from lemonx.errors import BadCheckpoint, BadSizes, BadTarget, Refused, raise_first
 from lemonx.frames import solution
 from lemonx.frames.solution import SolvedFrames
 from lemonx.guards.limits import LARGEST_SEED
-from lemonx.planning import depth, upcycling
+from lemonx.planning import advice, depth, upcycling
 from lemonx.planning.block_fields import AsRead, implied_lists, with_block_fields
 from lemonx.planning.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
 from lemonx.planning.policy import Change, GrowthPolicy, lemon
-from lemonx.planning.request import NotWhole, Target, target_config
+from lemonx.planning.request import Target, target_config
 from lemonx.planning.tensor_steps import Step, StepBuilder
 from lemonx.planning.typecheck import Rewired, Types, check, is_tied, require_same_rows, unchecked, with_tied
-from lemonx.specs.config import with_fields
+from lemonx.specs.config import Config, with_fields
 from lemonx.specs.coverage import Matched, eps_problems, match, settled, tied_copies
 from lemonx.specs.family import Architecture
 from lemonx.specs.spec import Block, Spec
@@ -189,7 +189,7 @@ def _resolve(checkpoint: Checkpoint, wanted: Target, family: Architecture | None
 
 
 def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolicy], dtype: str | None) -> _Typed:
-    """Phase 2: prove that every row can follow; widths that an error advises have passed the same check."""
+    """Phase 2: prove that every row can follow; sizes that an error advises have passed the same check."""
     family, config = held.origin.family, held.origin.config
 
     def typed(asked: Target) -> _Typed:
@@ -206,20 +206,20 @@ def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolic
             types = unchecked(held.spec, target, held.rows, dict(policy.kinds))
         return _Typed(new, target, types, policy)
 
-    def works(width: int) -> bool:
-        try:
-            typed(replace(wanted, width=width, width_factor=None))
-        except LemonxError:
-            return False
-        return True
+    def grown(asked: Target) -> Config:
+        family.build(found := family.config(typed(asked).config))
+        return found
 
     try:
         return typed(wanted)
-    except NotWhole as error:
-        raise BadTarget(error.found, error.widths.remedy(works)) from None
-    except Rewired as error:
-        changed = _changed(family, config, target_config(family, config, wanted))
-        raise Refused(error.found, f"{error.remedy}, with {changed}") from None
+    except (BadSizes, Refused) as error:
+        remedy = error.remedy
+        if isinstance(error, Rewired):
+            remedy += f", with {_changed(family, config, target_config(family, config, wanted))}"
+        if wanted.like is None:
+            family.build(asked := family.config(config))
+            remedy = advice.tried(family, asked, wanted, grown, tie=bool(held.spec.ties)) or remedy
+        raise type(error)(error.found, remedy, file=error.file) from None
 
 
 def _solve(checkpoint: Checkpoint, held: _Held, typed: _Typed, solve: bool) -> SolvedFrames | None:

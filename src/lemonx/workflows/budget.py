@@ -18,12 +18,11 @@ from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget, LemonxError
+from lemonx.planning import advice
 from lemonx.planning.plan import Plan
 from lemonx.planning.request import Target
 from lemonx.planning.sizes import Relative, parse_count
 from lemonx.planning.summary import flops, human, parameters
-from lemonx.specs.config import Config
-from lemonx.specs.family import Architecture
 from lemonx.workflows.options import GrowthOptions
 from lemonx.workflows.planning import plan_growth
 
@@ -63,23 +62,10 @@ class Shape:
         """The sizes as options of `lemonx expand`."""
         family, config = self.plan.family, self.plan.family.config(self.plan.target_config)
         family.build(config)
-        given = [
-            ("--width", "width", self.target.width_factor or self.target.width),
-            ("--depth", "depth", self.target.depth),
-            ("--ffn", "ffn", self.target.ffn),
-        ]
-        return " ".join(f"{flag} {_shown(family, config, option, size)}" for flag, option, size in given if size)
+        return advice.options(self.target, family, config)
 
     def as_dict(self) -> dict[str, JsonValue]:
         return {"options": self.options, "parameters": self.parameters, "flops": self.flops}
-
-
-def _shown(family: Architecture, config: Config, option: str, size: object) -> str:
-    """The number in the target's config, if it is one; else what was asked for, which is relative."""
-    values = [config[name] for name in family.sizes.get(option, ()) if name in config.asked]
-    if len(set(map(str, values))) == 1 and isinstance(values[0], int):
-        return str(values[0])
-    return f"{size}x" if isinstance(size, Fraction) else str(size)
 
 
 def parse_budget(text: int | str, before: int) -> int:
