@@ -77,6 +77,9 @@ class Plan:
     solved: bool = True
     # What the silent tensors of added blocks would be in full copies, if these are to come in during training.
     ramp: tuple[Step, ...] = ()
+    # What the source was converted from, if it was, and the bytes that its weights take as they are given.
+    converted: str | None = None
+    source_bytes: int = 0
 
     @property
     def free(self) -> Free:
@@ -280,6 +283,8 @@ def _build(
         frames=frames,
         solved=solved or frames is None,
         ramp=ramp,
+        converted=checkpoint.converted,
+        source_bytes=checkpoint.nbytes,
     )
 
 

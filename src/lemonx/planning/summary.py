@@ -100,8 +100,7 @@ def parameters(plan: Plan) -> tuple[int, int]:
 
 
 def bytes_on_disk(plan: Plan) -> tuple[int, int]:
-    source = sum(info.nbytes for info in plan.tensors.values())
-    return source, sum(math.prod(step.shape) * item_size(step.dtype) for step in plan.steps)
+    return plan.source_bytes, sum(math.prod(step.shape) * item_size(step.dtype) for step in plan.steps)
 
 
 def flops(plan: Plan) -> tuple[int, int]:
