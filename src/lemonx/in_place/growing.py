@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from lemonx.errors import Refused
+from lemonx.guards.results import Result
 from lemonx.in_place import modules, refusals, wrappers
 from lemonx.in_place.optimizers import Repointer
 from lemonx.models import in_memory
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
-class GrownInPlace:
+@dataclass(frozen=True, repr=False)
+class GrownInPlace(Result, printer="expansion:print_grown_in_place"):
     """A model that has grown in place.
 
     `model` is the one that was given, but for one under FSDP2. `tensors`: whether the optimizer's state of each

@@ -25,6 +25,7 @@ from lemonx.errors import BadCheckpoint, BadSizes, BadTarget, Refused, raise_fir
 from lemonx.frames import solution
 from lemonx.frames.solution import SolvedFrames
 from lemonx.guards.limits import LARGEST_SEED
+from lemonx.guards.results import Result
 from lemonx.planning import advice, depth, upcycling
 from lemonx.planning.block_fields import AsRead, implied_lists, with_block_fields
 from lemonx.planning.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
@@ -43,8 +44,8 @@ RECOMPUTED = "recomputed by the model"
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Result, printer="plan:print_plan"):
     """Everything that expand will do.
 
     `rows`: those of the spec that this checkpoint has. `dropped`: tensors that are not written, and why; `tied`:

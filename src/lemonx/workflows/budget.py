@@ -18,6 +18,7 @@ from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget, LemonxError
+from lemonx.guards.results import Result
 from lemonx.planning import advice
 from lemonx.planning.plan import Plan
 from lemonx.planning.request import Target
@@ -32,8 +33,8 @@ _NEAR, _MOST, _WIDTHS = 0.1, 6, 12
 _FAR = math.log(2) + 1e-6
 
 
-@dataclass(frozen=True)
-class Shape:
+@dataclass(frozen=True, repr=False)
+class Shape(Result, printer="plan:print_shape"):
     """A growth that a budget allows: what to ask for, and the plan.
 
     `proportion`: its width per layer in terms of the source's, so 1 has the source's proportions.

@@ -60,9 +60,12 @@ def print_shapes(source: str, params: str, found: Sequence[Shape]) -> None:
     out.line(f"`lemonx expand` with --params {params} takes the first")
 
 
-def print_plan(plan: Plan, *, tensors: bool = False) -> None:
+def print_shape(shape: Shape, out: Out) -> None:
+    out.line(f"{shape.options}: {summary.human(shape.parameters)} parameters, {summary.human(shape.flops)} FLOPs")
+
+
+def print_plan(plan: Plan, out: Out, *, tensors: bool = False) -> None:
     """Sizes as config.json names them; `tensors`: also the rule of every tensor."""
-    out = Out()
     out.line(styled("bold", plan.family.title))
     out.line(f"{name_of(plan.source) or plan.source}")
     sizes = table("config.json", "source", "target")
