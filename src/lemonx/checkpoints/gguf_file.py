@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from lemonx.checkpoints.creating import write_new
 from lemonx.errors import BadCheckpoint
 from lemonx.guards.limits import MOST_TENSORS
 
@@ -62,12 +63,12 @@ def write_brief(file: BinaryIO, header: GgufHeader, path: Path) -> Path:
     """A GGUF file with the header's tensors and whole settings. Its numbers are a hole, which takes no room."""
     file.seek(0)
     opening = file.read(8)
-    with path.open("xb") as out:
-        out.write(opening + struct.pack("<QQ", len(header.tensors), len(header.places) - 1))
-        for begin, end in header.places:
-            file.seek(begin)
-            out.write(file.read(end - begin))
-        out.truncate(header.size)
+    parts = [opening, struct.pack("<QQ", len(header.tensors), len(header.places) - 1)]
+    for begin, end in header.places:
+        file.seek(begin)
+        parts.append(file.read(end - begin))
+    write_new(path, b"".join(parts))
+    os.truncate(path, header.size)
     return path
 
 
