@@ -134,7 +134,7 @@ def test_growing_twice_is_growing_on(llama: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.NAdam])
-def test_state_that_cannot_grow_starts_anew_if_asked(kind: Any) -> None:
+def test_state_that_cannot_grow_starts_from_zero_if_asked(kind: Any) -> None:
     """The refusal names the argument that helps, and it does. A second optimizer's state grows as ever."""
     model: Any = pico.PICO["llama-untied"]()
     head = [model.lm_head.weight]
@@ -142,7 +142,7 @@ def test_state_that_cannot_grow_starts_anew_if_asked(kind: Any) -> None:
     other = torch.optim.AdamW(head, lr=1e-4)
     step(model, optimizer, other)
     before, kept = loss_of(model), copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(Refused, match=r"can only grow.*: give fresh_state=True, and this state starts anew$"):
+    with pytest.raises(Refused, match=r"can only grow.*: give fresh_state=True, and this state starts from zero$"):
         lemonx.grow_in_place(model, [optimizer, other], width=96, depth=3, verify=False)
     now = optimizer.state_dict()["state"]
     assert all(value.equal(now[at][key]) for at, entry in kept["state"].items() for key, value in entry.items())

@@ -82,8 +82,8 @@ def grow_in_place(
     Sizes and choices are those of `lemonx.expand`. With `verify` the larger model is proved to be the same function
     before anything is changed.
 
-    State that lemonx cannot grow (RMSprop's or NAdam's, say) is refused. With `fresh_state` the optimizer starts it
-    anew, and `grown.reasons` says so.
+    State that lemonx cannot grow (RMSprop's or NAdam's, say) is refused. With `fresh_state` it starts from zero,
+    and `grown.reasons` says so.
 
     An AveragedModel of the model is grown before it, by a call of its own: `grow_in_place(average.module, ...)`.
 

@@ -44,7 +44,7 @@ class Repointing:
 class Repointer:
     """Prepares optimizers for the target of a plan; `status`: how well each parameter's state is known, and why.
 
-    `fresh_state`: leave out state that cannot grow, as before the first step. Optimizers then make it anew.
+    `fresh_state`: leave out state that cannot grow, as before the first step. Optimizers then start from zero.
     """
 
     def __init__(self, plan: Plan, small: nn.Module, *, fresh_state: bool) -> None:
@@ -69,7 +69,7 @@ class Repointer:
                 entry = self.growth.grow(name, needed) if origin in held else None
             except LemonxError as error:
                 if not self._fresh_state:
-                    raise type(error)(error.found, "give fresh_state=True, and this state starts anew") from None
+                    raise type(error)(error.found, "give fresh_state=True, and this state starts from zero") from None
                 self.status[name] = FRESH, frozenset({f"{type(optimizer).__name__} keeps what lemonx cannot grow"})
                 continue
             if origin is not None and entry:

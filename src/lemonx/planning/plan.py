@@ -223,7 +223,8 @@ def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolic
         if wanted.like is None:
             family.build(asked := family.config(config))
             remedy = advice.tried(family, asked, wanted, grown, tie=bool(held.spec.ties)) or remedy
-        raise type(error)(error.found, remedy, file=error.file) from None
+        kind = Refused if isinstance(error, Refused) else BadTarget
+        raise kind(error.found, remedy, file=error.file) from None
 
 
 def _solve(checkpoint: Checkpoint, held: _Held, typed: _Typed, solve: bool) -> SolvedFrames | None:
