@@ -8,7 +8,9 @@ that differs or that lemonx itself calls different, an error of another kind, ad
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -225,35 +227,26 @@ class Advice:
                 if size == asked and of_config(config, name) == old:  # others may have been asked to be as large
                     yield self.with_fields(**{name: new})
 
-    def of_option(self, option: str, size: int) -> Iterator[dict[str, Any]]:
-        """The growth with a size for an option, by its name where config.json has one."""
-        if len(names := self.sizes.get(option, ())) == 1:
-            yield self.without(option) | {"fields": {**self.fields, names[0]: size}}
-
 
 def _tried(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
     for new in re.findall(r"(\d+) \(x", found["tried"]):
         yield from advice.resized(int(found["old"]), int(found["asked"]), int(new))
 
 
-def _widths(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
-    for width in filter(None, found.groups()):
-        yield advice.without("width_factor") | {"width": int(width)}
+def _options(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
+    """Every set of options, which says all sizes."""
+    for options in found["options"].split(" or "):
+        words = shlex.split(options)
+        sizes = {flag[2:].replace("-", "_"): size for flag, size in zip(words[::2], words[1::2], strict=True)}
+        fields = dict(text.split("=") for flag, text in zip(words[::2], words[1::2], strict=True) if flag == "--set")
+        sizes.pop("set", None)
+        said = {"fields": {name: json.loads(value) for name, value in fields.items()}} if fields else {}
+        yield advice.without(*SIZES, "fields") | sizes | said
 
 
 def _set(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
     fields = {found[1]: False if found[2] == "false" else int(found[2])}
     yield advice.without(*advice.options) | {"fields": fields} if found[3] else advice.with_fields(**fields)
-
-
-def _query_heads(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
-    """So many heads, and the width that leaves them as wide as they were, where no field of their own says it."""
-    config, heads = hf.AutoConfig.from_pretrained(advice.source), int(found[1])
-    for growth in advice.of_option("heads", heads):
-        (width,), (name,) = advice.sizes["width"], advice.sizes["heads"]
-        entries = getattr(config, width) // getattr(config, name)
-        own = "head_dim" in fields_of(type(config))
-        yield growth | ({} if own else {"width": max(heads * entries, growth.get("width", 0))})
 
 
 def _experts(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
@@ -262,10 +255,8 @@ def _experts(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
 
 
 FOLLOWED: dict[str, Callable[[Advice, re.Match[str]], Iterator[dict[str, Any]]]] = {
+    r": try (?P<options>--.*)$": _options,
     r"(?P<old>\d+) (?:->|to) (?P<asked>\d+).*: try (?P<tried>\d+ \(x.*)": _tried,
-    r"widths that work are (\d+)(?: and (\d+))?": _widths,
-    r"give --ffn (\d+) or more": lambda advice, found: advice.of_option("ffn", int(found[1])),
-    r"try (\d+) query heads.*each as wide as before": _query_heads,
     r"try (\d+) of (\d+)$": _experts,
     r"--set (tie_word_embeddings|num_hidden_groups)=(\w+)( alone)?": _set,
     r"leave (--small-gains|it) out": lambda advice, found: iter([advice.without("small_gains")]),

@@ -236,7 +236,7 @@ def test_a_stream_without_a_norm_to_scale_it_back_is_not_given_out_scaled(
 ) -> None:
     """The last norm has no parameters, or there is none: nothing between the stream's gain and the output."""
     model, folder = saved(name, tmp_path / "source", **more)
-    with pytest.raises(Refused, match=r"the model outputs .* itself, which from 48 to 72.*try 96"):
+    with pytest.raises(Refused, match=r"the model outputs .* itself, which from 48 to 72.*try --width 96"):
         lemonx.plan(folder, width_factor="3/2")
     target = lemonx.expand(folder, tmp_path / "target", verify=False, width_factor=2).path
     assert largest_difference(model, target) <= EXACT

@@ -12,7 +12,6 @@ import pytest
 import lemonx
 from lemonx import errors
 from lemonx.errors import BadCheckpoint, BadRecipe, BadTarget, LemonxError, Refused
-from lemonx.planning.request import NotWhole, Widths
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LemonxError)]
 
@@ -36,13 +35,6 @@ def test_errors_cross_processes_whole(kind: type[LemonxError], file: str | None)
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(other) is kind and str(other) == str(error)
         assert parts(other) == parts(error) == ("it is odd", "mend it", file and Path(file))
-
-
-def test_an_error_with_fields_of_its_own_crosses_too() -> None:
-    error = NotWhole.of_widths("heads are not whole", Widths("num_heads", 48, 12, 50))
-    other = pickle.loads(pickle.dumps(error))
-    assert other.widths == error.widths and parts(other) == parts(error)
-    assert "60" in error.remedy and "num_heads" in error.remedy
 
 
 def test_the_subject_can_be_said_later() -> None:

@@ -89,7 +89,7 @@ GROWS = (
     *WIDTH,
     exact("width-144-vision", width=144, free="vision"),
     exact("width-72-language", width=72, free="language"),
-    refused("width-not-whole", BadTarget, "not a whole number: widths that work are 60 and 72", width=64),
+    refused("width-not-whole", BadTarget, r"not a whole number: try --width 60 or --width 72\b", width=64),
     *DEPTH,
     *SHRINKS,
     exact("all-96", width=96, ffn=500, depth=5),
@@ -102,8 +102,8 @@ POST_LN = (
     exact("width-96", width=96),
     exact("width-144", width=144),
     exact("width-96-vision", width=96, free="vision"),
-    refused("width-72", Refused, r"cannot widen transform.*: try 96\b", width=72),
-    refused("width-120", Refused, r"cannot widen transform.*: try 96\b.* or 144\b", width=120),
+    refused("width-72", Refused, r"cannot widen transform.*: try --width 96$", width=72),
+    refused("width-120", Refused, r"cannot widen transform.*: try --width 96 or --width 144$", width=120),
     exact("width-96-wide-heads", width=96, heads=4),
     exact("positions-100", fields={"max_position_embeddings": 100}),
     exact("vocab-80", fields={"vocab_size": 80}),
@@ -121,8 +121,8 @@ TYPES = exact("types-4", fields={"type_vocab_size": 4})
 MLM_HEAD = (
     exact("width-96", width=96),
     exact("width-144", width=144),
-    refused("width-72", Refused, r"cannot widen transform.*: try 96\b", width=72),
-    refused("width-120", Refused, r"cannot widen transform.*: try 96\b.* or 144\b", width=120),
+    refused("width-72", Refused, r"cannot widen transform.*: try --width 96$", width=72),
+    refused("width-120", Refused, r"cannot widen transform.*: try --width 96 or --width 144$", width=120),
     exact("all-96", width=96, ffn=400, depth=3),
 )
 # head_dim is a field of its own, so heads, key-value heads and width grow one at a time.
@@ -131,7 +131,7 @@ GROUPED = (
     exact("width-144-vision", width=144, free="vision"),
     exact("width-72-alone", width=72, heads=4, kv_heads=2, ffn=100),
     exact("width-52-alone", width=52, heads=4, kv_heads=2, ffn=100),
-    refused("width-not-whole", BadTarget, "not a whole number: widths that work are 72", width=50),
+    refused("width-not-whole", BadTarget, r"not a whole number: try --width 72\b", width=50),
     exact("heads-8-kv-2", heads=8),
     exact("heads-6-kv-2", heads=6),
     exact("heads-4-kv-4", kv_heads=4),
@@ -139,7 +139,9 @@ GROUPED = (
     exact("heads-6-kv-3", heads=6, kv_heads=3),
     exact("heads-16-kv-4", heads=16, kv_heads=4),
     exact("heads-12-kv-4-vision", heads=12, kv_heads=4, free="vision"),
-    refused("heads-4-kv-3", Refused, "4 query heads do not fit 3 key-value heads.*try 6", kv_heads=3),
+    refused(
+        "heads-4-kv-3", Refused, "4 query heads do not fit 3 key-value heads.*try --heads 6 --kv-heads 3", kv_heads=3
+    ),
     refused("kv-fewer", BadTarget, "would shrink from 2 to 1", kv_heads=1),
     exact("ffn-200", ffn=200),
     exact("ffn-150", ffn=150),
@@ -210,7 +212,7 @@ VARIANT = (
 )
 POST_LN_VARIANT = (
     exact("width-96", width=96),
-    refused("width-72", Refused, r"cannot widen transform.*: try 96\b", width=72),
+    refused("width-72", Refused, r"cannot widen transform.*: try --width 96$", width=72),
     exact("all-96", width=96, ffn=500, depth=5),
     exact("all-144-type-2", width=144, depth=3, depth_type=2),
 )
@@ -220,7 +222,7 @@ FRAMED_POST_LN = (
     exact("width-72", width=72),
     exact("width-120-vision", width=120, free="vision"),
     exact("width-64-wide-heads", width=64, heads=4, ffn=300),
-    refused("width-60", Refused, "needs 96 new MLP neurons.*give --ffn 288 or more", width=60),
+    refused("width-60", Refused, "needs 96 new MLP neurons.*try --width 72 or --width 60 --ffn 320", width=60),
     refused("width-52", Refused, "no change of basis takes 48.*too little freedom.*try", width=52, heads=4, ffn=300),
     exact("width-72-deeper", width=72, depth=3),
     exact("all-120-type-2-by-frames", width=120, ffn=600, depth=5, depth_type=2),
@@ -232,7 +234,7 @@ ENCODER_VARIANT = (
     refused(
         "width-72",
         Refused,
-        r"(duplicate an old one.*: try 96\b|give --ffn 196|not a multiple of 48)",
+        r"(duplicate an old one|needs 96 new MLP|not a multiple of 48).*: try --width 96",
         width=72,
     ),
     exact("width-96", width=96),
@@ -287,7 +289,7 @@ T5 = (
 DEEPER = {"encoder_layers": 3, "decoder_layers": 5}
 WIDER = {"encoder_ffn_dim": 150, "decoder_ffn_dim": 130}
 BART_VARIANT = (
-    refused("width-72", Refused, r"(no MLP that could convert|duplicate).*: try 96\b", width=72),
+    refused("width-72", Refused, r"(no MLP that could convert|duplicate).*: try --width 96", width=72),
     exact("width-96", width=96),
     exact_to_eps("all-144-type-2", width=144, fields=DEEPER, depth_type=2),
 )
@@ -455,7 +457,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "albert-apart": (exact("depth-5", depth=5), exact("width-72-by-frames", width=72)),
     "albert-runs": (
         exact("groups-4", fields={"num_hidden_groups": 4}),
-        refused("width-72", Refused, "share.*a multiple of 48, or first.*--set num_hidden_groups=4 alone", width=72),
+        refused("width-72", Refused, "share their weights.*try --width 96$", width=72),
     ),
     "albert-uneven": (
         exact("width-72-by-frames", width=72),
@@ -541,7 +543,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         refused(
             "width-72",
             Refused,
-            "last layer.*try 96.*or first expand with --set tie_word_embeddings=false",
+            "last layer.*try --width 96 --ffn 196$",
             width=72,
             ffn=196,
         ),
@@ -549,19 +551,19 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "opt-post-ln-untied": (exact("width-96", width=96), exact("width-72-by-frames", width=72, ffn=196)),
     "opt-no-last-norm": (
         exact("depth-and-ffn", depth=3, ffn=150),
-        refused("width-96", Refused, "no norm can absorb.*untie it with --set tie_word_embeddings=false", width=96),
+        refused("width-96", Refused, "no norm can absorb.*try --width 96 --set tie_word_embeddings=false", width=96),
         exact("width-72-untied", width=72, fields=UNTIED),
     ),
     "opt-post-ln": (
         exact("width-96", width=96, ffn=150),
         exact("width-72", width=72, ffn=196),
-        refused("width-72-ffn-150", Refused, "give --ffn 196 or more", width=72),
+        refused("width-72-ffn-150", Refused, "try --width 96 or --width 72 --ffn 200", width=72),
     ),
     "falcon-new": (*COUPLED, *VOCABULARY, exact("kv-4", fields={"num_kv_heads": 4})),
     "falcon-multi-query": (*COUPLED, *VOCABULARY),
     "falcon-alibi": (
         *VARIANT,
-        refused("wide-heads", Refused, "ALiBi is divided by.*keep it at 12", width=96, heads=4),
+        refused("wide-heads", Refused, "ALiBi is divided by.*try --width 96 --heads 8", width=96, heads=4),
     ),
     "bloom": (
         exact("width-96", width=96),
@@ -572,7 +574,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         refused(
             "width-72",
             Refused,
-            "tied to the embedding, so it cannot follow.*untie it with --set tie_word_embeddings=false",
+            "tied to the embedding, so it cannot follow.*try --width 96 or --width 72 --set tie_word_embeddings=false",
             width=72,
         ),
         exact("width-72-untied", width=72, fields=UNTIED),
@@ -762,7 +764,7 @@ GROWTH |= {
         exact("first-stage", fields={"hidden_sizes": [16, 16]}),
         exact("depths-3-2-type-1", fields={"depths": [3, 2]}, depth_type=1),
         exact("all", width_factor=2, fields={"depths": [3, 5]}),
-        refused("factor-1.5", Refused, "is neither a linear layer nor a LayerNorm.*try 16", width_factor=1.5),
+        refused("factor-1.5", Refused, "is neither a linear layer nor a LayerNorm.*try --width 2x", width_factor=1.5),
         refused("stage-1", Refused, "depthwise convolution.*from 16 to 24.*try 32", fields={"hidden_sizes": [8, 24]}),
         refused("shallower", BadTarget, "would lose layers", fields={"depths": [1, 2]}),
     ),
@@ -791,7 +793,7 @@ GROWTH |= {
             "factor-2",
             Refused,
             r"would lose the module layer1\.\*\.downsample\.0, which leads from stage0 \(64\) to sum1 \(32\): "
-            r"choose sizes at which these are not equal, with --set model_args\.channels=",
+            r"try --width 15/8x or --width 17/8x",
             width_factor=2,
         ),
         # The remedy: the first stage stays, or becomes wider than the stem.

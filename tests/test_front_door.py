@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import importlib.metadata
 import importlib.util
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import faults
 import lemonx
@@ -173,6 +175,52 @@ def test_a_dry_run_writes_nothing(run: Run, good: Callable[..., Path], tmp_path:
     assert_refused(run("expand", good(), "taken", "--depth", 3, "--dry-run"), BAD_OUTPUT, "exists")
     assert_refused(run("expand", good(), "a/out", "--depth", 1, "--dry-run"), BAD_TARGET, "would lose layers")
     assert state(tmp_path).keys() == {"taken"}
+
+
+def test_results_show_what_the_command_line_prints(run: Run, good: Callable[..., Path], tmp_path: Path) -> None:
+    """Every public result is short, as text and as a table of a notebook, and says what the command would."""
+    source, how = good(), {"width": 96, "free": "inside"}
+    expanded = lemonx.expand(source, "large", depth=3, **how)
+    broken = shutil.copytree("large", "broken")
+    weights = load_file(f"{broken}/model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, f"{broken}/model.safetensors")
+    (found,) = (report := lemonx.fsck(broken)).findings
+    small, large = (torch.nn.Sequential(torch.nn.Linear(4, n), torch.nn.Linear(n, 3)) for n in (4, 8))
+    model = AutoModelForCausalLM.from_pretrained(source)
+    results = [
+        plan := lemonx.plan(source, depth=3, **how),
+        lemonx.shapes(source, "4x")[0],
+        expanded,
+        expanded.certificate,
+        verified := lemonx.verify(source, expanded),
+        shrunk := lemonx.shrink("large", "again"),
+        report,
+        found,
+        lemonx.grow(small, large, torch.randn(5, 4)),
+        lemonx.grow_in_place(model, torch.optim.AdamW(model.parameters()), depth=3, **how),
+    ]
+    inputs = (lemonx.Free, lemonx.Lessons)
+    known = {getattr(lemonx, name) for name in lemonx.__all__}
+    shown = {one for one in known if isinstance(one, type) and not issubclass(one, (Exception, *inputs))}
+    assert {type(one) for one in results} == shown
+    for one in results:
+        text, page = repr(one), one._repr_html_()
+        assert 0 < len(text) < 3000 and type(one).__name__ not in text and "\x1b" not in text, text
+        assert page.startswith("<table><tr><td") and len(page) < 9000
+        assert str(one) == (str(one.path) if isinstance(one, lemonx.Expanded) else text)  # from_pretrained(expanded)
+        # A table has what the text has.
+        bare = html.unescape(re.sub(r"<[^>]*>", "", page))
+        assert re.sub(r"\s", "", bare) == re.sub(r"\s", "", text)
+    options = ("--width", 96, "--depth", 3, "--free", "inside")
+    for one, arguments in (
+        (plan, ("plan", source, *options)),
+        (expanded, ("expand", source, "large", *options, "--force")),
+        (verified, ("verify", source, "large")),
+        (report, ("fsck", broken)),
+        (shrunk, ("shrink", "large", "again", "--force")),
+    ):
+        assert re.sub(r"\s", "", run(*arguments).out) == re.sub(r"\s", "", repr(one))
 
 
 def test_phases_have_names(good: Callable[..., Path], tmp_path: Path) -> None:

@@ -133,6 +133,28 @@ def test_growing_twice_is_growing_on(llama: Any) -> None:
     assert float(loss_of(model)) == pytest.approx(float(middle), rel=TOLERANCE) and float(middle) != float(before)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.NAdam])
+def test_state_that_cannot_grow_starts_from_zero_if_asked(kind: Any) -> None:
+    """The refusal names the argument that helps, and it does. A second optimizer's state grows as ever."""
+    model: Any = pico.PICO["llama-untied"]()
+    head = [model.lm_head.weight]
+    optimizer = kind([p for p in model.parameters() if p is not head[0]], lr=1e-4)
+    other = torch.optim.AdamW(head, lr=1e-4)
+    step(model, optimizer, other)
+    before, kept = loss_of(model), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(Refused, match=r"can only grow.*: give fresh_state=True, and this state starts from zero$"):
+        lemonx.grow_in_place(model, [optimizer, other], width=96, depth=3, verify=False)
+    now = optimizer.state_dict()["state"]
+    assert all(value.equal(now[at][key]) for at, entry in kept["state"].items() for key, value in entry.items())
+    grown = lemonx.grow_in_place(model, [optimizer, other], width=96, depth=3, fresh_state=True, verify=False)
+    words = dict(grown.tensors)
+    assert words.pop("lm_head.weight") == "exact" and set(words.values()) == {"fresh"}
+    assert grown.reasons[f"{kind.__name__} keeps what lemonx cannot grow"] == len(words)
+    assert not optimizer.state and float(loss_of(model)) == pytest.approx(float(before), rel=TOLERANCE)
+    step(model, optimizer, other)
+    assert len(optimizer.state) == len(words) and float(loss_of(model)) != pytest.approx(float(before), rel=TOLERANCE)
+
+
 def test_groups_keep_their_settings_and_the_model_s_order() -> None:
     """Each new parameter joins the group of its origin; a group in another order, and a stranger in one, stay so."""
     model: Any = pico.PICO["llama-untied"]()

@@ -19,7 +19,7 @@ GROWTHS: list[tuple[str, tuple[Any, ...]]] = [
     ("llama-head-dim", ("--set", "head_dim=32", "--dtype", "float64")),
     ("bert-mlm", ("--depth", 3, "--depth-type", 2)),
     ("t5", ("--depth", 3, "--ffn", "2x")),
-    ("gemma3", ("--depth", 4, "--params", "3x")),
+    ("gemma3", ("--depth", 4, "--params", "4x")),
     ("resnet-basic", ("--width", "2x")),
     ("mixtral", ("--set", "num_local_experts=8", "--set", "num_experts_per_tok=4")),
     ("llama-untied", ("--set", "model_type=mixtral", "--set", "num_local_experts=4", "--set", "num_experts_per_tok=2")),

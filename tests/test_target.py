@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from lemonx import architectures
 from lemonx.errors import BadTarget, LemonxError
+from lemonx.planning.advice import tried
 from lemonx.planning.request import Target, target_config
 from lemonx.planning.sizes import Relative, parse_size
 from lemonx.planning.typecheck import check, with_tied
+from lemonx.specs import config as specs
+from lemonx.workflows.options import sizes as parse_sizes
 
 Config = Mapping[str, Any]
 GPT2: Config = dict(
@@ -34,6 +37,12 @@ MISTRAL: Config = {**LLAMA, "model_type": "mistral", "head_dim": 8}
 SWINV2: Config = dict(
     model_type="swinv2", embed_dim=24, depths=[2, 2], num_heads=[2, 4], image_size=32, patch_size=4, window_size=4
 )
+SMOLLM2: Config = {**LLAMA, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+                   "intermediate_size": 1536, "num_hidden_layers": 30}  # fmt: skip
+BERT: Config = dict(
+    model_type="bert", hidden_size=48, num_attention_heads=4, num_hidden_layers=2, intermediate_size=96, vocab_size=61,
+    max_position_embeddings=64, type_vocab_size=2, architectures=["BertForMaskedLM"],
+)  # fmt: skip
 RESNET: Config = dict(model_type="resnet", embedding_size=8, hidden_sizes=[16, 24], depths=[2, 2])
 TORCHVISION: Config = dict(
     model_type="torchvision_resnet", width=8, stage_width=[8, 16], inner_width=[8, 16], layers=[2, 2], block="basic"
@@ -69,6 +78,30 @@ def assert_passes_the_check(config: Config, **wanted: Any) -> None:
     source, target = family.spec(config), family.spec(grown(config, **wanted))
     rows = [name for name, row in source.rows.items() if not row.optional]
     check(source, target, with_tied(source, rows), family.config(config))
+
+
+def advised(config: Config, **wanted: Any) -> str:
+    """The advice for sizes that are refused. Each part of it passes the check, typed as it stands."""
+    family = architectures.find(config)
+    source = family.spec(config)
+    rows = [name for name, row in source.rows.items() if not row.optional]
+
+    def checked(target: Target) -> specs.Config:
+        new = family.config(target_config(family, config, target))
+        check(source, family.spec(new.values_on_disk), with_tied(source, rows), family.config(config))
+        family.build(new)
+        return new
+
+    family.build(built := family.config(config))
+    with pytest.raises(LemonxError):
+        checked(Target(**wanted))
+    advice = tried(family, built, Target(**wanted), checked, tie=bool(source.ties))
+    assert advice
+    for options in advice.removeprefix("try ").split(" or "):
+        words = options.split()
+        sizes = zip((word[2:].replace("-", "_") for word in words[::2]), words[1::2], strict=True)
+        checked(parse_sizes(**dict(sizes)))
+    return advice
 
 
 # ----------------------------------------------------------------- what follows the width
@@ -173,21 +206,44 @@ def test_two_ways_to_say_the_width() -> None:
     assert_refused(GPT2, "--width", "--width-factor", width=96, width_factor=Fraction(2))
 
 
+@pytest.mark.parametrize(
+    ("config", "first", "second"),
+    [
+        (LLAMA, {"depth": 9}, {"num_hidden_layers": 8}),
+        (LLAMA, {"depth": Relative(plus=4)}, {"num_hidden_layers": 8}),
+        (LLAMA, {"width": 96}, {"hidden_size": 72}),
+        (LLAMA, {"width_factor": Fraction(2)}, {"hidden_size": 72}),
+        (LLAMA, {"ffn": 200}, {"intermediate_size": 201}),
+        (SWINV2, {"depth": Relative(Fraction(2))}, {"depths": [4, 5]}),
+        (GPT2, {"fields": {"n_head": 8}}, {"num_attention_heads": 9}),
+    ],
+)
+def test_two_values_for_one_field(config: Config, first: Config, second: Config) -> None:
+    """An option and --set, or --set under two names of a field: both are named, and the field; one value is fine."""
+    (field,) = second
+    fields = {**first.get("fields", {}), **second}
+    said = assert_refused(config, f"--set {field}=", "two values: give one of them", **{**first, "fields": fields})
+    assert len(re.findall("--", said)) == 2
+    agreed = grown(config, **first)[architectures.find(config).aliases.get(field, field)]
+    assert grown(config, **{**first, "fields": {**fields, field: agreed}}) == grown(config, **first)
+
+
 @settings(deadline=None, max_examples=60)
 @given(width=st.integers(49, 200), n_inner=st.integers(1, 300), heads=st.sampled_from([1, 2, 3, 4, 6, 8]))
 def test_advised_widths_work(width: int, n_inner: int, heads: int) -> None:
-    """Where a follower is not whole, the widths in the message are: they pass the check too."""
+    """Where a follower is not whole, the advised widths pass the check, and no width between them does."""
     config = {**GPT2, "n_inner": n_inner, "n_head": heads}
     if (heads * width) % 48 == 0 and (n_inner * width) % 48 == 0:
         assert grown(config, width=width)["n_inner"] * 48 == n_inner * width
         return
-    message = assert_refused(config, "is not a whole number", "--set", width=width)
-    advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that work are ")[2].partition(", or")[0])]
-    assert advised
-    for size in advised:
+    assert_refused(config, "is not a whole number", "--set", width=width)
+    options = advised(config, width=width)
+    sizes = [int(n) for n in re.findall(r"--width (\d+)(?: or|$)", options)]
+    assert sizes
+    for size in sizes:
         assert size > 48
         assert_passes_the_check(config, width=size)
-    below, above = ([n for n in advised if n < width] or [0])[-1], advised[-1]
+    below, above = ([n for n in sizes if n < width] or [0])[-1], max(sizes)
     assert above > width
     # Nothing nearer would have done.
     between = [w for w in range(max(below, 48) + 1, above) if w != width]
@@ -206,11 +262,25 @@ def test_advised_factors_work(config: Config) -> None:
 
 
 def test_factor_that_is_not_whole_for_a_list() -> None:
-    message = assert_refused(SWINV2, "num_heads", "is not a whole number", width_factor=Fraction(5, 4))
-    advised = [int(n) for n in re.findall(r"\d+", message.partition("widths that work are ")[2].partition(", or")[0])]
-    assert advised
-    for size in advised:
-        grown(SWINV2, width=size)
+    assert_refused(SWINV2, "num_heads", "is not a whole number", width_factor=Fraction(5, 4))
+    assert advised(SWINV2, width_factor=Fraction(5, 4)) == "try --width 48"
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted", "options"),
+    [
+        # Heads, then key-value heads, then the inner size.
+        (SMOLLM2, {"width": 864}, "try --width 768 or --width 960 or --width 864 --heads 12 --kv-heads 4"),
+        ({**SMOLLM2, "intermediate_size": 1535}, {"width": 768}, "try --width 1152 or --width 768 --ffn 2047"),
+        (LLAMA, {"kv_heads": 3}, "try --heads 6 --kv-heads 3"),
+        (LLAMA, {"heads": 5}, "try --heads 6"),
+        # Post-LN at a width that is no multiple: either that width is, or the MLP makes room for it.
+        (BERT, {"width": 72}, "try --width 96 or --width 72 --ffn 192"),
+        (BERT, {"width": 72, "depth": 3}, "try --width 96 --depth 3 or --width 72 --depth 3 --ffn 192"),
+    ],
+)
+def test_the_first_advice_is_all_that_is_needed(config: Config, wanted: dict[str, int], options: str) -> None:
+    assert advised(config, **wanted) == options
 
 
 @pytest.mark.parametrize("width", [0, -3, 1, 20, 47])

@@ -426,20 +426,22 @@ def test_advice_is_relative_to_the_users_own_training(grown: tuple[Path, Path]) 
 
 
 @pytest.mark.parametrize(
-    ("free", "sizes", "warmup"),
-    [("own", {"width": 96}, 0), ("language", {"width": 96}, 50), ("own", {"depth": 4}, 50)],
-    ids=["own", "language", "depth"],
+    ("sizes", "how", "warmup"),
+    [({"width": 96}, {}, 0), ({"width": 72}, {}, 0), ({"depth": 4}, {}, 0), ({"depth": 4}, {"method": "gstack"}, 50)],
+    ids=["copies", "part", "depth", "lossy"],
 )
-def test_own_copies_are_advised_no_warmup(
-    free: Literal["own", "language"], sizes: dict[str, Any], warmup: int, grown: tuple[Path, Path], tmp_path: Path
+def test_a_lossless_growth_is_advised_no_warmup(
+    sizes: dict[str, Any], how: dict[str, Any], warmup: int, grown: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The certificate says how copies share a weight; where no unit is copied the paper's warm-up stays."""
-    target = lemonx.expand(grown[0], tmp_path / "target", free=free, verify=False, **sizes).path
+    """Whatever grew, as README says. What another method changed keeps the warm-up of training from scratch."""
+    target = lemonx.expand(grown[0], tmp_path / "target", verify=False, **sizes, **how).path
     found = advice.growth(grown[0], target)
     given = advice.advise(found, advice.OwnTraining(steps=3000, **OWN))
     assert given.warmup == warmup
     for text in (advice_text(given, "yaml"), growth_text(found, [])):
-        assert ("without one" in text) == (warmup == 0)
+        assert ("without one, lossless starts" in " ".join(text.replace("#", "").split())) == (warmup == 0)
+    once = advice.advise(found, advice.OwnTraining(steps=2, warmup=1, **OWN))
+    assert "# 1 step, " in advice_text(once, "yaml")
     asked = advice.advise(found, advice.OwnTraining(steps=3000, warmup=7, **OWN))
     assert asked.warmup == 7 and "warm-up of 7 steps" in advice_text(asked, "yaml")
     # Longer than what is left beside the decay of the shortened run: a tenth of that run, as `lemonx train` has it.

@@ -125,15 +125,16 @@ def shapes(
     infer: bool = True,
     spec: PathLike | None = None,
 ) -> list[Shape]:
-    """The growths that come near a number of parameters, "1B" or "2x": lossless, and the cheapest to run first.
+    """The growths that come near a number of parameters, "1B" or "2x": lossless, the nearest first.
 
     Examples:
         >>> import lemonx
         >>> [shape.options for shape in lemonx.shapes("small", "4x")]
-        ['--width 96', '--width 72 --depth 4']
+        ['--width 72 --depth 4', '--width 96']
 
-    All are near the source's own proportions: for its depth, none is more than twice or less than half as wide. A width
-    or a depth that is given stays. `infer`, `spec`: as in `plan`.
+    All are within a tenth of this number, and near the source's own proportions: for its depth, none is more than twice
+    or less than half as wide. A width or a depth that is given stays, and the proportions then follow from it. `infer`,
+    `spec`: as in `plan`. BadTarget names the nearest shape if there is none.
     """
     from lemonx.workflows import budget
 

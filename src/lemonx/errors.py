@@ -2,6 +2,7 @@
 
     LemonxError                 exit code
     ├── BadTarget               2   the sizes asked for make no sense
+    │   └── BadSizes            2   they do not fit each other
     ├── BadRecipe               2   a training recipe that cannot be followed
     ├── BadCheckpoint           3   the input is broken
     ├── BadData                 3   the data to train on is missing, broken, or does not fit the model
@@ -80,6 +81,10 @@ class BadTarget(LemonxError):
     """The sizes asked for make no sense: smaller than the source, not an integer, unknown."""
 
     exit_code: ClassVar[int] = 2
+
+
+class BadSizes(BadTarget):
+    """Sizes that do not fit each other. Sizes near them may."""
 
 
 class BadRecipe(LemonxError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import struct
 import sys
@@ -105,7 +106,7 @@ def test_it_computes_what_transformers_loads(kind: str, run: Run, tmp_path: Path
     assert done.code == 0, done
     said = json.loads(done.out)
     assert said["verified"]["proven"] and said["source"]["name"] == "small.gguf"
-    assert re.fullmatch(r"GGUF, \d+ tensors in F32, Q4_0, Q8_0, dequantised to F32", said["source"]["converted"])
+    assert re.fullmatch(r"GGUF, \d+ tensors in F32, Q4_0, Q8_0, dequantised to float32", said["source"]["converted"])
     loaded: Any = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="small.gguf", dtype=torch.float64)
     large = pico.load(tmp_path / "out").model
     batch = pico.inputs(large, seed=1)
@@ -284,3 +285,50 @@ def test_headers_agree_with_the_library(tmp_path: Path) -> None:
         tensor.name: tensor.shape.tolist()[::-1] for tensor in theirs.tensors
     }
     assert found.settings.keys() == {name for name in theirs.fields if not name.startswith("GGUF.")}
+
+
+def test_a_plan_reads_the_header_alone(run: Run, tmp_path: Path) -> None:
+    """The numbers, 1.7 TB in float32, are a hole in the file. A plan asks for none, and says what the file takes."""
+    width, inner, layers, words = 16384, 65536, 100, 1000
+    file = tmp_path / "huge.gguf"
+    writer = gguf.GGUFWriter(str(file), "llama")
+    for add, value in (
+        (writer.add_context_length, 64),
+        (writer.add_embedding_length, width),
+        (writer.add_block_count, layers),
+        (writer.add_feed_forward_length, inner),
+        (writer.add_head_count, 128),
+        (writer.add_head_count_kv, 128),
+        (writer.add_layer_norm_rms_eps, 1e-5),
+        (writer.add_rope_dimension_count, 128),
+    ):
+        add(value)
+    writer.add_token_list([f"{word}" for word in range(words)])
+    q4, f32 = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.F32
+    tensors = {"token_embd.weight": (words, width), "output_norm.weight": (width,)}
+    shapes = {"attn_norm": (width,), "ffn_norm": (width,), "ffn_gate": (inner, width), "ffn_up": (inner, width)}
+    shapes |= {"ffn_down": (width, inner)} | dict.fromkeys(
+        ("attn_q", "attn_k", "attn_v", "attn_output"), (width, width)
+    )
+    tensors |= {f"blk.{i}.{name}.weight": shape for i in range(layers) for name, shape in shapes.items()}
+    total = 0
+    for name, shape in tensors.items():
+        kind = q4 if len(shape) > 1 else f32
+        nbytes = math.prod(shape) * 20 // 32 if kind is q4 else math.prod(shape) * 4
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), nbytes, raw_dtype=kind)
+        total += nbytes
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    header = file.stat().st_size
+    os.truncate(file, header + total + 32)
+    done = run("plan", file.name, "--depth", 2 * layers, "--json")
+    assert done.code == 0, done
+    said = json.loads(done.out)
+    assert (
+        said["bytes"] == [file.stat().st_size, 4 * said["parameters"][1]] and said["bytes"][0] < said["parameters"][0]
+    )
+    assert f"the source is GGUF, {len(tensors)} tensors in F32, Q4_1, dequantised to float32" in said["notes"]
+    assert said["config"]["num_hidden_layers"] == [layers, 2 * layers]
+    assert said["sizes"]["vocab"] == [words, words]

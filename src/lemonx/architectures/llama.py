@@ -5,7 +5,7 @@ from typing import Any
 
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.rotary import head, rotary
-from lemonx.errors import BadTarget
+from lemonx.errors import BadSizes
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import rms_norm
@@ -42,10 +42,10 @@ QK_NORMS: Mapping[str, Row] = {
 
 
 def check_divisible(c: Config) -> None:
-    """BadTarget if heads do not divide the width: some config classes ask it, though a head is head_dim wide."""
+    """BadSizes if heads do not divide the width: some config classes ask it, though a head is head_dim wide."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     if width % heads:
-        raise BadTarget(
+        raise BadSizes(
             f"hidden_size {width} is not a multiple of {heads} heads, and transformers refuses a "
             f"{c['model_type']} without that",
             "choose another --width or --heads",

@@ -3,7 +3,7 @@
 from lemonx.architectures.heads import language_model
 from lemonx.architectures.llama import DEFAULTS, LAYER, SIZES, attention
 from lemonx.architectures.rotary import PARTIAL, head, rotary
-from lemonx.errors import BadTarget
+from lemonx.errors import BadSizes
 from lemonx.specs.config import Config
 from lemonx.specs.family import architecture
 from lemonx.specs.norms import layer_norm
@@ -23,7 +23,7 @@ def phi(c: Config) -> Spec:
     head_dim, raw = c["head_dim"] or width // heads, "raw_" if normed else ""
     if normed and head_dim * heads != width:
         found = f"a Phi with qk_layernorm has heads of {width} / {heads} entries, not {head_dim}"
-        raise BadTarget(found, "choose another --width or --heads")
+        raise BadSizes(found, "choose another --width or --heads")
     norms = {
         f"{LAYER}.self_attn.q_layernorm": layer_norm("raw_query -> query"),
         f"{LAYER}.self_attn.k_layernorm": layer_norm("raw_key -> key"),

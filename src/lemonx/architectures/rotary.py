@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lemonx.checkpoints.folder import CONFIG
-from lemonx.errors import BadCheckpoint, BadTarget
+from lemonx.errors import BadCheckpoint, BadSizes
 from lemonx.specs.config import Config
 from lemonx.specs.spaces import Rotary, Space, key, query, values
 
@@ -41,10 +41,10 @@ def rotary(c: Config, head_dim: int, part: float | None = None, *, adjacent: boo
 
 
 def head_width(c: Config, width: str = "hidden_size", heads: str = "num_attention_heads") -> int:
-    """How wide a head is where heads share the width; BadTarget if they cannot, which not every class notices."""
+    """How wide a head is where heads share the width; BadSizes if they cannot, which not every class notices."""
     if c[width] % c[heads]:
         found = f"{width.rpartition('.')[2]} {c[width]} is not a multiple of {c[heads]} heads"
-        raise BadTarget(found, "choose another --width or --heads")
+        raise BadSizes(found, "choose another --width or --heads")
     return c[width] // c[heads]
 
 

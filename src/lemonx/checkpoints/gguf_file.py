@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from lemonx.checkpoints.creating import write_new
 from lemonx.errors import BadCheckpoint
 from lemonx.guards.limits import MOST_TENSORS
 
@@ -41,17 +42,34 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file says of itself; `settings` has the shorter lists only, `lengths` how long each is."""
+    """What a GGUF file says of itself; `settings` has the shorter lists only, `lengths` how long each is.
+
+    `places`: the bytes of every setting that is whole, and of the list of tensors.
+    """
 
     size: int
     settings: dict[str, Setting]
     lengths: dict[str, int]
     tensors: tuple[GgufTensor, ...]
+    places: tuple[tuple[int, int], ...]
 
 
 def read_gguf(file: BinaryIO, path: Path) -> GgufHeader:
     """The checked header of an open GGUF file; `path` is for messages."""
     return _Header(file, path).read()
+
+
+def write_brief(file: BinaryIO, header: GgufHeader, path: Path) -> Path:
+    """A GGUF file with the header's tensors and whole settings. Its numbers are a hole, which takes no room."""
+    file.seek(0)
+    opening = file.read(8)
+    parts = [opening, struct.pack("<QQ", len(header.tensors), len(header.places) - 1)]
+    for begin, end in header.places:
+        file.seek(begin)
+        parts.append(file.read(end - begin))
+    write_new(path, b"".join(parts))
+    os.truncate(path, header.size)
+    return path
 
 
 def check_places(header: GgufHeader, bytes_of: Callable[[GgufTensor], int], path: Path) -> None:
@@ -80,18 +98,22 @@ class _Header:
         if tensors > MOST_TENSORS or count > _MOST_SETTINGS:
             _broken(self._path, f"claims {tensors} tensors and {count} settings, more than any model has")
         settings, lengths = dict[str, Setting](), dict[str, int]()
+        places: list[tuple[int, int]] = []
         for _ in range(count):
-            name = self._name()
+            begin, name = self._file.tell(), self._name()
             if name in settings:
                 _broken(self._path, f"has the setting {name!r} twice")
             settings[name], lengths[name] = self._value(self._number("I"))
+            if lengths[name] <= _KEPT:
+                places.append((begin, self._file.tell()))
+        begin = self._file.tell()
         found = [self._tensor() for _ in range(tensors)]
         if len({tensor.name for tensor in found}) < len(found):
             _broken(self._path, "names two tensors alike")
-        start = self._file.tell()
+        places.append((begin, start := self._file.tell()))
         start += -start % self._alignment(settings)
         placed = (GgufTensor(one.name, one.kind, one.shape, start + one.begin) for one in found)
-        return GgufHeader(self._size, settings, lengths, tuple(placed))
+        return GgufHeader(self._size, settings, lengths, tuple(placed), tuple(places))
 
     def _alignment(self, settings: dict[str, Setting]) -> int:
         found = settings.get("general.alignment", 32)

@@ -64,8 +64,8 @@ class Checkpoint:
     `config` is config.json; `tensors` is name to TensorInfo, in file order; `companions` is relative name to
     real path of the other files to carry along; `left_behind` names the rest. Reads may come from any thread.
     `origin` is the folder that was asked for; `path` is another only where weights were `converted`, from what that
-    says. `config_file` is where errors find config.json. Where no safetensors hold the weights, `run` does, the
-    checkpoint of a run on many processes, or `weights` are they.
+    says. `nbytes` is what the weights take as they are given. `config_file` is where errors find config.json. Where no
+    safetensors hold the weights, `run` does, the checkpoint of a run on many processes, or `weights` are they.
     """
 
     path: Path
@@ -115,6 +115,7 @@ class Checkpoint:
         except BaseException:
             self.close()
             raise
+        self.nbytes = sum(info.nbytes for info in self.tensors.values())
         self.companions = {name: companion.path for name, companion in self._companions.items()}
 
     @classmethod
@@ -156,7 +157,7 @@ class Checkpoint:
     def _unpickled(cls, folder: Path, name: str, allowed: bool | str) -> Checkpoint:
         named = allowed if isinstance(allowed, str) else None
         what = "pickles, read as plain tensors" + (f" under {named!r}" if named else "")
-        return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name, named), what))
+        return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name, named), what, None))
 
     @classmethod
     def _in_floats(cls, folder: Path, config: Path | None, naming: Naming | None, run: bool) -> Checkpoint:
@@ -165,19 +166,26 @@ class Checkpoint:
         if not quantised.is_known(stored.config):
             return stored
         with stored:
-            return cls.converted_copy(folder, lambda into: quantised.convert(stored, into))
+            return cls.converted_copy(folder, lambda into: (*quantised.convert(stored, into), stored.nbytes))
 
     @classmethod
-    def converted_copy(cls, origin: Path, convert: Callable[[Path], tuple[Path, str]]) -> Checkpoint:
-        """The checkpoint that `convert` writes into a temporary folder, and says from what; `close` removes it."""
+    def converted_copy(
+        cls, origin: Path, convert: Callable[[Path], tuple[Path, str, int | None]], *, headers: bool = False
+    ) -> Checkpoint:
+        """The checkpoint that `convert` writes into a temporary folder; `close` removes it.
+
+        `convert` also says from what, and how many bytes that takes, if they are not as many. `headers`: it writes the
+        headers of the weights only.
+        """
         temporary = Temporary()
         try:
-            copy, what = convert(temporary.path)
+            copy, what, nbytes = convert(temporary.path)
             checkpoint = cls(copy, origin=origin)
         except BaseException:
             temporary.close()
             raise
-        checkpoint.converted = what
+        checkpoint.converted, checkpoint._headers_only = what, headers
+        checkpoint.nbytes = checkpoint.nbytes if nbytes is None else nbytes
         checkpoint._temporary.append(temporary)
         return checkpoint
 
@@ -295,7 +303,7 @@ class Checkpoint:
         if self._closed:
             raise ValueError(f"{str(self.path)!r} is closed")
         if self._headers_only:
-            raise NotDownloaded("is not downloaded but for its headers", "download it first", file=self.origin)
+            raise NotDownloaded("is open for its headers only", "download and open it first", file=self.origin)
 
     @property
     def in_safetensors(self) -> bool:

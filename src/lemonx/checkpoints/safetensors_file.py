@@ -47,6 +47,7 @@ _DTYPES: dict[str, tuple[int, str]] = {
     "U8": (1, "uint8"),
     "BOOL": (1, "bool"),
 }
+_SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SUB_BYTE = {"F4", "F6_E2M3", "F6_E3M2"}
 
 
@@ -123,6 +124,15 @@ def by_torch_name(name: str) -> str | None:
     'BF16'
     """
     return next((own for own, (_, theirs) in _DTYPES.items() if theirs == name), None)
+
+
+def dtype_in_full(name: Any) -> Any:
+    """The torch name of a dtype that may be written short; any other value as it is.
+
+    >>> dtype_in_full("bf16"), dtype_in_full("float32")
+    ('bfloat16', 'float32')
+    """
+    return _SHORT.get(name, name) if isinstance(name, str) else name
 
 
 def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:

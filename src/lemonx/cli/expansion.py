@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -105,6 +105,7 @@ def plan_command(
     from lemonx import api
     from lemonx.cli.render import hub
     from lemonx.cli.render import plan as show
+    from lemonx.cli.render.console import Out
 
     asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
     chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, weights or allow_pickle)
@@ -124,7 +125,7 @@ def plan_command(
     if as_json:
         print_json(show.plan_json(plan))
     else:
-        show.print_plan(plan, tensors=tensors)
+        show.print_plan(plan, Out(), tensors=tensors)
 
 
 def _shapes(
@@ -141,9 +142,11 @@ def _shapes(
     from lemonx.workflows import budget, options
     from lemonx.workflows.tables import table_for, tables
 
-    growth = options.GrowthOptions(options.sizes(**asked), chosen["method"], free=chosen["free"])
+    choices: dict[str, Any] = {**chosen}
+    allow_pickle = choices.pop("allow_pickle")
+    growth = options.GrowthOptions(options.sizes(**asked), **choices)
     with (
-        opened(source, allow_pickle=chosen["allow_pickle"], adapter=adapter, config=config) as checkpoint,
+        opened(source, allow_pickle=allow_pickle, adapter=adapter, config=config) as checkpoint,
         table_for(checkpoint, tables(infer, spec)),
     ):
         return budget.shapes(checkpoint, growth, params)
@@ -242,6 +245,7 @@ def expand_command(
     from lemonx import api
     from lemonx.cli.render import expansion as show
     from lemonx.cli.render import hub
+    from lemonx.cli.render.console import Out
     from lemonx.hub.upload import check_destination
     from lemonx.methods import Lessons
 
@@ -279,7 +283,7 @@ def expand_command(
             processes=processes,
         )
     if not as_json:
-        show.print_expanded(source, expanded)
+        show.print_expanded(expanded, Out(), source)
     url = hub.pushed(expanded.path, push, private=private, quiet=as_json) if push else None
     if as_json:
         print_json({**expanded.certificate.as_dict(), **({"pushed": url} if url else {})})
@@ -296,8 +300,8 @@ def _print_dry_run(plan: Plan, output: Path, *, force: bool, as_json: bool) -> N
     if as_json:
         print_json(show.plan_json(plan))
     else:
-        show.print_plan(plan)
-        Out().line(f"a dry run: {output} can be written, and nothing was")
+        show.print_plan(plan, out := Out())
+        out.line(f"a dry run: {output} can be written, and nothing was")
 
 
 @app.command("shrink", rich_help_panel="Commands")
@@ -324,6 +328,7 @@ def shrink_command(
     `lemonx shrink ./large ./small`
     """
     from lemonx import api
+    from lemonx.cli.render import expansion as show
     from lemonx.cli.render import hub
     from lemonx.cli.render.console import Out, waiting
 
@@ -333,7 +338,7 @@ def shrink_command(
     if as_json:
         print_json({"output": str(shrunk.path), "tensors": shrunk.tensors, "sha256": shrunk.sha256})
     else:
-        Out().line(f"wrote {shrunk.path}: the source, bit for bit ({shrunk.tensors} tensors, sha256 {shrunk.sha256})")
+        show.print_shrunk(shrunk, Out())
 
 
 @app.command("verify", rich_help_panel="Commands")
@@ -373,7 +378,7 @@ def verify_command(
     from lemonx import api
     from lemonx.cli.render import expansion as show
     from lemonx.cli.render import hub
-    from lemonx.cli.render.console import waiting
+    from lemonx.cli.render.console import Out, waiting
 
     both = [
         hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=bool(weights or allow_pickle))
@@ -392,5 +397,5 @@ def verify_command(
     if as_json:
         print_json(show.verified_json(measured))
     else:
-        show.print_verified(measured)
+        show.print_verified(measured, Out())
     raise typer.Exit(0 if measured.passed else 1)

@@ -34,6 +34,7 @@ def fsck_command(
     """
     from lemonx.cli.render import fsck as show
     from lemonx.cli.render import hub
+    from lemonx.cli.render.console import Out
     from lemonx.diagnostics import fsck
 
     path = hub.fetched(folder, quiet=as_json, allow_pickle=weights or allow_pickle)
@@ -42,5 +43,5 @@ def fsck_command(
     if as_json:
         print_json(report.as_dict())
     else:
-        show.print_report(report)
+        show.print_report(report, Out())
     raise typer.Exit(0 if report.clean else BadCheckpoint.exit_code)

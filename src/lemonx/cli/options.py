@@ -25,13 +25,6 @@ class PlacementChoice(str, Enum):
     middle = "middle"
 
 
-class DtypeChoice(str, Enum):
-    float64 = "float64"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
 SIZES, CHOICES = "Target sizes", "Choices"
 SourceArgument = Annotated[
     str,
@@ -85,8 +78,8 @@ Params = Annotated[
     str | None,
     typer.Option(
         metavar="N|Nx",
-        help="A number of parameters instead of sizes, such as 350M, 1B or 2x. `plan` lists shapes near it, lossless, "
-        "near the source's proportions, the cheapest to run first; `expand` takes the first.",
+        help="A number of parameters instead of sizes, such as 1B or 2x. `plan` lists lossless shapes near it and "
+        "near the source's proportions, the nearest first. `expand` takes the first. A --width or --depth stays.",
         rich_help_panel=SIZES,
     ),
 ]
@@ -142,7 +135,12 @@ RampOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    DtypeChoice | None, typer.Option(help="Dtype to store. Default: the source's.", rich_help_panel=CHOICES)
+    str | None,
+    typer.Option(
+        metavar="float64|float32|bfloat16|float16",
+        help="Dtype to store: fp32, bf16 and fp16 will do too. Default: the source's.",
+        rich_help_panel=CHOICES,
+    ),
 ]
 MethodOption = Annotated[
     str, typer.Option(help="lemon, or a method it is compared with: see `lemonx methods`.", rich_help_panel=CHOICES)
@@ -266,7 +264,7 @@ def choices(
     placement: PlacementChoice | None,
     small_gains: bool,
     ramp: bool,
-    dtype: DtypeChoice | None,
+    dtype: str | None,
     allow_pickle: bool | str,
 ) -> Choices:
     return {
@@ -277,7 +275,7 @@ def choices(
         "placement": value_of(placement),
         "small_gains": small_gains,
         "ramp": ramp,
-        "dtype": value_of(dtype),
+        "dtype": cast("Dtype | None", dtype),
         "allow_pickle": allow_pickle,
     }
 
@@ -293,6 +291,8 @@ def sizes(
     like: str | None,
     params: str | None,
 ) -> Sizes:
+    from lemonx.planning.request import agreed
+
     return {
         "width": width,
         "depth": depth,
@@ -300,7 +300,7 @@ def sizes(
         "kv_heads": kv_heads,
         "ffn": ffn,
         "width_factor": width_factor,
-        "set": dict(_field(text) for text in set_ or ()),
+        "set": agreed((f"--set {text[:60]}", *_field(text)) for text in set_ or ()),
         "like": like,
         "params": params,
     }

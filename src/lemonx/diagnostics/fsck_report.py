@@ -8,12 +8,13 @@ from pathlib import Path
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError
 from lemonx.guards.limits import MOST_FINDINGS
+from lemonx.guards.results import Result
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, repr=False)
+class Finding(Result, printer="fsck:print_finding"):
     """An error (the checkpoint is broken), a warning or a note about a file, and what to do."""
 
     level: str
@@ -22,8 +23,8 @@ class Finding:
     remedy: str
 
 
-@dataclass
-class Report:
+@dataclass(repr=False)
+class Report(Result, printer="fsck:print_report"):
     """Everything that was found in a folder, and what was checked.
 
     `spec`: the family whose rows the tensors were compared with, if there is one; `what`: what it is, if it is no

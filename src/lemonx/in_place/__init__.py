@@ -37,6 +37,7 @@ def grow_in_place(
     placement: Placement | None = None,
     small_gains: bool = False,
     seed: int = 0,
+    fresh_state: bool = False,
     verify: bool = True,
     threads: int | None = None,
     infer: bool = True,
@@ -81,6 +82,9 @@ def grow_in_place(
     Sizes and choices are those of `lemonx.expand`. With `verify` the larger model is proved to be the same function
     before anything is changed.
 
+    State that lemonx cannot grow (RMSprop's or NAdam's, say) is refused. With `fresh_state` it starts from zero,
+    and `grown.reasons` says so.
+
     An AveragedModel of the model is grown before it, by a call of its own: `grow_in_place(average.module, ...)`.
 
     Raises Refused, and leaves everything as it was, for a model that is compiled or hooked, while gradients are in
@@ -110,4 +114,6 @@ def grow_in_place(
         "spec": spec,
     }
     optimizers = () if optimizer is None else optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-    return grow(model, optimizers, options, verify=verify, threads=threads, shard=shard, folder=folder)
+    return grow(
+        model, optimizers, options, fresh_state=fresh_state, verify=verify, threads=threads, shard=shard, folder=folder
+    )

@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from lemonx.errors import Refused
+from lemonx.guards.results import Result
 from lemonx.in_place import modules, refusals, wrappers
 from lemonx.in_place.optimizers import Repointer
 from lemonx.models import in_memory
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
-class GrownInPlace:
+@dataclass(frozen=True, repr=False)
+class GrownInPlace(Result, printer="expansion:print_grown_in_place"):
     """A model that has grown in place.
 
     `model` is the one that was given, but for one under FSDP2. `tensors`: whether the optimizer's state of each
@@ -51,6 +52,7 @@ def grow(
     optimizers: Sequence[Any],
     options: Mapping[str, Any],
     *,
+    fresh_state: bool,
     verify: bool,
     threads: int | None,
     shard: Callable[[PreTrainedModel], object] | None,
@@ -65,7 +67,16 @@ def grow(
     if _is_sharded(model):
         from lemonx.in_place.shared import grow_shared
 
-        return grow_shared(model, held, options, verify=verify, threads=threads, shard=shard, folder=folder)
+        return grow_shared(
+            model,
+            held,
+            options,
+            fresh_state=fresh_state,
+            verify=verify,
+            threads=threads,
+            shard=shard,
+            folder=folder,
+        )
     if shard is not None or folder is not None:
         raise TypeError("shard and folder are for a model under FSDP2")
     model = in_memory.unwrapped(model)
@@ -73,7 +84,7 @@ def grow(
     with torch.random.fork_rng(devices=[]):
         large, plan = expand_model(model, _growth(options), Writing(verify=verify, threads=threads))
         require_same_family(plan)
-        repointer = Repointer(plan, model) if held else None
+        repointer = Repointer(plan, model, fresh_state=fresh_state) if held else None
         parameters = dict(large.named_parameters())
         prepared = [repointer.prepare(optimizer, parameters) for optimizer in held] if repointer else []
     modules.take_over(model, large, plan)

@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lemonx.errors import LemonxError
 from lemonx.optimizer_state.grow import StateGrowth
 from lemonx.optimizer_state.layouts import adds_decay, flattened, layout_of
+from lemonx.optimizer_state.moments import FRESH
 from lemonx.planning.plan import Plan
 
 Named = Mapping[str, Tensor]
@@ -40,10 +42,13 @@ class Repointing:
 
 
 class Repointer:
-    """Prepares optimizers for the target of a plan; `status`: how well each parameter's state is known, and why."""
+    """Prepares optimizers for the target of a plan; `status`: how well each parameter's state is known, and why.
 
-    def __init__(self, plan: Plan, small: nn.Module) -> None:
-        self.growth = StateGrowth(plan)
+    `fresh_state`: leave out state that cannot grow, as before the first step. Optimizers then start from zero.
+    """
+
+    def __init__(self, plan: Plan, small: nn.Module, *, fresh_state: bool) -> None:
+        self.growth, self._fresh_state = StateGrowth(plan), fresh_state
         self._names = {id(p): name for name, p in small.named_parameters()}
         self.status: dict[str, tuple[str, frozenset[str]]] = {}
 
@@ -60,7 +65,14 @@ class Repointer:
         for name, parameter in large.items():
             origin = self.growth.origin(name)
             needed = {own: self.gathered(state[own]) for own in self.growth.needed(name) if own in state}
-            if origin in held and (entry := self.growth.grow(name, needed)):
+            try:
+                entry = self.growth.grow(name, needed) if origin in held else None
+            except LemonxError as error:
+                if not self._fresh_state:
+                    raise type(error)(error.found, "give fresh_state=True, and this state starts from zero") from None
+                self.status[name] = FRESH, frozenset({f"{type(optimizer).__name__} keeps what lemonx cannot grow"})
+                continue
+            if origin is not None and entry:
                 grown[parameter] = self.placed(entry, state[origin])
                 keys = flattened(state[origin]).keys()
                 forms = layout_of(keys, name).forms(keys)

@@ -42,6 +42,7 @@ def grow_shared(
     optimizers: Sequence[Optimizer],
     options: Mapping[str, Any],
     *,
+    fresh_state: bool,
     verify: bool,
     threads: int | None,
     shard: Callable[[PreTrainedModel], object] | None,
@@ -60,7 +61,7 @@ def grow_shared(
         require_same_family(plan)
         if verify:
             require_as_built(model, plan.source_config)
-        repointer = _SharedRepointer(plan, model)
+        repointer = _SharedRepointer(plan, model, fresh_state=fresh_state)
         large = _built(model, plan)
         shard(large)
         large.to_empty(device=_device(model))

@@ -258,12 +258,12 @@ def _write_tokenizer_config(folder: Path, into: Path) -> None:
         write_whole(into / _TOKENIZER_CONFIG, json.dumps(settings))
 
 
-def gguf_config(file: BinaryIO, path: Path) -> dict[str, Any]:
-    """The config that transformers reads from an open GGUF file whose header was checked."""
+def gguf_config(brief: Path, path: Path) -> dict[str, Any]:
+    """The config that transformers reads from the checked header of the GGUF file `path`."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     with foreign(f"read the settings of {str(path)!r}", "take the model's safetensors"):
-        return load_gguf_checkpoint(name_of(file.fileno()))["config"]
+        return load_gguf_checkpoint(brief)["config"]
 
 
 def save_gguf_tokenizer(file: BinaryIO, folder: Path) -> None:

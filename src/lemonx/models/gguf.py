@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,10 +22,13 @@ import torch
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.copying import write_copy
-from lemonx.checkpoints.folder import is_tokenizer, other_files
-from lemonx.checkpoints.gguf_file import GgufHeader, GgufTensor, check_places, read_gguf
+from lemonx.checkpoints.creating import write_new
+from lemonx.checkpoints.folder import CONFIG, WEIGHTS, is_tokenizer, other_files
+from lemonx.checkpoints.gguf_file import GgufHeader, GgufTensor, check_places, read_gguf, write_brief
+from lemonx.checkpoints.layout import write_empty
 from lemonx.checkpoints.opening import file_inside, open_file
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.safetensors_file import encode_header, item_size
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.values import read_into
 from lemonx.errors import BadCheckpoint, LemonxError
@@ -45,8 +49,8 @@ _IN_SHAPES = {
 }
 
 
-def open_gguf(given: Path) -> Checkpoint:
-    """The checkpoint of a GGUF file, in float32."""
+def open_gguf(given: Path, *, headers: bool = False) -> Checkpoint:
+    """The checkpoint of a GGUF file, in float32; `headers`: without its numbers and its tokenizer, for a plan."""
     if find_spec("gguf") is None:
         raise BadCheckpoint("is a GGUF file, which needs the package gguf", "pip install 'lemonx[gguf]'", file=given)
     try:
@@ -54,11 +58,11 @@ def open_gguf(given: Path) -> Checkpoint:
     except OSError as error:
         raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=given) from None
     with file:
-        return Checkpoint.converted_copy(given.resolve(), partial(_convert, file, given))
+        return Checkpoint.converted_copy(given.resolve(), partial(_convert, file, given, headers), headers=headers)
 
 
-def _convert(file: BinaryIO, path: Path, parent: Path) -> tuple[Path, str]:
-    """A folder in `parent` with the model in float32, and in words what it was converted from."""
+def _convert(file: BinaryIO, path: Path, headers: bool, parent: Path) -> tuple[Path, str, int]:
+    """A folder in `parent` with the model in float32, in words what it was converted from, and the size of that."""
     header = read_gguf(file, path)
     kinds = kinds_of(header, path)
     config = settled_config(file, header, path)
@@ -71,14 +75,21 @@ def _convert(file: BinaryIO, path: Path, parent: Path) -> tuple[Path, str]:
         found = f"holds {held} numbers, but its settings make a model of {wanted}"
         raise BadCheckpoint(found, "download it again", file=path)
     entries = [(name, "F32", shape) for name, shape in shapes.items()]
+    kind = ", ".join(sorted(set(kinds.values())))
+    said = f"GGUF, {len(header.tensors)} tensors in {kind}, dequantised to float32"
+    if headers:
+        write_new(parent / CONFIG, json.dumps(config).encode())
+        write_empty(
+            parent / WEIGHTS, encode_header(entries), sum(item_size("F32") * math.prod(s) for _, _, s in entries)
+        )
+        return parent, said, header.size
     with Temporary() as folder:
         words = _tokenizer(file, header, folder)
         beside = {name: partial(file_inside, folder, name) for name in words}
         pieces = _pieces(file, header, names, model, shapes, path)
         output = write_copy(parent / path.stem, entries, pieces, config, beside)
-    kind = ", ".join(sorted(set(kinds.values())))
     lost = "; its tokenizer could not be read" if not words and _TOKENS in header.settings else ""
-    return output, f"GGUF, {len(header.tensors)} tensors in {kind}, dequantised to F32{lost}"
+    return output, said + lost, header.size
 
 
 def kinds_of(header: GgufHeader, path: Path) -> dict[str, str]:
@@ -111,7 +122,10 @@ def settled_config(file: BinaryIO, header: GgufHeader, path: Path) -> dict[str, 
     kind = header.settings.get("general.architecture")
     if not isinstance(kind, str) or not kind.isprintable() or len(kind) > 40:
         raise BadCheckpoint("does not say what model it holds (general.architecture)", _INSTEAD, file=path)
-    values = door.gguf_config(file, path)
+    with Temporary() as folder:
+        values = door.gguf_config(write_brief(file, header, folder / "model.gguf"), path)
+    if _TOKENS in header.lengths and f"{kind}.vocab_size" not in header.settings:
+        values["vocab_size"] = header.lengths[_TOKENS]
     values = {name: value for name, value in values.items() if not name.startswith("_")}
     read = GGUF_CONFIG_MAPPING.get(kind) or GGUF_CONFIG_MAPPING.get(str(values.get("model_type"))) or {}
     for name in header.settings:
@@ -160,7 +174,11 @@ def _names(model: Any, header: GgufHeader, config: Mapping[str, JsonValue], path
     with foreign(f"read the names of {str(path)!r}", _INSTEAD):
         kind = TENSOR_PROCESSORS.get(str(header.settings["general.architecture"]), TensorProcessor)
         processor = kind(config=config)
-        found = _Names(processor, get_gguf_hf_weights_map(model, processor))
+        # A model's parts are asked only for names that the whole does not know: the library takes seconds for them.
+        alone = SimpleNamespace(config=model.config, state_dict=model.state_dict, named_children=dict)
+        found = _Names(processor, get_gguf_hf_weights_map(alone, processor))
+        if not all(map(found.key, (tensor.name for tensor in header.tensors))):
+            found = _Names(processor, get_gguf_hf_weights_map(model, processor))
     for tensor in header.tensors:
         if found.key(tensor.name) is None:
             raise BadCheckpoint(f"holds {tensor.name}, which transformers' reader leaves out", _INSTEAD, file=path)

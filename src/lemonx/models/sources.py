@@ -22,10 +22,14 @@ def opened(
     adapter: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
-    """The checkpoint that is meant; reading a weight of it raises NotDownloaded if only headers were fetched."""
+    """The checkpoint that is meant, for a plan. Reading a weight raises NotDownloaded if only headers were read."""
     if adapter is None and (found := headers.fetched(given)):
         return found
     folder = located(given, Wish(whole=False, allow_pickle=allow_pickle))
+    if adapter is None and _is_gguf(folder):
+        from lemonx.models.gguf import open_gguf
+
+        return open_gguf(folder, headers=True)
     return open_source(folder, allow_pickle=allow_pickle, adapter=adapter, config=config)
 
 
@@ -46,7 +50,9 @@ def open_source(
         return _model(given, allow_pickle, None if config is None else Path(config), run)
     base, found = open_pair(given, adapter, allow_pickle=allow_pickle)
     with base:
-        made = Checkpoint.converted_copy(base.origin, lambda into: merge(base, found, in_files(base), into))
+        made = Checkpoint.converted_copy(
+            base.origin, lambda into: (*merge(base, found, in_files(base), into), base.nbytes)
+        )
         made.converted = "; ".join(part for part in (base.converted, made.converted) if part)
         return made
 
@@ -64,11 +70,15 @@ def open_pair(
 
 
 def _model(given: Path, allow_pickle: bool | str, config: Path | None = None, run: bool = False) -> Checkpoint:
-    if given.suffix.lower() == ".gguf" and given.is_file():
+    if _is_gguf(given):
         from lemonx.models.gguf import open_gguf
 
         return open_gguf(given)
     return Checkpoint.open(given, allow_pickle=allow_pickle, config=config, naming=naming, run=run)
+
+
+def _is_gguf(given: Path) -> bool:
+    return given.suffix.lower() == ".gguf" and given.is_file()
 
 
 def _adapter(folder: Path, allow_pickle: bool | str) -> Adapter:

@@ -18,6 +18,7 @@ from lemonx.specs.weights import Router
 def notes(plan: Plan) -> list[str]:
     """The notes of the method, and those that follow from the types."""
     return [
+        *([f"the source is {plan.converted}"] if plan.converted else []),
         *plan.policy.notes,
         *of_table(plan),
         *_frames(plan),

@@ -20,18 +20,20 @@ from lemonx.algebra.recipes import Matrix
 from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused, raise_first
+from lemonx.checkpoints.safetensors_file import dtype_in_full
+from lemonx.errors import BadCheckpoint, BadSizes, BadTarget, Refused, raise_first
 from lemonx.frames import solution
 from lemonx.frames.solution import SolvedFrames
 from lemonx.guards.limits import LARGEST_SEED
-from lemonx.planning import depth, upcycling
+from lemonx.guards.results import Result
+from lemonx.planning import advice, depth, upcycling
 from lemonx.planning.block_fields import AsRead, implied_lists, with_block_fields
 from lemonx.planning.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
 from lemonx.planning.policy import Change, GrowthPolicy, lemon
-from lemonx.planning.request import NotWhole, Target, target_config
+from lemonx.planning.request import Target, target_config
 from lemonx.planning.tensor_steps import Step, StepBuilder
 from lemonx.planning.typecheck import Rewired, Types, check, is_tied, require_same_rows, unchecked, with_tied
-from lemonx.specs.config import with_fields
+from lemonx.specs.config import Config, with_fields
 from lemonx.specs.coverage import Matched, eps_problems, match, settled, tied_copies
 from lemonx.specs.family import Architecture
 from lemonx.specs.spec import Block, Spec
@@ -42,8 +44,8 @@ RECOMPUTED = "recomputed by the model"
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Result, printer="plan:print_plan"):
     """Everything that expand will do.
 
     `rows`: those of the spec that this checkpoint has. `dropped`: tensors that are not written, and why; `tied`:
@@ -76,6 +78,9 @@ class Plan:
     solved: bool = True
     # What the silent tensors of added blocks would be in full copies, if these are to come in during training.
     ramp: tuple[Step, ...] = ()
+    # What the source was converted from, if it was, and the bytes that its weights take as they are given.
+    converted: str | None = None
+    source_bytes: int = 0
 
     @property
     def free(self) -> Free:
@@ -133,6 +138,7 @@ def make_plan(
     """
     if abs(seed) > LARGEST_SEED:
         raise BadTarget(f"--seed {str(seed)[:40]} is not valid", "use a whole number of at most 18 digits")
+    dtype = dtype_in_full(dtype)
     chosen = _chosen(free, depth_type, placement, small_gains, ramp)
     held, wanted = _resolve(checkpoint, wanted, family)
     typed = _typecheck(held, wanted, lambda change: read(change, chosen), _dtype(dtype))
@@ -187,7 +193,7 @@ def _resolve(checkpoint: Checkpoint, wanted: Target, family: Architecture | None
 
 
 def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolicy], dtype: str | None) -> _Typed:
-    """Phase 2: prove that every row can follow; widths that an error advises have passed the same check."""
+    """Phase 2: prove that every row can follow; sizes that an error advises have passed the same check."""
     family, config = held.origin.family, held.origin.config
 
     def typed(asked: Target) -> _Typed:
@@ -204,20 +210,21 @@ def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolic
             types = unchecked(held.spec, target, held.rows, dict(policy.kinds))
         return _Typed(new, target, types, policy)
 
-    def works(width: int) -> bool:
-        try:
-            typed(replace(wanted, width=width, width_factor=None))
-        except LemonxError:
-            return False
-        return True
+    def grown(asked: Target) -> Config:
+        family.build(found := family.config(typed(asked).config))
+        return found
 
     try:
         return typed(wanted)
-    except NotWhole as error:
-        raise BadTarget(error.found, error.widths.remedy(works)) from None
-    except Rewired as error:
-        changed = _changed(family, config, target_config(family, config, wanted))
-        raise Refused(error.found, f"{error.remedy}, with {changed}") from None
+    except (BadSizes, Refused) as error:
+        remedy = error.remedy
+        if isinstance(error, Rewired):
+            remedy += f", with {_changed(family, config, target_config(family, config, wanted))}"
+        if wanted.like is None:
+            family.build(asked := family.config(config))
+            remedy = advice.tried(family, asked, wanted, grown, tie=bool(held.spec.ties)) or remedy
+        kind = Refused if isinstance(error, Refused) else BadTarget
+        raise kind(error.found, remedy, file=error.file) from None
 
 
 def _solve(checkpoint: Checkpoint, held: _Held, typed: _Typed, solve: bool) -> SolvedFrames | None:
@@ -278,6 +285,8 @@ def _build(
         frames=frames,
         solved=solved or frames is None,
         ramp=ramp,
+        converted=checkpoint.converted,
+        source_bytes=checkpoint.nbytes,
     )
 
 
@@ -369,7 +378,7 @@ def _changed(family: Architecture, old: Mapping[str, JsonValue], new: Mapping[st
 
 def _dtype(name: str | None) -> str | None:
     if name is not None and name not in DTYPES:
-        raise BadTarget(f"lemonx does not write --dtype {name}", f"choose one of {', '.join(DTYPES)}")
+        raise BadTarget(f"lemonx does not write --dtype {str(name)[:40]}", f"choose one of {', '.join(DTYPES)}")
     return DTYPES[name] if name else None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.errors import BadCheckpoint, BadTarget
+from lemonx.errors import BadCheckpoint, BadSizes, BadTarget
 from lemonx.guards.limits import LARGEST
 from lemonx.planning.sizes import AskedSize, Relative
 from lemonx.specs.config import TIED, Config, with_fields
@@ -18,8 +18,6 @@ from lemonx.specs.spec import Spec
 
 # The options whose sizes grow with the width.
 FOLLOWERS = ("heads", "kv_heads", "ffn")
-# How many widths on either side of the one asked for are tried, to advise one that works.
-_TRIES = 50
 
 
 @dataclass(frozen=True)
@@ -43,22 +41,18 @@ def target_config(family: Architecture, values: Mapping[str, JsonValue], wanted:
     """The target's config.json as far as sizes go; the source's other fields stay."""
     config = family.config(values)
     spec = family.build(config)
-    wanted = replace(wanted, fields={family.aliases.get(name, name): value for name, value in wanted.fields.items()})
+    wanted = replace(wanted, fields=agreed(_set(family, wanted)))
     for option in ("width", "depth", *FOLLOWERS):
         _check_option(option, wanted.given(option))
     new = dict(spec.config)
     if wanted.like is not None:
         new |= _sizes_of(family, spec, wanted.like)
-    ratio = _ratio(family, config, wanted)
+    ratio = asked_ratio(family, config, wanted)
     if ratio is not None:
         options = ["width", *FOLLOWERS] if wanted.width_factor is not None else FOLLOWERS
         new |= _followers(family, config, wanted, ratio, options)
-    given = set(wanted.fields)
-    for option in ("width", "depth", *FOLLOWERS):
-        if (size := wanted.given(option)) is not None:
-            sizes = _asked(family, config, spec, option, size)
-            new |= sizes
-            given |= sizes.keys()
+    given = agreed([*_options(family, config, spec, wanted), *_set(family, wanted)])
+    new |= given
     for name, value in wanted.fields.items():
         if name == TIED and value is False and not spec.ties:
             raise BadTarget(
@@ -72,6 +66,37 @@ def target_config(family: Architecture, values: Mapping[str, JsonValue], wanted:
     except BadCheckpoint as error:
         raise BadTarget.of(error.about("the target's config.json")) from None
     return with_fields(values, family.as_named(values, {**new, **target.config}))
+
+
+def agreed(claims: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    """The value of every field, from (who says it, field, value); BadTarget if two values of one field differ.
+
+    >>> agreed([("--depth 8", "num_layers", 8), ("--set num_layers=8", "num_layers", 8)])
+    {'num_layers': 8}
+    """
+    said: dict[str, tuple[str, Any]] = {}
+    for who, name, value in claims:
+        first, before = said.setdefault(name, (who, value))
+        if before != value:
+            raise BadTarget(f"{first} and {who} give {name} two values", "give one of them")
+    return {name: value for name, (_, value) in said.items()}
+
+
+def _options(family: Architecture, config: Config, spec: Spec, wanted: Target) -> Iterator[tuple[str, str, FieldSize]]:
+    """The fields that options set. A ratio of widths sets the width where it is one field; else all follow it."""
+    for option in ("width", "depth", *FOLLOWERS):
+        size, names = wanted.given(option), fields_behind(family, config, option)
+        if option == "width" and len(names) == 1 and wanted.width_factor and not isinstance(config[names[0]], list):
+            size = Relative(times=wanted.width_factor)
+        if size is not None:
+            for name, value in _asked(family, config, spec, option, size).items():
+                yield f"{_flag(option)} {size}", name, value
+
+
+def _set(family: Architecture, wanted: Target) -> Iterator[tuple[str, str, Any]]:
+    """The fields that --set sets, by their first names."""
+    for name, value in wanted.fields.items():
+        yield f"--set {name}={spell(value)}"[:60], family.aliases.get(name, name), value
 
 
 def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -98,7 +123,7 @@ def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, JsonValue])
     return sizes
 
 
-def _ratio(family: Architecture, config: Config, wanted: Target) -> Fraction | None:
+def asked_ratio(family: Architecture, config: Config, wanted: Target) -> Fraction | None:
     if wanted.width_factor is not None:
         if wanted.width is not None:
             raise BadTarget("--width and --width-factor both set the width", "give one of them")
@@ -127,7 +152,7 @@ def _resolved(name: str, before: Any, option: str, size: AskedSize) -> Any:
     if isinstance(before, list):
         if not isinstance(size, Relative) or size.plus:
             advice = _instead(flag, size, {name: before}, sum(before))
-            raise BadTarget(f"{flag} {size} cannot set {name}, which is {_spell(before)}", advice)
+            raise BadTarget(f"{flag} {size} cannot set {name}, which is {spell(before)}", advice)
         return [_resolved(name, value, option, size) for value in before]
     if not isinstance(size, Relative):
         return size
@@ -154,7 +179,7 @@ def _followers(
         name: config[name]
         for option in options
         if wanted.given(option) is None
-        for name in _fields(family, config, option)
+        for name in fields_behind(family, config, option)
         if name not in wanted.fields and config[name] is not None
     }
     result: dict[str, FieldSize] = {}
@@ -172,50 +197,13 @@ def _not_whole(
     followers: Mapping[str, FieldSize],
     name: str,
     ratio: Fraction,
-) -> BadTarget:
-    numbers = [n for value in followers.values() for n in (value if isinstance(value, list) else [value])]
-    what = f"{name} = {_spell(config[name])} times {ratio} is not a whole number"
-    widths = [config[name] for name in family.sizes.get("width", ())]
-    if len(widths) != 1 or not isinstance(width := widths[0], int):
-        common = math.gcd(*numbers)
-        return BadTarget(what, f"try a factor in steps of 1/{common}, or set it yourself with --set {name}=...")
-    step = width // math.gcd(width, *numbers)
-    return NotWhole.of_widths(what, Widths(name, width, step, int(ratio * width)))
+) -> BadSizes:
+    what = f"{name} = {spell(config[name])} times {ratio} is not a whole number"
+    common = math.gcd(*(n for value in followers.values() for n in numbers(value)))
+    return BadSizes(what, f"try a factor in steps of 1/{common}, or set it yourself with --set {name}=...")
 
 
-@dataclass(frozen=True)
-class Widths:
-    """Widths at which the field `name` is whole: multiples of `step` from the source's `width` on."""
-
-    name: str
-    width: int
-    step: int
-    asked: int
-
-    def remedy(self, works: Callable[[int], bool]) -> str:
-        """What to do: take a width next to the one asked for that works, or set the field."""
-        below = self.asked // self.step * self.step
-        lower, higher = range(below, self.width, -self.step), range(below + self.step, 4 * self.asked, self.step)
-        down = next((n for n in lower[:_TRIES] if works(n)), None)
-        up = next((n for n in higher[:_TRIES] if works(n)), None)
-        sizes = " and ".join(str(n) for n in (down, up) if n is not None)
-        widths = f"widths that work are {sizes}, or " if sizes else ""
-        return f"{widths}set it yourself with --set {self.name}=..."
-
-
-class NotWhole(BadTarget):
-    """A size that follows the width is not whole; `widths` knows which widths would do."""
-
-    widths: Widths
-
-    @classmethod
-    def of_widths(cls, found: str, widths: Widths) -> NotWhole:
-        error = cls(found, widths.remedy(lambda size: True))
-        error.widths = widths
-        return error
-
-
-def _fields(family: Architecture, config: Config, option: str) -> list[str]:
+def fields_behind(family: Architecture, config: Config, option: str) -> list[str]:
     """The config fields behind an option that this model has: an encoder without its decoder has no decoder's."""
     return [name for name in family.sizes.get(option, ()) if name in config.asked]
 
@@ -226,7 +214,7 @@ def _flag(option: str) -> str:
 
 def _behind(family: Architecture, config: Config, option: str) -> list[str]:
     """The config fields behind an option; BadTarget if there are none."""
-    if names := _fields(family, config, option):
+    if names := fields_behind(family, config, option):
         return names
     sizes = ", ".join(_sizes(family, config))
     raise BadTarget(f"a {config['model_type']} has no size that {_flag(option)} sets", f"set one of {sizes} with --set")
@@ -238,38 +226,38 @@ def _single(family: Architecture, config: Config, option: str, size: AskedSize) 
     if others or isinstance(config[first], list):
         before = {name: config[name] for name in (first, *others)}
         what = f"a {config['model_type']} has several sizes that {_flag(option)} could set"
-        raise BadTarget(what, _instead(_flag(option), size, before, _numbers(config[first])[0]))
+        raise BadTarget(what, _instead(_flag(option), size, before, numbers(config[first])[0]))
     return first
 
 
 def _instead(flag: str, size: AskedSize, before: Mapping[str, FieldSize], whole: int) -> str:
     """What to give where one number cannot set several sizes: all of them in the ratio of what was asked for."""
     ratio = (size.of(whole) if isinstance(size, Relative) else Fraction(size)) / whole
-    numbers = [n * ratio for value in before.values() for n in _numbers(value)]
-    if ratio > 1 and all(number.denominator == 1 for number in numbers):
+    grown = [n * ratio for value in before.values() for n in numbers(value)]
+    if ratio > 1 and all(number.denominator == 1 for number in grown):
         scaled = {name: _scaled(value, ratio) for name, value in before.items()}
         exact = f"{float(ratio):g}" if Fraction(f"{float(ratio):g}") == ratio else str(ratio)
-        fields = " ".join(f"--set {name}={_spell(value)}" for name, value in scaled.items())
+        fields = " ".join(f"--set {name}={spell(value)}" for name, value in scaled.items())
         return f"for all in proportion give {flag} {exact}x, or --set for one of them: {fields}"
-    fields = " ".join(f"--set {name}={_spell(value)}" for name, value in before.items())
+    fields = " ".join(f"--set {name}={spell(value)}" for name, value in before.items())
     return f"give a ratio such as {flag} 2x, or {fields} with your numbers"
 
 
-def _numbers(value: Any) -> list[int]:
+def numbers(value: Any) -> list[int]:
     return [int(n) for n in (value if isinstance(value, list) else [value])]
 
 
 def _scaled(value: Any, ratio: Fraction) -> FieldSize:
-    grown = [int(n * ratio) for n in _numbers(value)]
+    grown = [int(n * ratio) for n in numbers(value)]
     return grown if isinstance(value, list) else grown[0]
 
 
 def _sizes(family: Architecture, config: Config) -> list[str]:
     """Every config field that is a size of this model."""
-    return sorted(field for option in family.sizes for field in _fields(family, config, option))
+    return sorted(field for option in family.sizes for field in fields_behind(family, config, option))
 
 
-def _spell(value: Any) -> str:
+def spell(value: Any) -> str:
     return str(value).replace(" ", "")
 
 
@@ -293,7 +281,7 @@ def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any
     fits = is_ratio if isinstance(before, float) and family.has_ratio(name) else is_size
     if not fits(value) or not typed or isinstance(value, list) != several or unset:
         kind = "a list of whole numbers" if several else "a whole number"
-        raise BadTarget(f"--set {name}={_spell(value)} is not {kind}", f"use {kind}")
+        raise BadTarget(f"--set {name}={spell(value)} is not {kind}", f"use {kind}")
     if isinstance(before, list) and isinstance(value, list) and len(value) != len(before):
         raise BadTarget(f"--set {name} has {len(value)} numbers", f"give {len(before)}")
     return float(value) if isinstance(before, float) and isinstance(value, int) else value

@@ -54,6 +54,17 @@ def config_table(plan: Plan) -> Iterator[tuple[str, Any, Any]]:
         yield name, before, after
 
 
+def sizes_text(plan: Plan) -> str:
+    """The sizes that grow, by the options that set them, or by their names in config.json where these are several."""
+    grown = {name: f"{before} -> {after}" for name, before, after in config_table(plan) if before != after}
+    said: dict[str, str] = {}
+    for option, names in plan.family.sizes.items():
+        ways = {name: grown[name] for name in names if name in grown}
+        same = set(ways.values())
+        said |= {option: same.pop()} if len(same) == 1 else ways
+    return ", ".join(f"{name} {way}" for name, way in said.items())
+
+
 def exactness_text(plan: Plan) -> str:
     """How the tensors come out in the stored dtype, in words: counts of tensors, the most exact first."""
     counts = Counter(step.exactness for step in plan.steps)
@@ -89,8 +100,7 @@ def parameters(plan: Plan) -> tuple[int, int]:
 
 
 def bytes_on_disk(plan: Plan) -> tuple[int, int]:
-    source = sum(info.nbytes for info in plan.tensors.values())
-    return source, sum(math.prod(step.shape) * item_size(step.dtype) for step in plan.steps)
+    return plan.source_bytes, sum(math.prod(step.shape) * item_size(step.dtype) for step in plan.steps)
 
 
 def flops(plan: Plan) -> tuple[int, int]:
@@ -129,9 +139,9 @@ def _place(step: Step) -> tuple[str | None, str]:
 
 
 def human(count: float) -> str:
-    """1234567 -> 1.23M."""
+    """1234567 -> 1.23M, and 999999 -> 1M."""
     for unit in ("", "K", "M", "G", "T", "P", "E", "Z"):
-        if abs(count) < 1000 or unit == "Z":
+        if abs(count) < 999.5 or unit == "Z":
             return f"{count:.0f}" if unit == "" else f"{count:.3g}{unit}"
         count /= 1000
     raise AssertionError

@@ -25,7 +25,8 @@ REASONS = {
     "learning_rate": "your maximum of training from scratch. A fifth or a tenth of it ended with a lower training loss "
     "and a worse validation accuracy in the paper (section 5.1)",
     "warmup": "other lengths made no great difference in the paper (footnote of section 5.1)",
-    "own": "own copies (`--free own`) ended lower without one in `lemonx compare start-vit` and `start-bert`",
+    "lossless": "without one, lossless starts ended lower or level in `lemonx compare start-vit`, `start-bert`, "
+    "`start-widths` and `free-parameters`",
     "ramp": "the target was expanded with --ramp. In `lemonx compare growth-inside` a tenth of the run was as long; "
     "`RampCallback` is for a Trainer of your own",
     "silent": "On Llamas layers that came in by a ramp ended lower (`lemonx compare baselines-large`, "
@@ -110,9 +111,8 @@ def nearest(kind: str, share: float, deepens: bool) -> Evidence:
 class Growth:
     """A growth from source to target: the source's share of the target's weights, and what the paper knows of it.
 
-    `lossy`: the method that made the target, if it does not keep the source's function. `own`: copies of units are
-    networks side by side, which train better without a warm-up. `opens`: its added blocks come in by a ramp; `silent`:
-    they are those of a decoder, and write nothing at first.
+    `lossy`: the method that made the target, if it does not keep the source's function. `opens`: its added blocks come
+    in by a ramp; `silent`: they are those of a decoder, and write nothing at first.
     """
 
     task: str
@@ -121,7 +121,6 @@ class Growth:
     share: float
     evidence: Evidence
     lossy: str | None = None
-    own: bool = False
     opens: bool = False
     silent: bool = False
 
@@ -129,6 +128,11 @@ class Growth:
     def fraction(self) -> float:
         """How long to train the target, in terms of training it from scratch."""
         return self.evidence.fraction
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether to keep the warm-up of training from scratch. The rule is nowhere else (docs/training.md)."""
+        return self.lossy is not None
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,7 @@ def growth(source: str | Path, target: str | Path) -> Growth:
     opens = said is not None and said.free.ramp
     task = _task(plan)
     silent = deepens and not opens and lossy is None and task == "causal-lm"
-    return Growth(task, kind, folder, share, found, lossy, plan.has_own_copies, opens, silent)
+    return Growth(task, kind, folder, share, found, lossy, opens, silent)
 
 
 def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "cosine") -> Advice:
@@ -231,7 +235,7 @@ def advise(grown: Growth, own: OwnTraining, decay: Literal["cosine", "wsd"] = "c
     paper, (scratch, unit) = SCRATCH[grown.kind], own.total
     length, warmup = max(1, round(grown.fraction * scratch)), own.warmup
     if warmup is None:
-        warmup = 0 if grown.own else round(paper.warmup * scratch / paper.length)
+        warmup = round(paper.warmup * scratch / paper.length) if grown.warms_up else 0
     minimum = own.min_learning_rate
     if minimum is None and decay == "wsd":
         minimum = 0.0

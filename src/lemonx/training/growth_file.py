@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,6 +17,7 @@ from lemonx.specs.config import TIED
 from lemonx.training.recipe import Expand, first_problem
 from lemonx.training.recipe_file import load_yaml
 from lemonx.verification.certificate import Said, parse_certificate
+from lemonx.workflows.options import Dtype
 
 _INSTEAD = "give a lemonx.json or a YAML file"
 
@@ -27,7 +28,7 @@ class GrowthFile(Expand):
     params: int | str | None = None
     small_gains: bool = False
     ramp: bool = False
-    dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
+    dtype: Dtype | None = None
 
 
 def read_growth(path: Path) -> dict[str, Any]:

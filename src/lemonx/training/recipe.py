@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from lemonx.algebra.free_parameters import parse_free
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.safetensors_file import dtype_in_full
 from lemonx.data import TASKS
 from lemonx.data.strict import Strict
 from lemonx.errors import BadRecipe, LemonxError
@@ -144,7 +145,7 @@ class Recipe(Strict):
     cooldown: float | None = Field(None, gt=0, le=1)
     optimizer: Optimizer = Optimizer()
     clip: float = Field(1.0, ge=0)
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Annotated[Literal["float32", "bfloat16"], BeforeValidator(dtype_in_full)] = "float32"
     loop: Literal["trainer", "lean"] = "trainer"
     train: Literal["all", "new"] = "all"
     lora: Lora | None = None

@@ -20,6 +20,7 @@ from lemonx.checkpoints.folder import CERTIFICATE, RAMP, has, parse_object
 from lemonx.checkpoints.layout import Layout, layout_of
 from lemonx.checkpoints.opening import read_inside
 from lemonx.errors import BadCheckpoint, BadTarget
+from lemonx.guards.results import Result
 from lemonx.guards.shown import as_code, as_yaml, shown
 from lemonx.hub.names import name_of
 from lemonx.planning.notices import notes
@@ -115,8 +116,8 @@ class Provenance:
     exactness: str
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(Result, printer="expansion:print_certificate"):
     """lemonx.json: everything a reader needs to check the claim again.
 
     `table`: where the table of the family is from: lemonx, "inferred", a package or a file. `expected_loss`: what the

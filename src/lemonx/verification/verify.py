@@ -15,6 +15,7 @@ from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError, Refused, UnknownArchitecture, raise_first
 from lemonx.guards import phase
 from lemonx.guards.workers import one_thread_each
+from lemonx.guards.results import Result
 from lemonx.planning.exactness import MADE, ROUNDED
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import FLOATS
@@ -32,8 +33,8 @@ from lemonx.verification.twin import has_twin
 from lemonx.verification.whole import compare
 
 
-@dataclass(frozen=True)
-class Verified:
+@dataclass(frozen=True, repr=False)
+class Verified(Result, printer="expansion:print_verified"):
     """What a verification found; None where it did not look, and `skipped` then says why.
 
     Algebra and structure need a plan that is lossless: two folders that lemonx did not write, or wrote by a method that

@@ -95,7 +95,9 @@ class GrowingAdapter:
 
 
 def _merged(base: Checkpoint, adapter: Adapter) -> Checkpoint:
-    return Checkpoint.converted_copy(base.origin, lambda into: merge(base, adapter, in_files(base), into, wide=True))
+    return Checkpoint.converted_copy(
+        base.origin, lambda into: (*merge(base, adapter, in_files(base), into, wide=True), base.nbytes)
+    )
 
 
 def _in_model(plan: Plan) -> Callable[[str], str]:

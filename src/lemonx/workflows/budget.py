@@ -1,13 +1,14 @@
 """Shapes for a number of parameters: wider, deeper or both, near the model's own proportions, and all lossless.
 
-For every width that leaves heads whole, parameters are affine in the number of layers, so two plans say how many layers
-fit. What is proposed has been planned, which the type check allows only if it is lossless.
+Parameters are affine in the number of layers, and in the width a quadratic through 0. Four plans give all coefficients,
+so the shapes near a budget are computed. Each proposed shape is planned, and the type check then proves it lossless.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,23 +18,23 @@ from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget, LemonxError
+from lemonx.guards.results import Result
+from lemonx.planning import advice
 from lemonx.planning.plan import Plan
 from lemonx.planning.request import Target
 from lemonx.planning.sizes import Relative, parse_count
 from lemonx.planning.summary import flops, human, parameters
-from lemonx.specs.config import Config
-from lemonx.specs.family import Architecture
 from lemonx.workflows.options import GrowthOptions
 from lemonx.workflows.planning import plan_growth
 
 # How far from the budget a shape may be; how many shapes are proposed; how many widths are tried.
-_NEAR, _MOST, _WIDTHS = 0.1, 6, 14
+_NEAR, _MOST, _WIDTHS = 0.1, 6, 12
 # How far from the source's proportions: twice as wide for its depth, or half as wide.
 _FAR = math.log(2) + 1e-6
 
 
-@dataclass(frozen=True)
-class Shape:
+@dataclass(frozen=True, repr=False)
+class Shape(Result, printer="plan:print_shape"):
     """A growth that a budget allows: what to ask for, and the plan.
 
     `proportion`: its width per layer in terms of the source's, so 1 has the source's proportions.
@@ -62,23 +63,10 @@ class Shape:
         """The sizes as options of `lemonx expand`."""
         family, config = self.plan.family, self.plan.family.config(self.plan.target_config)
         family.build(config)
-        given = [
-            ("--width", "width", self.target.width_factor or self.target.width),
-            ("--depth", "depth", self.target.depth),
-            ("--ffn", "ffn", self.target.ffn),
-        ]
-        return " ".join(f"{flag} {_shown(family, config, option, size)}" for flag, option, size in given if size)
+        return advice.options(self.target, family, config)
 
     def as_dict(self) -> dict[str, JsonValue]:
         return {"options": self.options, "parameters": self.parameters, "flops": self.flops}
-
-
-def _shown(family: Architecture, config: Config, option: str, size: object) -> str:
-    """The number in the target's config, if it is one; else what was asked for, which is relative."""
-    values = [config[name] for name in family.sizes.get(option, ()) if name in config.asked]
-    if len(set(map(str, values))) == 1 and isinstance(values[0], int):
-        return str(values[0])
-    return f"{size}x" if isinstance(size, Fraction) else str(size)
 
 
 def parse_budget(text: int | str, before: int) -> int:
@@ -101,7 +89,7 @@ def parse_budget(text: int | str, before: int) -> int:
 
 
 def shapes(checkpoint: Checkpoint, growth: GrowthOptions, budget: int | str) -> list[Shape]:
-    """The shapes near a number of parameters, the cheapest to run first; a width or depth that is given stays.
+    """The shapes near a number of parameters and the source's proportions, the nearest first; a given size stays.
 
     BadTarget if there are none.
     """
@@ -110,20 +98,35 @@ def shapes(checkpoint: Checkpoint, growth: GrowthOptions, budget: int | str) -> 
         raise BadTarget("--params chooses heads, ffn and other sizes itself", "give it with --width or --depth at most")
     search = _Search(checkpoint, growth)
     wanted = parse_budget(budget, search.before)
-    found = list(search.around(wanted))
+    found = sorted(search.around(wanted), key=lambda shape: search.off(shape, wanted))
     if not found:
         raise BadTarget(
             f"no lossless shape near {human(wanted)} parameters was found", "give --width and --depth yourself"
         )
-    found.sort(key=lambda shape: abs(math.log(shape.parameters / wanted)))
-    near = [shape for shape in found if abs(shape.parameters - wanted) <= _NEAR * wanted] or found[:3]
-    near.sort(key=lambda shape: shape.distance)
-    near = [shape for shape in near if shape.distance <= _FAR] or near[:1]
-    return sorted(near[:_MOST], key=lambda shape: (shape.flops, shape.parameters))
+    near = [shape for shape in found if search.is_near(shape, wanted)]
+    if not near:
+        best = found[0]
+        where = "near the source's proportions" if asked == Target() else "with the sizes given"
+        raise BadTarget(
+            f"no lossless shape {where} has {human(wanted)} parameters within {_NEAR:.0%}",
+            f"the nearest is {best.options}, with {human(best.parameters)}",
+        )
+    return near[:_MOST]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The parameters at one width: `low` for the source's layers, and `per` for every step of depth."""
+
+    low: float
+    per: float
+
+    def steps(self, wanted: int) -> float:
+        return max(0.0, (wanted - self.low) / self.per) if self.per else 0.0
 
 
 class _Search:
-    """Tries widths, and for each the depth that meets the budget."""
+    """Computes which widths and depths meet a budget, and plans them."""
 
     def __init__(self, checkpoint: Checkpoint, growth: GrowthOptions) -> None:
         self.checkpoint, self.growth = checkpoint, growth
@@ -131,6 +134,11 @@ class _Search:
         self.config = self.family.config(checkpoint.config)
         self.spec = self.family.build(self.config)  # from here on the config knows which fields this model has
         self.before = sum(info.numel for info in checkpoint.tensors.values())
+        depths = [self.config[name] for name in self.family.sizes.get("depth", ()) if name in self.config.asked]
+        self.listed = any(isinstance(depth, list) for depth in depths)
+        self.period = math.lcm(1, *(stack.period for stack in self.spec.stacks.values()))
+        # How much one step of depth adds, in terms of the source's layers.
+        self.deepens = 1.0 if self.listed else self.period * len(depths) / (sum(self.sizes("depth")) or 1)
 
     def sizes(self, *options: str) -> list[int]:
         """The source's sizes behind these options, lists flattened."""
@@ -138,24 +146,53 @@ class _Search:
         return [int(number) for name in names for number in _numbers(self.config[name])]
 
     def around(self, wanted: int) -> Iterator[Shape]:
+        """The shape nearest to the budget at each width that is tried."""
         asked = self.growth.sizes
-        factors = [None] if asked.width or asked.width_factor else self.factors(wanted)
-        for factor in factors:
-            target = asked if factor is None else self.wider(asked, factor)
-            if asked.depth is not None:
-                yield from self.planned(target)
-            else:
-                yield from self.as_deep(target, wanted)
-
-    def factors(self, wanted: int) -> list[Fraction]:
-        """Ratios of widths at which heads stay whole, from 1 to the one that meets the budget alone."""
+        one = self.line(asked)
+        if asked.width or asked.width_factor:
+            if one is None:  # why it cannot be, in the words of the plan
+                plan_growth(self.checkpoint, self.growth, solve=False)
+            yield from self.nearest(asked, one, wanted)
+            return
+        two = self.line(self.wider(asked, Fraction(2)))
+        if one is None or two is None:
+            yield from self.nearest(asked, one, wanted)
+            return
         units = self.sizes("heads", "kv_heads") or [math.gcd(*self.sizes("width"), 8)]
-        step = Fraction(1, math.gcd(*units))
-        # The embedding grows with the width, the blocks with its square: between the two lies what the budget allows.
-        most = math.floor(Fraction(wanted, self.before) / step)
-        ratios = [k * step for k in range(step.denominator, most + 1)]
-        every = max(1, math.ceil(len(ratios) / _WIDTHS))
-        return ratios[::every]
+        whole = math.gcd(*units)  # heads stay whole at multiples of 1/whole
+
+        def at(j: int) -> _Line:
+            factor = j / whole
+            return _Line(_quadratic(one.low, two.low, factor), _quadratic(one.per, two.per, factor))
+
+        def wide(j: int) -> float:
+            """Grows with the width: the proportion where the depth is free, else the part of the budget."""
+            line = at(j)
+            return j / whole / (1 + self.deepens * line.steps(wanted)) if line.per else line.low / wanted
+
+        least, most = (math.exp(-_FAR), math.exp(_FAR)) if one.per else (1 - _NEAR, 1 + _NEAR)
+        every = range(whole, 2 + 2 * whole * max(1, math.ceil(wanted / one.low)))
+        fits = every[bisect_left(every, least, key=wide) : bisect_right(every, most, key=wide)]
+        near = bisect_left(every, 1.0, key=wide)
+        step = 1 << max(0, math.ceil(math.log2(max(1, len(fits)) / _WIDTHS)))
+        tried = range(-(-fits.start // step) * step, fits.stop, step)  # round widths
+        outward = [every[near + i] for n in range(_WIDTHS) for i in (n, -n) if 0 <= near + i < len(every)]
+        found = False
+        for j in dict.fromkeys((*tried, *outward)):
+            # Beyond the widths that should do, only if none of them does.
+            if j in tried or not found:
+                for shape in self.nearest(self.wider(asked, Fraction(j, whole)), at(j), wanted):
+                    found = found or self.is_near(shape, wanted)
+                    yield shape
+
+    def off(self, shape: Shape, wanted: int) -> float:
+        """How far a shape is from the budget, and from the source's proportions if these are to be kept."""
+        bent = 0.0 if self.growth.sizes != Target() else shape.distance / _FAR
+        return abs(math.log(shape.parameters / wanted)) / math.log(1 + _NEAR) + bent
+
+    def is_near(self, shape: Shape, wanted: int) -> bool:
+        kept = self.growth.sizes != Target() or shape.distance <= _FAR
+        return kept and abs(shape.parameters - wanted) <= _NEAR * wanted
 
     def wider(self, asked: Target, factor: Fraction) -> Target:
         """The source times a factor; an inner size of the MLP that is then no whole number is rounded to a near one."""
@@ -168,40 +205,38 @@ class _Search:
             ffn = max(inner[0], round(inner[0] * factor / unit) * unit)
         return replace(asked, width_factor=factor, ffn=ffn)
 
-    def as_deep(self, target: Target, wanted: int) -> Iterator[Shape]:
-        """This width with as many layers as meet the budget."""
-        listed = any(
-            isinstance(self.config[name], list)
-            for name in self.family.sizes.get("depth", ())
-            if name in self.config.asked
-        )
-        period = math.lcm(1, *(stack.period for stack in self.spec.stacks.values()))
+    def deeper(self, target: Target, steps: int) -> Target:
+        more = Relative(times=Fraction(1 + steps)) if self.listed else Relative(plus=steps * self.period)
+        return replace(target, depth=more) if steps else target
 
-        def deeper(count: int) -> Target:
-            more = Relative(times=Fraction(1 + count)) if listed else Relative(plus=count * period)
-            return replace(target, depth=more) if count else target
+    def line(self, target: Target) -> _Line | None:
+        """What a width has, from plans for it; None if it has no lossless one."""
+        if target.depth is None:
+            first, second = (self.planned(self.deeper(target, steps)) for steps in (1, 2))
+            if first and second:
+                return _Line(2 * first.parameters - second.parameters, second.parameters - first.parameters)
+        shape = self.planned(target)
+        if shape is None:
+            return _Line(self.before, 0) if target == Target() else None
+        return _Line(shape.parameters, 0)
 
-        low = self.before if target == self.growth.sizes else self.count(target)
-        high = self.count(deeper(1))
-        if low is None or (low > wanted * (1 + _NEAR) and high is None):
-            return
-        if high is None or high <= low:
-            yield from self.planned(target)
-            return
-        for count in {max(0, math.floor((wanted - low) / (high - low))), max(0, round((wanted - low) / (high - low)))}:
-            yield from self.planned(deeper(count))
+    def nearest(self, target: Target, line: _Line | None, wanted: int) -> Iterator[Shape]:
+        """A width with as many layers as come nearest to the budget."""
+        steps = line.steps(wanted) if line else 0
+        found = [self.planned(self.deeper(target, count)) for count in sorted({math.floor(steps), math.ceil(steps)})]
+        lossless = [shape for shape in found if shape]
+        if lossless:
+            yield min(lossless, key=lambda shape: abs(math.log(shape.parameters / wanted)))
 
-    def count(self, target: Target) -> int | None:
-        return next((shape.parameters for shape in self.planned(target)), None)
-
-    def planned(self, target: Target) -> Iterator[Shape]:
+    def planned(self, target: Target) -> Shape | None:
         """The shape, if it is lossless; other methods than LEMON may have shapes that are not."""
         try:
             plan = plan_growth(self.checkpoint, replace(self.growth, sizes=target), solve=False)
         except LemonxError:
-            return
+            return None
         if plan.policy.lossless or self.growth.method != "lemon":
-            yield Shape(target, plan, self.proportion(plan))
+            return Shape(target, plan, self.proportion(plan))
+        return None
 
     def proportion(self, plan: Plan) -> float:
         new = plan.family.config(plan.target_config)
@@ -218,3 +253,9 @@ def _numbers(value: object) -> list[float]:
     """The numbers of a field: one, or those of a list."""
     listed = cast("list[object]", value) if isinstance(value, list) else [value]
     return [float(number) for number in listed if isinstance(number, int | float)]
+
+
+def _quadratic(one: float, two: float, factor: float) -> float:
+    """What is a x + b x^2, and is known at x = 1 and x = 2, at another x."""
+    square = (two - 2 * one) / 2
+    return (one - square) * factor + square * factor**2

@@ -22,6 +22,7 @@ from lemonx.errors import BadTarget, NotVerified
 from lemonx.execution.ramp import write_ramp
 from lemonx.execution.runner import Sink, run_plan, write_made
 from lemonx.execution.sidecar_files import Carried, companions, config_text
+from lemonx.guards.results import Result
 from lemonx.methods import Lessons
 from lemonx.models import in_memory
 from lemonx.models.building import check_builds
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
-class Expanded(os.PathLike[str]):
+@dataclass(frozen=True, repr=False)
+class Expanded(Result, os.PathLike[str], printer="expansion:print_expanded"):
     """A checkpoint that was written: where, by which plan, and what was measured.
 
     It can be used wherever a path is wanted: `AutoModel.from_pretrained(expanded)`, `expanded / "config.json"`.

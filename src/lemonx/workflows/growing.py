@@ -24,6 +24,7 @@ from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import NotVerified, Refused
 from lemonx.execution.runner import run_plan
 from lemonx.guards.workers import one_thread_each
+from lemonx.guards.results import Result
 from lemonx.planning.depth import check_added
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
@@ -78,8 +79,8 @@ class Rule:
     exactness: str
 
 
-@dataclass(frozen=True)
-class Grown:
+@dataclass(frozen=True, repr=False)
+class Grown(Result, printer="expansion:print_grown"):
     """What `grow` did, and what shows that the larger module computes the same function.
 
     `sizes`: every space and stack, before and after. `rehearsed`: how much outputs differed, of the largest, when all

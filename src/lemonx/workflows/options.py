@@ -16,7 +16,7 @@ from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.hub.download import located_config
 from lemonx.methods import Lessons
 from lemonx.planning.plan import Plan
-from lemonx.planning.request import Target
+from lemonx.planning.request import Target, agreed
 from lemonx.planning.sizes import Relative, parse_ratio, parse_size
 from lemonx.workflows.tables import Tables
 
@@ -24,7 +24,7 @@ from lemonx.workflows.tables import Tables
 PathLike = str | os.PathLike[str]
 # What a field of config.json can be set to.
 FieldValue = bool | int | float | str | list[int] | None
-Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16", "fp64", "fp32", "bf16", "fp16"]
 Placement = Literal["interleaved", "before", "stacked", "middle"]
 
 SHARD = 5 * 10**9
@@ -89,7 +89,10 @@ def sizes(
         if factor is not None:
             raise BadTarget("--width and --width-factor both set the width", "give one of them")
         factor, given["width"] = wide.times, None
-    target = Target(**given, width_factor=factor, fields={**(fields or {}), **(set or {})}, like=_like(like))
+    claims = [
+        (key, name, value) for key, said in (("fields", fields), ("set", set)) for name, value in (said or {}).items()
+    ]
+    target = Target(**given, width_factor=factor, fields=agreed(claims), like=_like(like))
     if target == Target() and params is None:
         raise BadTarget("no size was given", "give --width, --depth, --ffn, --width-factor, --set, --params or --like")
     return target

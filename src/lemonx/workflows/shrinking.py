@@ -13,6 +13,7 @@ from lemonx.checkpoints.layout import shards, without_numbers
 from lemonx.errors import BadCheckpoint, LemonxError, NotVerified
 from lemonx.execution.shrinking import read_back
 from lemonx.execution.sidecar_files import follows_sizes
+from lemonx.guards.results import Result
 from lemonx.planning.plan import Plan
 from lemonx.planning.source_entries import Held, source_entries
 from lemonx.verification.grown_from import GrownFrom, grown_from
@@ -22,8 +23,8 @@ from lemonx.workflows.tables import Tables, table_for
 _GIVE = "give the expansion as it was written, or one whose training had `train: new`"
 
 
-@dataclass(frozen=True)
-class Shrunk:
+@dataclass(frozen=True, repr=False)
+class Shrunk(Result, printer="expansion:print_shrunk"):
     """A source that was read back: where it is, how many tensors it has, and the digest that both have."""
 
     path: Path

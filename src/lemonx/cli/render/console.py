@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -18,13 +20,15 @@ from lemonx.guards import phase
 from lemonx.guards.shown import shown
 from lemonx.guards.terminal import bare, is_quiet, leave
 
+# The width of a result in Python.
+_WIDTH = 100
+
 
 class _Plain(Console):
     """A console that prints strings literally, wherever they occur: no markup, no emoji, no escape sequences."""
 
-    def __init__(self, *, stderr: bool) -> None:
-        stream = bare(sys.stderr if stderr else sys.stdout)
-        super().__init__(file=stream, highlight=False, markup=False, emoji=False, quiet=is_quiet())
+    def __init__(self, stream: Any, **options: Any) -> None:
+        super().__init__(file=stream, highlight=False, markup=False, emoji=False, force_jupyter=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(shown(text), **{**options, "markup": False, "emoji": False})
@@ -38,7 +42,7 @@ class Out:
     """Prints results, or, as `Out(stderr=True)`, progress."""
 
     def __init__(self, *, stderr: bool = False) -> None:
-        self.console = _Plain(stderr=stderr)
+        self.console = _Plain(bare(sys.stderr if stderr else sys.stdout), quiet=is_quiet())
 
     @property
     def is_terminal(self) -> bool:
@@ -50,6 +54,43 @@ class Out:
 
     def table(self, table: Table) -> None:
         self.console.print(table)
+
+
+class TextOut(Out):
+    """Keeps what it is told as a text, for `repr`."""
+
+    def __init__(self) -> None:
+        self._stream = io.StringIO()
+        self.console = _Plain(self._stream, width=_WIDTH, no_color=True)
+
+    @property
+    def content(self) -> str:
+        return "\n".join(line.rstrip() for line in self._stream.getvalue().splitlines())
+
+
+class HtmlOut(Out):
+    """Keeps what it is told as a table in HTML, for notebooks."""
+
+    def __init__(self) -> None:
+        self._rows: list[str] = []
+
+    def line(self, *parts: str | Text, wrapped: bool = True) -> None:
+        self._add([["".join(_text(part).plain for part in parts)]])
+
+    def table(self, table: Table) -> None:
+        cells = ([column.header, *column.cells] for column in table.columns)
+        self._add(list(zip(*cells, strict=True)))
+
+    def _add(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Rows of a table; the only cell of a row is as wide as the table."""
+        for row in rows:
+            span = " colspan=9" if len(row) == 1 else ""
+            cells = (f"<td{span} style='text-align: left'>{escape(shown(cell))}</td>" for cell in row)
+            self._rows.append(f"<tr>{''.join(cells)}</tr>")
+
+    @property
+    def content(self) -> str:
+        return f"<table>{''.join(self._rows)}</table>"
 
 
 def _text(part: str | Text) -> Text:

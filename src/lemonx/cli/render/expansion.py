@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -16,7 +17,8 @@ from lemonx.guards import phase
 from lemonx.planning import summary
 from lemonx.planning.notices import of_table
 from lemonx.planning.plan import Plan
-from lemonx.verification.certificate import stability_text, twin_text
+from lemonx.verification.algebra import Algebra
+from lemonx.verification.certificate import Certificate, stability_text, twin_text
 from lemonx.verification.comparison import Comparison
 from lemonx.verification.grown_adapter import GrownAdapter
 from lemonx.verification.layerwise import Layers
@@ -24,6 +26,11 @@ from lemonx.verification.rounding import EXACT_TOLERANCE
 from lemonx.verification.symmetry import Symmetry
 from lemonx.verification.verify import Verified
 from lemonx.workflows.expanding import Expanded
+
+if TYPE_CHECKING:
+    from lemonx.in_place.growing import GrownInPlace
+    from lemonx.workflows.growing import Grown
+    from lemonx.workflows.shrinking import Shrunk
 
 
 @dataclass(frozen=True)
@@ -54,14 +61,58 @@ def progress(*, quiet: bool, lessons: int) -> Iterator[Told]:
             yield Told(planned, written, learned)
 
 
-def print_expanded(source: str, expanded: Expanded) -> None:
-    out, content = Out(), expanded.certificate
-    before, after = summary.human(content.source.parameters), summary.human(content.parameters)
-    out.line(f"wrote {expanded.path}: {before} -> {after} parameters")
+def print_certificate(content: Certificate, out: Out) -> None:
+    out.line(f"{content.source.name}: {_parameters(content)}, method {content.method}")
+    _print_evidence(out, content.verified)
+
+
+def _parameters(content: Certificate) -> str:
+    return f"{summary.human(content.source.parameters)} -> {summary.human(content.parameters)} parameters"
+
+
+def print_shrunk(shrunk: Shrunk, out: Out) -> None:
+    out.line(f"wrote {shrunk.path}: the source, bit for bit ({shrunk.tensors} tensors, sha256 {shrunk.sha256})")
+
+
+def print_grown(grown: Grown, out: Out) -> None:
+    before, after = map(summary.human, grown.parameters)
+    out.line(f"{before} -> {after} parameters, method {grown.method}")
+    out.line(", ".join(f"{name} {a} -> {b}" for name, (a, b) in grown.sizes.items() if a != b))
+    _print_algebra(out, grown.algebra)
+    out.line(
+        f"outputs: largest difference {grown.difference:.1e} of the largest output (tolerance {grown.tolerance:.1e}), "
+        f"and {grown.rehearsed:.1e} with random parameters in float64"
+    )
+    out.line(f"the inputs used {grown.exercised:.0%} of the learned numbers")
+    if grown.unused:
+        named = ", ".join(grown.unused[:3]) + ("..." if len(grown.unused) > 3 else "")
+        out.line(f"nothing is claimed of {len(grown.unused)} parameters that no input used: {named}")
+    _print_symmetry(out, grown.symmetry)
+
+
+def print_grown_in_place(grown: GrownInPlace, out: Out) -> None:
+    before, after = map(summary.human, summary.parameters(grown.plan))
+    out.line(f"{type(grown.model).__name__}: {before} -> {after} parameters")
+    out.line(summary.sizes_text(grown.plan))
+    if grown.tensors:
+        out.line(f"optimizer state: {_counts(grown.state)}")
+    for reason, count in grown.reasons.items():
+        out.line(f"{count} not exact: {reason}")
+
+
+def _counts(statuses: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+
+
+def print_expanded(expanded: Expanded, out: Out, source: str | None = None) -> None:
+    content = expanded.certificate
+    out.line(f"wrote {expanded.path}: {_parameters(content)}")
+    if grown := summary.sizes_text(expanded.plan):
+        out.line(grown)
     for note in of_table(expanded.plan):
         out.line(note)
     if content.optimizer:
-        counts = ", ".join(f"{count} {status}" for status, count in sorted(content.optimizer.moments.items()))
+        counts = _counts(content.optimizer.moments)
         out.line(f"optimizer state at step {content.optimizer.step}: {counts} (docs/optimizer-state.md)")
     verified = expanded.verified
     _print_evidence(out, verified)
@@ -71,7 +122,7 @@ def print_expanded(source: str, expanded: Expanded) -> None:
         out.line(styled("yellow", f"{content.method} is not lossless here"), far)
     if not verified.outputs:
         what = "outputs not compared" if verified.algebra else "not verified"
-        later = shlex.join(("lemonx", "verify", source, str(expanded.path)))
+        later = shlex.join(("lemonx", "verify", source or str(expanded.plan.source), str(expanded.path)))
         out.line(f"{what} ({verified.skipped}): `{later}` does it later")
 
 
@@ -79,8 +130,7 @@ def verified_json(measured: Verified) -> dict[str, JsonValue]:
     return {"passed": measured.passed, **measured.as_dict()}
 
 
-def print_verified(measured: Verified) -> None:
-    out = Out()
+def print_verified(measured: Verified, out: Out) -> None:
     _print_evidence(out, measured)
     if measured.layers:
         _print_layers(out, measured.layers)
@@ -102,9 +152,8 @@ def print_verified(measured: Verified) -> None:
 
 def _print_evidence(out: Out, verified: Verified) -> None:
     """Print what was checked, one line per kind of evidence."""
-    algebra, structure = verified.algebra, verified.structure
-    if algebra and algebra.passed:
-        out.line(f"tensors: all {algebra.entries:,} entries of {algebra.tensors} tensors obey their rules")
+    structure = verified.structure
+    _print_algebra(out, verified.algebra)
     if structure and structure.passed:
         out.line(
             f"structure: {structure.blocks} blocks have all {structure.attributes} plain attributes of the "
@@ -116,6 +165,11 @@ def _print_evidence(out: Out, verified: Verified) -> None:
         _print_symmetry(out, verified.symmetry)
     if verified.adapter:
         _print_adapter(out, verified.adapter)
+
+
+def _print_algebra(out: Out, algebra: Algebra | None) -> None:
+    if algebra and algebra.passed:
+        out.line(f"tensors: all {algebra.entries:,} entries of {algebra.tensors} tensors obey their rules")
 
 
 def _print_adapter(out: Out, adapter: GrownAdapter) -> None:

@@ -9,7 +9,7 @@ from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from lemonx.checkpoints.destination import size_text
 from lemonx.cli.render.console import Out, bar, styled
-from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING, Report
+from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING, Finding, Report
 
 _STYLE = {ERROR: "red", WARNING: "yellow", NOTE: "dim"}
 
@@ -24,11 +24,14 @@ def progress(total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
         yield lambda count: read.advance(task, count)
 
 
-def print_report(report: Report) -> None:
-    out = Out()
+def print_finding(finding: Finding, out: Out) -> None:
+    level = styled(_STYLE[finding.level], finding.level)
+    out.line(level, f": {finding.file!r} {finding.found}: {finding.remedy}", wrapped=False)
+
+
+def print_report(report: Report, out: Out) -> None:
     for finding in report.findings:
-        level = styled(_STYLE[finding.level], finding.level)
-        out.line(level, f": {finding.file!r} {finding.found}: {finding.remedy}", wrapped=False)
+        print_finding(finding, out)
     if report.more:
         out.line(f"and {report.more} more")
     scope = f"against {report.spec}" if report.spec else "without a spec: files only"

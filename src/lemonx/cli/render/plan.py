@@ -55,16 +55,17 @@ def print_shapes(source: str, params: str, found: Sequence[Shape]) -> None:
     for shape in found:
         ratio = f"{shape.proportion:.2g} times the source's" if abs(shape.proportion - 1) > 0.05 else "as the source's"
         rows.add_row(shape.options, summary.human(shape.parameters), summary.human(shape.flops), ratio)
-    out.line(
-        f"{source}: from {summary.human(before)} to about {params} parameters, all lossless, cheapest to run first"
-    )
+    out.line(f"{source}: from {summary.human(before)} to about {params} parameters, all lossless, the nearest first")
     out.table(rows)
     out.line(f"`lemonx expand` with --params {params} takes the first")
 
 
-def print_plan(plan: Plan, *, tensors: bool = False) -> None:
+def print_shape(shape: Shape, out: Out) -> None:
+    out.line(f"{shape.options}: {summary.human(shape.parameters)} parameters, {summary.human(shape.flops)} FLOPs")
+
+
+def print_plan(plan: Plan, out: Out, *, tensors: bool = False) -> None:
     """Sizes as config.json names them; `tensors`: also the rule of every tensor."""
-    out = Out()
     out.line(styled("bold", plan.family.title))
     out.line(f"{name_of(plan.source) or plan.source}")
     sizes = table("config.json", "source", "target")

@@ -99,7 +99,7 @@ def _silent(grown: Growth) -> Iterator[str]:
 
 
 def _warmup(grown: Growth) -> str:
-    return f", without a warm-up: {REASONS['own']}" if grown.own else ", and its warm-up"
+    return ", and its warm-up" if grown.warms_up else f", without a warm-up: {REASONS['lossless']}"
 
 
 def _why(grown: Growth) -> str:
@@ -122,16 +122,25 @@ def _comments(sentences: Iterable[str]) -> str:
 
 def _reasons(advice: Advice) -> Iterator[str]:
     unit, grown = advice.unit, advice.growth
-    yield f"{advice.length} {unit}, {grown.fraction:.2g} of your {advice.scratch} from scratch: {_why(grown)}."
+    yield f"{_counted(advice.length, unit)}, {grown.fraction:.2g} of your {advice.scratch} from scratch: {_why(grown)}."
     yield f"learning rate {advice.maximum:g}, down to {advice.minimum:g}: {REASONS['learning_rate']}."
-    warmup = f"warm-up of {advice.warmup} {unit}" if advice.warmup else "no warm-up"
-    yield f"{warmup}: {REASONS['own' if grown.own and not advice.warmup else 'warmup']}."
+    warmup = f"warm-up of {_counted(advice.warmup, unit)}" if advice.warmup else "no warm-up"
+    yield f"{warmup}: {REASONS['warmup' if advice.warmup or grown.warms_up else 'lossless']}."
     if grown.opens:
-        steps = f"{advice.ramp} steps" if advice.ramp else "some steps: add it, in steps"
+        steps = _counted(advice.ramp, unit) if advice.ramp else "some steps: add it, in steps"
         yield f"a ramp of {steps}: {REASONS['ramp']}."
     yield from _silent(grown)
     if advice.decay == "wsd":
         yield f"constant, then a line to the minimum over the last {advice.cooldown:.0%}: {REASONS['wsd']}."
+
+
+def _counted(number: int, unit: str) -> str:
+    """A number of steps or epochs.
+
+    >>> _counted(1, "steps"), _counted(2, "epochs")
+    ('1 step', '2 epochs')
+    """
+    return f"{number} {unit.removesuffix('s') if number == 1 else unit}"
 
 
 def prediction_text(found: Prediction, advised: int | None = None) -> str:
