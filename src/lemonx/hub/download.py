@@ -31,6 +31,7 @@ from lemonx.checkpoints.folder import (
     weight_map,
 )
 from lemonx.errors import BadCheckpoint, LemonxError
+from lemonx.guards.shown import one_line
 from lemonx.hub.names import COMMIT, HubName, cached, has_all_weights, meant
 
 if TYPE_CHECKING:
@@ -101,14 +102,34 @@ def _config(name: HubName) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    fetch = partial(hf_hub_download, name.repo, revision=name.revision, **_told_apart())
+    away = _unreachable(name)
+    settings = dict(revision=name.revision, local_files_only=away is not None, **_told_apart())
+    fetch = partial(hf_hub_download, name.repo, **settings)
     try:
         return Path(fetch(CONFIG))
     except EntryNotFoundError as error:
         try:
             return Path(fetch(ADAPTER))
         except EntryNotFoundError:
-            raise error from None
+            raise error from away
+
+
+def _unreachable(name: HubName) -> Exception | None:
+    """Why the hub does not answer, asked once; None if it does, whatever it says.
+
+    hf_hub_download asks six times within 23 s for each file that is not in the cache.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        url = hf_hub_url(name.repo, CONFIG, revision=name.revision)
+        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, **_told_apart())
+    except HfHubHTTPError:
+        return None
+    except Exception as error:  # the classes of the library that makes the connection
+        return error
+    return None
 
 
 def _told_apart() -> dict[str, Any]:
@@ -196,33 +217,22 @@ def _fetch(name: HubName, commit: str, files: list[RepoSibling], tell: Tell | No
 
 
 def _bar_class(total: int, tell: Tell | None) -> Any:
-    """A stand-in for tqdm that prints nothing and tells how many bytes there are by now."""
+    """A kind of tqdm that prints nothing and tells how many bytes there are by now."""
+    from tqdm import tqdm
+
     counts: dict[int, float] = {}
 
-    class Bar:
-        total: float | None
-        n: float
+    class Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
+        def __init__(self, *given: Any, unit: str = "it", **settings: Any) -> None:
+            super().__init__(*given, **{**settings, "disable": True})
+            self._counts = unit == "B"
 
-        def __init__(
-            self, *_: Any, total: float | None = None, initial: float = 0, unit: str = "it", **__: Any
-        ) -> None:
-            self.total, self.n, self._counts = total, initial, unit == "B"
-
-        def update(self, count: float | None = 1) -> None:
-            self.n += count or 0
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
             if self._counts and tell:
                 # What came over the network and what was put together are counted each by a bar of its own.
                 counts[id(self)] = self.n
                 tell(min(total, int(max(counts.values()))), total)
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_, **__: None
 
     return Bar
 
@@ -285,4 +295,4 @@ def reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, HfHubHTTPError):
         text = text.partition(". ")[0]  # after that come addresses and advice
-    return text.rstrip(".:")[:160] or type(error).__name__
+    return one_line(text) or type(error).__name__

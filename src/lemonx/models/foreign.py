@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lemonx.errors import BadCheckpoint, LemonxError
+from lemonx.errors import BadCheckpoint, LemonxError, Refused
+from lemonx.guards.releases import too_old
+from lemonx.guards.shown import one_line
 
-_LONGEST = 240
 # How much of a message is looked at: some repeat all of a config, or a list of a million ids.
 _READ = 10_000
 # These say in words what is wrong; the message of another type (a KeyError, say) is a fragment without its type.
@@ -61,7 +62,12 @@ def in_one_line(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' warnings and progress bars, and Python's warnings, even where they are set to be errors."""
+    """Silence transformers' warnings and progress bars, and Python's warnings, even where they are set to be errors.
+
+    Every use of transformers passes here, so this is where an old release is refused.
+    """
+    if old := too_old("transformers"):
+        raise Refused(*old)
     from transformers.utils import logging as theirs
 
     shown, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
@@ -124,9 +130,7 @@ def reason(raised: BaseException) -> str:
     # A config that is rejected names the validator that rejected it, and then the cause.
     if type(raised).__name__.startswith("StrictDataclass") and raised.__cause__ is not None:
         raised = raised.__cause__
-    text = " ".join("".join(c if c.isprintable() else " " for c in str(raised)[:_READ]).split()).rstrip(".:")
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST].rstrip()}..."
+    text = one_line("".join(c if c.isprintable() else " " for c in str(raised)[:_READ]))
     name = type(raised).__name__
     if not text:
         return name

@@ -14,8 +14,8 @@ from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError, Refused, UnknownArchitecture, raise_first
 from lemonx.guards import phase
-from lemonx.guards.workers import one_thread_each
 from lemonx.guards.results import Result
+from lemonx.guards.workers import one_thread_each
 from lemonx.planning.exactness import MADE, ROUNDED
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import FLOATS

@@ -23,8 +23,8 @@ from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import NotVerified, Refused
 from lemonx.execution.runner import run_plan
-from lemonx.guards.workers import one_thread_each
 from lemonx.guards.results import Result
+from lemonx.guards.workers import one_thread_each
 from lemonx.planning.depth import check_added
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
