@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from lemonx.diagnostics.survey.randomise import randomise
+from lemonx_lab.survey.randomise import randomise
 from lemonx.errors import LemonxError, NotVerified
 
 FEATURES, OUTPUTS, SIDE = 5, 3, 12

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-import lemonx.data
-from lemonx.data import Prepared
-from lemonx.data.digits import ROTATION, SHIFT, affine, originals
-from lemonx.data.examples import Examples, normals, uniforms
-from lemonx.data.kinds import KINDS, TASKS, module
-from lemonx.data.splitting import held_out
-from lemonx.data.stdlib import SUBSTITUTE, sources
-from lemonx.data.vocabulary import BYTES, Vocabulary
-from lemonx.data.windows import IGNORED, MaskedWindows
+import lemonx_lab.data
+from lemonx_lab.data import Prepared
+from lemonx_lab.data.digits import ROTATION, SHIFT, affine, originals
+from lemonx_lab.data.examples import Examples, normals, uniforms
+from lemonx_lab.data.kinds import KINDS, TASKS, module
+from lemonx_lab.data.splitting import held_out
+from lemonx_lab.data.stdlib import SUBSTITUTE, sources
+from lemonx_lab.data.vocabulary import BYTES, Vocabulary
+from lemonx_lab.data.windows import IGNORED, MaskedWindows
 from lemonx.errors import BadData
 
 EMBEDDED = {
@@ -33,7 +33,7 @@ EMBEDDED = {
 
 
 def prepare(task: str, seed: int = 0, config: dict | None = None, **data: object) -> Prepared:
-    return lemonx.data.prepare(task, data, config=config, seed=seed)
+    return lemonx_lab.data.prepare(task, data, config=config, seed=seed)
 
 
 def assert_same(a: Examples, b: Examples, indices: list[int]) -> None:
@@ -51,12 +51,12 @@ def test_every_kind_has_a_module_and_help():
     for name, kind in KINDS.items():
         assert set(kind.tasks) <= set(TASKS)
         assert callable(module(name).prepare) and module(name).Options.model_config["extra"] == "forbid"
-    assert list(lemonx.data.describe()) == list(EMBEDDED)
-    assert set(lemonx.data.describe(embedded=False)) == set(KINDS) - set(EMBEDDED)
+    assert list(lemonx_lab.data.describe()) == list(EMBEDDED)
+    assert set(lemonx_lab.data.describe(embedded=False)) == set(KINDS) - set(EMBEDDED)
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys, lemonx.data as d; d.describe(); print([m for m in sys.modules if m in ('torch', 'numpy')])"
+    code = "import sys, lemonx_lab.data as d; d.describe(); print([m for m in sys.modules if m in ('torch', 'numpy')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -288,7 +288,7 @@ def test_subjects_are_those_that_python_sees():
     """Against the parser, on part of the library: what a docstring belongs to, and what it says first."""
     import ast
 
-    from lemonx.data.docstrings import subject
+    from lemonx_lab.data.docstrings import subject
 
     names = ("argparse.py", "threading.py", "email/message.py", "logging/__init__.py")
     expected = set()
@@ -304,7 +304,7 @@ def test_subjects_are_those_that_python_sees():
 
 
 def test_order_swaps_two_words_of_a_real_sentence():
-    from lemonx.data.docstrings import order, paragraphs
+    from lemonx_lab.data.docstrings import order, paragraphs
 
     real = {sentence for parts in paragraphs().values() for part in parts for sentence in part}
     by_words = {tuple(sorted(sentence[:-1].split(" "))) for sentence in real}
@@ -319,7 +319,7 @@ def test_order_swaps_two_words_of_a_real_sentence():
 
 
 def test_adjacent_sentences_are_adjacent():
-    from lemonx.data.docstrings import adjacent, paragraphs
+    from lemonx_lab.data.docstrings import adjacent, paragraphs
 
     joined = "\n".join(" ".join(part) for parts in paragraphs().values() for part in parts)
     rows = adjacent()
@@ -345,7 +345,7 @@ def test_adjacent_sentences_are_adjacent():
 ])  # fmt: skip
 def test_wrong_options_are_one_line(task: str, data: dict, match: str):
     with pytest.raises(BadData, match=match) as caught:
-        lemonx.data.prepare(task, data, config=None, seed=0)
+        lemonx_lab.data.prepare(task, data, config=None, seed=0)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 3
 
@@ -366,23 +366,23 @@ VISION = {"image_size": 16, "num_channels": 1, "architectures": ["ViTForImageCla
 ])  # fmt: skip
 def test_a_model_that_does_not_fit_is_refused(task: str, data: dict, config: dict, match: str):
     with pytest.raises(BadData, match=match):
-        lemonx.data.prepare(task, data, config=config, seed=0)
+        lemonx_lab.data.prepare(task, data, config=config, seed=0)
 
 
 def test_a_model_that_fits_is_not_refused():
     ten = {"id2label": {str(k): str(k) for k in range(10)}}
-    lemonx.data.prepare("image-classification", DIGITS, config={**VISION, **ten}, seed=0)
-    lemonx.data.prepare("image-classification", DIGITS, config={**VISION, "image_size": [16, 16], **ten}, seed=0)
-    lemonx.data.prepare("causal-lm", STDLIB, config={"vocab_size": 512, "max_position_embeddings": 64}, seed=0)
+    lemonx_lab.data.prepare("image-classification", DIGITS, config={**VISION, **ten}, seed=0)
+    lemonx_lab.data.prepare("image-classification", DIGITS, config={**VISION, "image_size": [16, 16], **ten}, seed=0)
+    lemonx_lab.data.prepare("causal-lm", STDLIB, config={"vocab_size": 512, "max_position_embeddings": 64}, seed=0)
     # No classifier yet, so its labels are not decided.
     encoder = {"vocab_size": 260, "architectures": ["BertForMaskedLM"], "id2label": {"0": "a", "1": "b", "2": "c"}}
-    lemonx.data.prepare("sequence-classification", {"kind": "docstrings"}, config=encoder, seed=0)
+    lemonx_lab.data.prepare("sequence-classification", {"kind": "docstrings"}, config=encoder, seed=0)
 
 
 def test_token_types_are_for_models_that_have_them():
     def names(config: dict | None) -> set[str]:
         data = {"kind": "docstrings", "question": "adjacent"}
-        return set(lemonx.data.prepare("sequence-classification", data, config=config, seed=0).train[0])
+        return set(lemonx_lab.data.prepare("sequence-classification", data, config=config, seed=0).train[0])
 
     assert names({"vocab_size": 260, "type_vocab_size": 2}) == {"input_ids", "token_type_ids", "labels"}
     assert names({"vocab_size": 260}) == names(None) == {"input_ids", "labels"}
@@ -398,4 +398,4 @@ def test_a_missing_package_says_what_to_install(kind: str, task: str, package: s
     originals.cache_clear()
     data = {"kind": kind} | ({} if kind == "digits" else {"path": tmp_path})
     with pytest.raises(BadData, match=r"pip install lemonx\[train\]"):
-        lemonx.data.prepare(task, data, config=None, seed=0)
+        lemonx_lab.data.prepare(task, data, config=None, seed=0)

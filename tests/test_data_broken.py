@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import lemonx.data
+import lemonx_lab.data
 from lemonx.errors import BadData
 
 Break = Callable[[Path], dict[str, Any]]
@@ -206,7 +206,7 @@ def idx(folder: Path, **changed: bytes | None) -> dict[str, Any]:
 
 
 def test_the_idx_files_are_good_before_they_are_broken(tmp_path: Path):
-    assert len(lemonx.data.prepare(IMAGES, idx(tmp_path), config=None, seed=0).train) == 6
+    assert len(lemonx_lab.data.prepare(IMAGES, idx(tmp_path), config=None, seed=0).train) == 6
 
 
 @case(IMAGES, r"has no t10k-labels-idx1-ubyte \(or t10k-labels-idx1-ubyte\.gz\)")
@@ -283,7 +283,7 @@ def npz(folder: Path, **changed: Any) -> dict[str, Any]:
 
 
 def test_the_npz_file_is_good_before_it_is_broken(tmp_path: Path):
-    assert len(lemonx.data.prepare(IMAGES, npz(tmp_path), config=None, seed=0).train) > 150
+    assert len(lemonx_lab.data.prepare(IMAGES, npz(tmp_path), config=None, seed=0).train) > 150
 
 
 @case(
@@ -370,7 +370,7 @@ ROWS = "".join(f"text {number},{number % 2}\n" for number in range(60))
 
 
 def test_the_table_is_good_before_it_is_broken(tmp_path: Path):
-    assert len(lemonx.data.prepare(SEQUENCES, table(tmp_path, "text,label\n" + ROWS), config=None, seed=0).train) > 40
+    assert len(lemonx_lab.data.prepare(SEQUENCES, table(tmp_path, "text,label\n" + ROWS), config=None, seed=0).train) > 40
 
 
 @case(SEQUENCES, r"x\.csv' has no column 'label', only text, target: name others in text and label")
@@ -519,7 +519,7 @@ def no_image_column(folder: Path) -> dict[str, Any]:
 def test_broken_data_is_one_line(tmp_path: Path, task: str, make: Break, match: str):
     data = make(tmp_path)
     with pytest.raises(BadData, match=match) as caught:
-        lemonx.data.prepare(task, data, config=None, seed=0)
+        lemonx_lab.data.prepare(task, data, config=None, seed=0)
     assert "\n" not in str(caught.value)
     if "path" in data and "values" not in match and "tokenizer" not in match and "mask" not in match:
         assert str(tmp_path) in str(caught.value)
@@ -527,7 +527,7 @@ def test_broken_data_is_one_line(tmp_path: Path, task: str, make: Break, match: 
 
 def test_bytes_that_are_not_utf8_can_be_replaced(tmp_path: Path):
     data = {**latin_text(tmp_path), "errors": "replace", "length": 16}
-    prepared = lemonx.data.prepare(LM, data, config=None, seed=0)
+    prepared = lemonx_lab.data.prepare(LM, data, config=None, seed=0)
     assert bytes(prepared.train[0]["input_ids"].tolist()[:6]) == "caf\ufffd".encode()
 
 
@@ -537,13 +537,13 @@ def test_bytes_are_not_fed_to_a_model_of_words(tmp_path: Path):
     with pytest.raises(
         BadData, match="vocabulary of 30522 and no tokenizer in its folder, and bytes need 260: set tokenizer"
     ):
-        lemonx.data.prepare(LM, data, config={"vocab_size": 30522}, seed=0, folder=tmp_path)
-    lemonx.data.prepare(LM, {**data, "tokenizer": "bytes"}, config={"vocab_size": 30522}, seed=0)
+        lemonx_lab.data.prepare(LM, data, config={"vocab_size": 30522}, seed=0, folder=tmp_path)
+    lemonx_lab.data.prepare(LM, {**data, "tokenizer": "bytes"}, config={"vocab_size": 30522}, seed=0)
 
 
 def test_an_image_that_breaks_later_names_itself(tmp_path: Path):
     save_images(tmp_path, "cat", "dog")
-    prepared = lemonx.data.prepare(IMAGES, {"kind": "images", "path": tmp_path, "image_size": 4}, config=None, seed=0)
+    prepared = lemonx_lab.data.prepare(IMAGES, {"kind": "images", "path": tmp_path, "image_size": 4}, config=None, seed=0)
     for file in (tmp_path / "dog").iterdir():
         file.write_bytes(b"no longer")
     with pytest.raises(BadData, match=r"dog/.*\.png' is not an image"):

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-import lemonx.data
-from lemonx.data import Prepared
-from lemonx.data.idx import read as read_idx
-from lemonx.data.splitting import held_out
-from lemonx.data.vocabulary import BYTES
+import lemonx_lab.data
+from lemonx_lab.data import Prepared
+from lemonx_lab.data.idx import read as read_idx
+from lemonx_lab.data.splitting import held_out
+from lemonx_lab.data.vocabulary import BYTES
 
 NOISE = np.random.default_rng(0)
 
 
 def prepare(task: str, config: dict | None = None, folder: Path | None = None, **data: Any) -> Prepared:
-    return lemonx.data.prepare(task, data, config=config, seed=0, folder=folder)
+    return lemonx_lab.data.prepare(task, data, config=config, seed=0, folder=folder)
 
 
 def ids(prepared: Prepared, side: str = "train") -> list[int]:
@@ -81,11 +81,11 @@ def test_validation_path_pattern_and_digest(tmp_path: Path):
     (tmp_path / "b.md").write_text("other " * 50)
     (tmp_path / "held").write_text("held " * 50)
     options = {"kind": "text", "path": tmp_path, "pattern": "*.txt", "validation": tmp_path / "held", "length": 10}
-    prepared = lemonx.data.prepare("causal-lm", options, config=None, seed=0)
+    prepared = lemonx_lab.data.prepare("causal-lm", options, config=None, seed=0)
     assert bytes(ids(prepared)) == b"train " * 50
     assert bytes(ids(prepared, "validation")) == b"held " * 50
     (tmp_path / "a.txt").write_text("Train " + "train " * 49)
-    assert lemonx.data.prepare("causal-lm", options, config=None, seed=0).digest != prepared.digest
+    assert lemonx_lab.data.prepare("causal-lm", options, config=None, seed=0).digest != prepared.digest
 
 
 def test_text_goes_through_the_checkpoints_tokenizer(tmp_path: Path, tokenizer: Path):
@@ -103,7 +103,7 @@ def test_text_goes_through_the_checkpoints_tokenizer(tmp_path: Path, tokenizer: 
 
 
 def test_long_text_is_tokenized_in_chunks(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch):
-    import lemonx.data.vocabulary as vocabulary
+    import lemonx_lab.data.vocabulary as vocabulary
 
     text = "the cat\nsat on\nthe mat" * 20
     whole = vocabulary.from_folder(tokenizer).encode(text)
@@ -261,7 +261,7 @@ def test_image_folder_without_validation_is_split_by_paths(tmp_path: Path):
 def test_the_middle_square_is_kept_and_crops_lie_inside(tmp_path: Path):
     from PIL import Image
 
-    from lemonx.data.pixels import pixels
+    from lemonx_lab.data.pixels import pixels
 
     # Black, with a white square of 10x10 in the middle of 30x10.
     array = np.zeros((10, 30), np.uint8)

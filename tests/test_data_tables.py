@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lemonx.data
-from lemonx.data import Prepared
-from lemonx.data.glue import TASKS
-from lemonx.data.metrics import Metrics
-from lemonx.data.sequences import encode
-from lemonx.data.vocabulary import BYTES
+import lemonx_lab.data
+from lemonx_lab.data import Prepared
+from lemonx_lab.data.glue import TASKS
+from lemonx_lab.data.metrics import Metrics
+from lemonx_lab.data.sequences import encode
+from lemonx_lab.data.vocabulary import BYTES
 
 # A line of each official file: what is read from it, and what it looks like (header, or "" where there is none).
 GLUE = {
@@ -41,7 +41,7 @@ GLUE = {
 
 
 def prepare(config: dict | None = None, **data: Any) -> Prepared:
-    return lemonx.data.prepare("sequence-classification", data, config=config, seed=0)
+    return lemonx_lab.data.prepare("sequence-classification", data, config=config, seed=0)
 
 
 def write_glue(folder: Path, name: str, labels: tuple[str, ...]) -> None:

@@ -79,7 +79,7 @@ KNOWN_IN = {
     ("diagnostics/stored_matrix.py", "FILE.read_text"): "a file of this package",
     ("diagnostics/survey/configs.py", "Path(found.origin).read_text"): "the code of transformers",
     ("experiments/fingerprint.py", "path.read_bytes"): "the package's own code",
-    ("experiments/report/__init__.py", "resources.files('lemonx.experiments.report').joinpath(name).read_text"): (
+    ("experiments/report/__init__.py", "resources.files('lemonx_lab.experiments.report').joinpath(name).read_text"): (
         "files of this package"
     ),
     ("training/recipe_file.py", "path.read_text"): "recipes of this package",

@@ -12,12 +12,12 @@ import pytest
 
 import lemonx
 from lemonx.errors import BadRecipe, LemonxError, Stopped
-from lemonx.experiments import compare, fingerprint, nodes, wording
-from lemonx.experiments.answer import AT_MOST, INTERPOLATED, NOT_REACHED, Costs, Ended, reach, saved, steps_to
-from lemonx.experiments.forgetting import forgettings
-from lemonx.experiments.head_start import head_starts
-from lemonx.experiments.pool import run_all
-from lemonx.experiments.spec import Experiment, parse
+from lemonx_lab.experiments import compare, fingerprint, nodes, wording
+from lemonx_lab.experiments.answer import AT_MOST, INTERPOLATED, NOT_REACHED, Costs, Ended, reach, saved, steps_to
+from lemonx_lab.experiments.forgetting import forgettings
+from lemonx_lab.experiments.head_start import head_starts
+from lemonx_lab.experiments.pool import run_all
+from lemonx_lab.experiments.spec import Experiment, parse
 from lemonx.models.building import new_model
 
 TINY = {
@@ -169,8 +169,8 @@ def test_the_code_that_decides_a_result_is_part_of_its_name(tmp_path: Path, monk
 @pytest.mark.parametrize("name", compare.names())
 def test_shipped_experiments_are_whole(name: str) -> None:
     """Each opens with claim, cost and command, and every recipe in it is one."""
-    from lemonx.data.kinds import options
-    from lemonx.training.recipe import parse_recipe
+    from lemonx_lab.data.kinds import options
+    from lemonx_lab.training.recipe import parse_recipe
 
     experiment = compare.find(name)
     text = (compare.shipped() / name / "experiment.toml").read_text().splitlines()

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from lemonx.errors import BadRecipe
-from lemonx.training.recipe import Recipe, parse_recipe
-from lemonx.training.run import FinishedRun, run
+from lemonx_lab.training.recipe import Recipe, parse_recipe
+from lemonx_lab.training.run import FinishedRun, run
 
 STEPS = 50
 COMMON: dict[str, Any] = dict(

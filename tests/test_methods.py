@@ -13,7 +13,7 @@ from lemonx import methods
 from lemonx.algebra.free_parameters import EVEN
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
-from lemonx.experiments import method_table
+from lemonx_lab.experiments import method_table
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.policy import lemon
 from lemonx.planning.request import Target
@@ -145,7 +145,7 @@ def test_where_added_blocks_stand(sources: Path, method: str, depth: int, order:
 
 def test_solar_overlaps() -> None:
     """32 blocks to 48, as in its paper: 0..23 and then 8..31."""
-    from lemonx.methods.solar import _overlapping
+    from lemonx_lab.rivals.solar import _overlapping
     from lemonx.specs.spec import Stack
 
     order = [block.source for block in _overlapping("layers", Stack(32, "residual"), 48)]
@@ -233,7 +233,7 @@ class _Taught:
     """The operators of LiGO before they learn, and without noise if `noise` is 0."""
 
     def __init__(self, source: Path, noise: float, monkeypatch: pytest.MonkeyPatch, **sizes: object) -> None:
-        from lemonx.methods import ligo
+        from lemonx_lab.rivals import ligo
 
         monkeypatch.setattr(ligo, "NOISE", noise)
         self.plan = planned(source, "ligo", **sizes)

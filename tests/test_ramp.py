@@ -16,7 +16,7 @@ import lemonx
 import pico
 from lemonx.errors import BadCheckpoint, BadRecipe, BadTarget, Refused
 from lemonx.training.ramp import RampCallback, weight_at
-from lemonx.training.run import FinishedRun, run
+from lemonx_lab.training.run import FinishedRun, run
 from pico import PICO, save
 from test_training_run import assert_same, recipe
 

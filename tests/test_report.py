@@ -17,13 +17,13 @@ import pytest
 
 import pretend
 from lemonx import cli
-from lemonx.cli.render import experiments as show
+from lemonx_lab.cli import show_experiments as show
 from lemonx.errors import BadOutput, BadRecipe
-from lemonx.experiments import report, verdict, wording
-from lemonx.experiments.answer import figure, steps_to
-from lemonx.experiments.head_start import head_starts
-from lemonx.experiments.report import charts
-from lemonx.experiments.report.styles import styles
+from lemonx_lab.experiments import report, verdict, wording
+from lemonx_lab.experiments.answer import figure, steps_to
+from lemonx_lab.experiments.head_start import head_starts
+from lemonx_lab.experiments.report import charts
+from lemonx_lab.experiments.report.styles import styles
 
 ARMS: list[dict[str, Any]] = pretend.EXPERIMENT["arms"]
 NASTY = '<b id="nasty">bold</b> & </script><script>nasty()</script>'

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lemonx.experiments import report
-from lemonx.experiments.rivals import answer_line, best_against_best, rivals_text, saved_lines
+from lemonx_lab.experiments import report
+from lemonx_lab.experiments.rivals import answer_line, best_against_best, rivals_text, saved_lines
 from test_report import DOCS
 
 

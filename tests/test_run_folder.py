@@ -13,9 +13,9 @@ import attacks
 from commands import state
 from lemonx.checkpoints.destination import OLD, beside, leftovers
 from lemonx.errors import BadOutput
-from lemonx.training.recipe import Recipe, read_recipe
-from lemonx.training.run import run
-from lemonx.training.run_folder import _create, claimed, saved_folders
+from lemonx_lab.training.recipe import Recipe, read_recipe
+from lemonx_lab.training.run import run
+from lemonx_lab.training.run_folder import _create, claimed, saved_folders
 
 
 @pytest.fixture

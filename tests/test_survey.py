@@ -17,14 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lemonx
-from lemonx.cli import main, surveying
-from lemonx.cli.render.survey import survey_markdown
-from lemonx.diagnostics.survey import classes, counting, measuring, pool, record
-from lemonx.diagnostics.survey.configs import tiny_config
-from lemonx.diagnostics.survey.fields import tiny
-from lemonx.diagnostics.survey.measuring import Grown, difference, judged, measure
-from lemonx.diagnostics.survey.randomise import randomise
-from lemonx.diagnostics.survey.rows import (
+from lemonx.cli import main
+from lemonx_lab.survey import by_command as surveying
+from lemonx_lab.cli.show_survey import survey_markdown
+from lemonx_lab.survey import classes, counting, measuring, pool, record
+from lemonx_lab.survey.configs import tiny_config
+from lemonx_lab.survey.fields import tiny
+from lemonx_lab.survey.measuring import Grown, difference, judged, measure
+from lemonx_lab.survey.randomise import randomise
+from lemonx_lab.survey.rows import (
     COLUMNS,
     EXACT,
     FAILED,
@@ -36,8 +37,8 @@ from lemonx.diagnostics.survey.rows import (
     Cell,
     Row,
 )
-from lemonx.diagnostics.survey.running import learned, read_by
-from lemonx.diagnostics.survey.sizes import BASES, Sizes
+from lemonx_lab.survey.running import learned, read_by
+from lemonx_lab.survey.sizes import BASES, Sizes
 from lemonx.errors import BadData, LemonxError
 from lemonx.models.foreign import foreign
 from lemonx.verification.finding import find_inputs, outputs

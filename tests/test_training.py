@@ -18,16 +18,17 @@ from torch import Tensor
 
 import lemonx
 import pico
-from lemonx import data
+from lemonx_lab import data
 from lemonx.cli.render.training import advice_text, growth_text
-from lemonx.data.examples import Examples
+from lemonx_lab.data.examples import Examples
 from lemonx.errors import BadRecipe, LemonxError
-from lemonx.training import advice, model, recipe_file
-from lemonx.training.inheritance import alpha_at, inheritance_loss
-from lemonx.training.recipe import Recipe, parse_recipe, read_recipe
+from lemonx.training import advice, recipe_file
+from lemonx_lab.training import model
+from lemonx_lab.training.inheritance import alpha_at, inheritance_loss
+from lemonx_lab.training.recipe import Recipe, parse_recipe, read_recipe
 from lemonx.training.schedule import Decay, Schedule
-from lemonx.training.stages import legs
-from lemonx.training.stream import ExampleStream, Rehearsal
+from lemonx_lab.training.stages import legs
+from lemonx_lab.training.stream import ExampleStream, Rehearsal
 
 GOOD: dict[str, Any] = {
     "task": "causal-lm",

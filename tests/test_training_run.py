@@ -17,13 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lemonx import api, cli, data
+from lemonx import api, cli
+from lemonx_lab import data
 from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
-from lemonx.training import model, run_folder
-from lemonx.training.inheritance import inheritance_loss
-from lemonx.training.recipe import Recipe, parse_recipe
+from lemonx_lab.training import model, run_folder
+from lemonx_lab.training.inheritance import inheritance_loss
+from lemonx_lab.training.recipe import Recipe, parse_recipe
 from lemonx.training.recipe_file import with_changes
-from lemonx.training.run import FinishedRun, run
+from lemonx_lab.training.run import FinishedRun, run
 from lemonx.training.schedule import Schedule
 
 LLAMA = dict(
@@ -131,7 +132,7 @@ def test_flops_are_counted(trained: FinishedRun) -> None:
 def test_flops_of_experts_are_those_of_the_ones_picked(experts: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-    from lemonx.training.trainer import forward_flops
+    from lemonx_lab.training.trainer import forward_flops
 
     sizes: dict[str, Any] = dict(
         vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
@@ -410,7 +411,7 @@ def test_the_loss_of_inheritance(kind: str, trained: FinishedRun, tmp_path: Path
     asked = recipe(inheritance=dict(kind=kind, teacher=str(trained.output)), steps=2, warmup=0, save_every=1)
     done = run(asked, tmp_path / "out")
     prepared = data.prepare("causal-lm", TEXT, config=LLAMA, seed=0)
-    from lemonx.training.stream import ExampleStream
+    from lemonx_lab.training.stream import ExampleStream
 
     batch = prepared.collate(ExampleStream(prepared.train, 8, 0).__getitems__(range(4)))  # type: ignore[arg-type]
     student = model.fresh("causal-lm", LLAMA, prepared.model, 0)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from commands import DIFFERS, Run, runner
 from inference.unknown import save
-from lemonx.diagnostics.survey.randomise import randomise
+from lemonx_lab.survey.randomise import randomise
 from lemonx.errors import CannotVerify
 from lemonx.inference.running import Runner, as_read
 from lemonx.models.foreign import foreign

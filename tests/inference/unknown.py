@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from lemonx.diagnostics.survey import classes
-from lemonx.diagnostics.survey.measuring import judged, same_size
-from lemonx.diagnostics.survey.randomise import randomise
-from lemonx.diagnostics.survey.sizes import BASES
+from lemonx_lab.survey import classes
+from lemonx_lab.survey.measuring import judged, same_size
+from lemonx_lab.survey.randomise import randomise
+from lemonx_lab.survey.sizes import BASES
 from lemonx.models.foreign import foreign
 from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64

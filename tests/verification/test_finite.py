@@ -20,7 +20,7 @@ import pico
 from commands import BAD_CHECKPOINT, DIFFERS, Run, assert_refused, runner
 from lemonx.diagnostics.fsck import fsck
 from lemonx.errors import BadCheckpoint
-from lemonx.experiments.answer import NOT_REACHED, steps_to
+from lemonx_lab.experiments.answer import NOT_REACHED, steps_to
 from lemonx.verification import layerwise
 from lemonx.verification.comparison import compared
 from lemonx.verification.finite import larger

@@ -62,8 +62,8 @@ def architectures_command(
 
 
 def _survey(only: list[str] | None, record: Path | None, recorded: Path | None, jobs: int, as_json: bool) -> None:
-    from lemonx.cli import surveying
-    from lemonx.cli.render import survey as show
+    from lemonx_lab.survey import by_command as surveying
+    from lemonx_lab.cli import show_survey as show
     from lemonx.cli.render.console import bar
 
     if recorded is not None:

@@ -63,9 +63,9 @@ def train_command(
             "`lemonx train` needs a recipe and an --output folder",
             "`lemonx train --list` names the recipes that come with lemonx",
         )
-    from lemonx.training.recipe import read_recipe
-    from lemonx.training.run import run
-    from lemonx.training.run_folder import saved_folders
+    from lemonx_lab.training.recipe import read_recipe
+    from lemonx_lab.training.run import run
+    from lemonx_lab.training.run_folder import saved_folders
 
     asked = read_recipe(recipe, recipe_file.parse_changes(set_ or []))
     try:

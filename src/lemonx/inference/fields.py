@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.diagnostics.survey.fields import KEPT, meaning
+from lemonx_lab.survey.fields import KEPT, meaning
 from lemonx.errors import LemonxError
 from lemonx.inference.running import Runner, Values
 from lemonx.planning.depth import arrange

@@ -12,7 +12,7 @@ import torch
 
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.diagnostics.survey.configs import plain
+from lemonx_lab.survey.configs import plain
 from lemonx.errors import BadCheckpoint, CannotVerify, Refused
 from lemonx.guards.limits import LARGEST, MOST_BLOCKS, MOST_BUFFERS
 from lemonx.inference.bodiless import Mixed, bodiless

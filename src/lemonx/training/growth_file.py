@@ -14,7 +14,7 @@ from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.checkpoints.plain import JsonValue, one_line
 from lemonx.errors import BadCheckpoint, BadRecipe
 from lemonx.specs.config import TIED
-from lemonx.training.recipe import Expand, first_problem
+from lemonx_lab.training.recipe import Expand, first_problem
 from lemonx.training.recipe_file import load_yaml
 from lemonx.verification.certificate import Said, parse_certificate
 

@@ -41,7 +41,7 @@ def listed_methods(check: bool) -> list[MethodEntry]:
     """Every method; with `check` what was measured."""
     measured: Mapping[str, Mapping[str, str]] = {}
     if check:
-        from lemonx.experiments import method_table
+        from lemonx_lab.experiments import method_table
 
         measured = method_table.overview()
     return [MethodEntry(method, measured.get(name, {})) for name, method in sorted(methods.methods().items())]
@@ -49,7 +49,7 @@ def listed_methods(check: bool) -> list[MethodEntry]:
 
 def require_for_check() -> None:
     """Check for what the measurement needs, before it starts."""
-    from lemonx.training.requirements import require
+    from lemonx_lab.training.requirements import require
 
     require("`lemonx methods --check` trains small models, which")
 

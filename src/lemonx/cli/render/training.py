@@ -15,7 +15,7 @@ from lemonx.planning.summary import human
 from lemonx.training.advice import REASONS, Advice, Growth, as_arguments, as_recipe
 from lemonx.training.curve import COLUMNS, columns
 from lemonx.training.prediction import Prediction
-from lemonx.training.run import FinishedRun
+from lemonx_lab.training.run import FinishedRun
 
 # Rows of the printed curve; the whole of it is in curve.csv.
 _ROWS = 12
