@@ -30,8 +30,8 @@ from lemonx.errors import LemonxError
 from lemonx.execution import row_readers
 from lemonx.fsdp import bytes_read, held_tensors, load_expanded, shares
 from lemonx.in_place import measuring, shared
-from lemonx_lab.training import model as models
 from lemonx.training import sharded
+from lemonx_lab.training import model as models
 from lemonx_lab.training import trainer
 from lemonx_lab.training.recipe import parse_recipe
 from lemonx_lab.training.run import run

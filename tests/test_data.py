@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import lemonx_lab.data
+from lemonx.errors import BadData
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.digits import ROTATION, SHIFT, affine, originals
 from lemonx_lab.data.examples import Examples, normals, uniforms
@@ -23,7 +24,6 @@ from lemonx_lab.data.splitting import held_out
 from lemonx_lab.data.stdlib import SUBSTITUTE, sources
 from lemonx_lab.data.vocabulary import BYTES, Vocabulary
 from lemonx_lab.data.windows import IGNORED, MaskedWindows
-from lemonx.errors import BadData
 
 EMBEDDED = {
     "stdlib": "causal-lm",

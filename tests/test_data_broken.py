@@ -370,7 +370,9 @@ ROWS = "".join(f"text {number},{number % 2}\n" for number in range(60))
 
 
 def test_the_table_is_good_before_it_is_broken(tmp_path: Path):
-    assert len(lemonx_lab.data.prepare(SEQUENCES, table(tmp_path, "text,label\n" + ROWS), config=None, seed=0).train) > 40
+    assert (
+        len(lemonx_lab.data.prepare(SEQUENCES, table(tmp_path, "text,label\n" + ROWS), config=None, seed=0).train) > 40
+    )
 
 
 @case(SEQUENCES, r"x\.csv' has no column 'label', only text, target: name others in text and label")
@@ -543,7 +545,9 @@ def test_bytes_are_not_fed_to_a_model_of_words(tmp_path: Path):
 
 def test_an_image_that_breaks_later_names_itself(tmp_path: Path):
     save_images(tmp_path, "cat", "dog")
-    prepared = lemonx_lab.data.prepare(IMAGES, {"kind": "images", "path": tmp_path, "image_size": 4}, config=None, seed=0)
+    prepared = lemonx_lab.data.prepare(
+        IMAGES, {"kind": "images", "path": tmp_path, "image_size": 4}, config=None, seed=0
+    )
     for file in (tmp_path / "dog").iterdir():
         file.write_bytes(b"no longer")
     with pytest.raises(BadData, match=r"dog/.*\.png' is not an image"):

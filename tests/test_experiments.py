@@ -12,13 +12,13 @@ import pytest
 
 import lemonx
 from lemonx.errors import BadRecipe, LemonxError, Stopped
+from lemonx.models.building import new_model
 from lemonx_lab.experiments import compare, fingerprint, nodes, wording
 from lemonx_lab.experiments.answer import AT_MOST, INTERPOLATED, NOT_REACHED, Costs, Ended, reach, saved, steps_to
 from lemonx_lab.experiments.forgetting import forgettings
 from lemonx_lab.experiments.head_start import head_starts
 from lemonx_lab.experiments.pool import run_all
 from lemonx_lab.experiments.spec import Experiment, parse
-from lemonx.models.building import new_model
 
 TINY = {
     "name": "tiny",

@@ -13,13 +13,13 @@ from lemonx import methods
 from lemonx.algebra.free_parameters import EVEN
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
-from lemonx_lab.experiments import method_table
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.policy import lemon
 from lemonx.planning.request import Target
 from lemonx.verification.rounding import EXACT_TOLERANCE
 from lemonx.verification.symmetry import find_twins
 from lemonx.verification.whole import compare
+from lemonx_lab.experiments import method_table
 from pico import PICO, save
 
 LAYERS = "transformer.h"
@@ -145,8 +145,8 @@ def test_where_added_blocks_stand(sources: Path, method: str, depth: int, order:
 
 def test_solar_overlaps() -> None:
     """32 blocks to 48, as in its paper: 0..23 and then 8..31."""
-    from lemonx_lab.rivals.solar import _overlapping
     from lemonx.specs.spec import Stack
+    from lemonx_lab.rivals.solar import _overlapping
 
     order = [block.source for block in _overlapping("layers", Stack(32, "residual"), 48)]
     assert order == [*range(24), *range(8, 32)]

@@ -17,8 +17,8 @@ import pytest
 
 import pretend
 from lemonx import cli
-from lemonx_lab.cli import show_experiments as show
 from lemonx.errors import BadOutput, BadRecipe
+from lemonx_lab.cli import show_experiments as show
 from lemonx_lab.experiments import report, verdict, wording
 from lemonx_lab.experiments.answer import figure, steps_to
 from lemonx_lab.experiments.head_start import head_starts

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 import lemonx
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, BadRecipe, NotVerified, Refused
-from lemonx_lab.training import run_folder
 from lemonx.training.kept import KeepSource, SourceEntries
+from lemonx_lab.training import run_folder
 from lemonx_lab.training.recipe import parse_recipe
 from lemonx_lab.training.run import TrainingJob, run
 from pico import PICO, load, save

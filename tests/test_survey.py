@@ -18,11 +18,17 @@ from safetensors.torch import load_file, save_file
 
 import lemonx
 from lemonx.cli import main
-from lemonx_lab.survey import by_command as surveying
+from lemonx.errors import BadData, LemonxError
+from lemonx.inference.size_names import tiny
+from lemonx.inference.tiny_sizes import BASES, Sizes
+from lemonx.models.foreign import foreign
+from lemonx.verification.finding import find_inputs, outputs
+from lemonx.verification.float64 import Float64
+from lemonx.verification.media import LENGTH
 from lemonx_lab.cli.show_survey import survey_markdown
+from lemonx_lab.survey import by_command as surveying
 from lemonx_lab.survey import classes, counting, measuring, pool, record
 from lemonx_lab.survey.configs import tiny_config
-from lemonx_lab.survey.fields import tiny
 from lemonx_lab.survey.measuring import Grown, difference, judged, measure
 from lemonx_lab.survey.randomise import randomise
 from lemonx_lab.survey.rows import (
@@ -38,12 +44,6 @@ from lemonx_lab.survey.rows import (
     Row,
 )
 from lemonx_lab.survey.running import learned, read_by
-from lemonx_lab.survey.sizes import BASES, Sizes
-from lemonx.errors import BadData, LemonxError
-from lemonx.models.foreign import foreign
-from lemonx.verification.finding import find_inputs, outputs
-from lemonx.verification.float64 import Float64
-from lemonx.verification.media import LENGTH
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,15 @@ from torch import Tensor
 
 import lemonx
 import pico
-from lemonx_lab import data
-from lemonx.cli.render.training import advice_text, growth_text
-from lemonx_lab.data.examples import Examples
+from lemonx.cli.render.advising import advice_text, growth_text
 from lemonx.errors import BadRecipe, LemonxError
 from lemonx.training import advice, recipe_file
+from lemonx.training.schedule import Decay, Schedule
+from lemonx_lab import data
+from lemonx_lab.data.examples import Examples
 from lemonx_lab.training import model
 from lemonx_lab.training.inheritance import alpha_at, inheritance_loss
 from lemonx_lab.training.recipe import Recipe, parse_recipe, read_recipe
-from lemonx.training.schedule import Decay, Schedule
 from lemonx_lab.training.stages import legs
 from lemonx_lab.training.stream import ExampleStream, Rehearsal
 

@@ -18,14 +18,14 @@ import torch
 from safetensors.torch import load_file
 
 from lemonx import api, cli
-from lemonx_lab import data
 from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
+from lemonx.training.recipe_file import with_changes
+from lemonx.training.schedule import Schedule
+from lemonx_lab import data
 from lemonx_lab.training import model, run_folder
 from lemonx_lab.training.inheritance import inheritance_loss
 from lemonx_lab.training.recipe import Recipe, parse_recipe
-from lemonx.training.recipe_file import with_changes
 from lemonx_lab.training.run import FinishedRun, run
-from lemonx.training.schedule import Schedule
 
 LLAMA = dict(
     model_type="llama", hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,

@@ -15,14 +15,14 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import MOST_EXAMPLES
+from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.examples import Example, Examples, digest, normals, stack
 from lemonx_lab.data.metrics import accuracy
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.splitting import held_out
-from lemonx.training.strict import Strict
-from lemonx.errors import BadData
-from lemonx.guards.limits import MOST_EXAMPLES
 
 # The largest distortions, drawn uniformly: radians, pixels of the canvas per 16, factors; and the noise's deviation.
 ROTATION, SHIFT, SCALE, SHEAR, NOISE = math.radians(15), 1.5, (0.8, 1.2), 0.2, 0.1

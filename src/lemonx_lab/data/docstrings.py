@@ -18,6 +18,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import LONGEST_TEXT
+from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.examples import uniforms
 from lemonx_lab.data.files import UserPath
@@ -27,10 +30,7 @@ from lemonx_lab.data.model import Model
 from lemonx_lab.data.sequences import Texts, sequences
 from lemonx_lab.data.splitting import held_out, spread
 from lemonx_lab.data.stdlib import sources
-from lemonx.training.strict import Strict
 from lemonx_lab.data.vocabulary import choose
-from lemonx.errors import BadData
-from lemonx.guards.limits import LONGEST_TEXT
 
 _FRACTION = 0.15
 # Tables of characters and a copy of the manual, which are not docstrings.

@@ -8,17 +8,17 @@ from typing import Literal
 
 from pydantic import Field
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import LONGEST_TEXT
+from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.files import UserPath, require_folder
 from lemonx_lab.data.labels import names, reals
 from lemonx_lab.data.metrics import REGRESSION, Metrics
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.sequences import Texts, sequences
-from lemonx.training.strict import Strict
 from lemonx_lab.data.table import read
 from lemonx_lab.data.vocabulary import choose
-from lemonx.errors import BadData
-from lemonx.guards.limits import LONGEST_TEXT
 
 _YES_NO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")

@@ -10,6 +10,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import LARGEST_PICTURE, LONGEST_TEXT
+from lemonx.models import door
+from lemonx.models.foreign import foreign
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.examples import Example, Examples, digest, stack
 from lemonx_lab.data.files import UserPath, read_bytes, require_folder, require_regular
@@ -23,10 +27,6 @@ from lemonx_lab.data.table import place, text_columns
 from lemonx_lab.data.text import join
 from lemonx_lab.data.vocabulary import choose
 from lemonx_lab.data.windows import language
-from lemonx.errors import BadData
-from lemonx.guards.limits import LARGEST_PICTURE, LONGEST_TEXT
-from lemonx.models import door
-from lemonx.models.foreign import foreign
 
 
 class Options(ImageOptions):

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import INFLATED, MOST_INFLATION
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.files import UserPath, read_bytes, require_folder
 from lemonx_lab.data.labels import integers
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.pixels import ImageOptions, arrays
-from lemonx.errors import BadData
-from lemonx.guards.limits import INFLATED, MOST_INFLATION
 
 # The third byte of the file names the type of its numbers, which are big-endian.
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import LARGEST_PICTURE
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.examples import Example, Examples, digest, stack
 from lemonx_lab.data.files import UserPath, require_folder, visible
@@ -18,8 +20,6 @@ from lemonx_lab.data.metrics import accuracy
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.pixels import ImageOptions, normalise, open_image, pixels, require_pillow
 from lemonx_lab.data.splitting import FRACTION, held_out, spread
-from lemonx.errors import BadData
-from lemonx.guards.limits import LARGEST_PICTURE
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 # What the folder for validation is called beside `train`.

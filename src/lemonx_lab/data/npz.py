@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import INFLATED, MOST_INFLATION
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.files import UNREADABLE_ARRAY, UserPath, open_data, reason
 from lemonx_lab.data.labels import integers
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.pixels import ImageOptions, arrays
 from lemonx_lab.data.splitting import held_out
-from lemonx.errors import BadData
-from lemonx.guards.limits import INFLATED, MOST_INFLATION
 
 _SPLIT = ("x_train", "y_train", "x_test", "y_test")
 _WHOLE = ("images", "labels")

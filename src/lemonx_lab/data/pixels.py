@@ -12,15 +12,15 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import LARGEST_PICTURE
+from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.examples import Example, Examples, digest, stack
 from lemonx_lab.data.files import open_data, reason
 from lemonx_lab.data.labels import Labels
 from lemonx_lab.data.metrics import accuracy
 from lemonx_lab.data.splitting import spread
-from lemonx.training.strict import Strict
-from lemonx.errors import BadData
-from lemonx.guards.limits import LARGEST_PICTURE
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lemonx.errors import BadData
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.examples import Example, Examples, digest
 from lemonx_lab.data.labels import Labels
 from lemonx_lab.data.metrics import Metrics
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.vocabulary import Vocabulary
-from lemonx.errors import BadData
 
 Texts = tuple[str, ...]
 """One sentence, or two."""

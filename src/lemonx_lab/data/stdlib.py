@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import LONGEST_TEXT
+from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.splitting import split
-from lemonx.training.strict import Strict
 from lemonx_lab.data.vocabulary import BYTES
 from lemonx_lab.data.windows import language
-from lemonx.errors import BadData
-from lemonx.guards.limits import LONGEST_TEXT
 
 # Tests, what was installed beside the library, and what the machine's build wrote into it.
 _LEFT_OUT = re.compile(

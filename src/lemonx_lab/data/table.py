@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import LONGEST_TEXT
+from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.files import UserPath, read_text
 from lemonx_lab.data.labels import names, reals
@@ -16,10 +19,7 @@ from lemonx_lab.data.metrics import REGRESSION, Metrics
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.sequences import Texts, sequences
 from lemonx_lab.data.splitting import split
-from lemonx.training.strict import Strict
 from lemonx_lab.data.vocabulary import choose
-from lemonx.errors import BadData
-from lemonx.guards.limits import LONGEST_TEXT
 
 # What the columns of sentences are called, unless the options say.
 COLUMNS = (("sentence1", "sentence2"), ("text",), ("sentence",))

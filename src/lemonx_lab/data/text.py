@@ -9,15 +9,15 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import LONGEST_TEXT
+from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.files import UserPath, read_text, visible
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.splitting import FILES, FRACTION, split
-from lemonx.training.strict import Strict
 from lemonx_lab.data.vocabulary import Vocabulary, choose
 from lemonx_lab.data.windows import language
-from lemonx.errors import BadData
-from lemonx.guards.limits import LONGEST_TEXT
 
 
 class Options(Strict):

@@ -8,15 +8,15 @@ from typing import BinaryIO
 import numpy as np
 from pydantic import Field
 
+from lemonx.errors import BadData
+from lemonx.guards.limits import LARGEST, LONGEST_TEXT
+from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.files import UNREADABLE_ARRAY, UserPath, open_data, reason
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.splitting import FRACTION
-from lemonx.training.strict import Strict
 from lemonx_lab.data.vocabulary import Vocabulary, from_folder, has_tokenizer
 from lemonx_lab.data.windows import language
-from lemonx.errors import BadData
-from lemonx.guards.limits import LARGEST, LONGEST_TEXT
 
 
 class Options(Strict):

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lemonx_lab.data.model import Model
 from lemonx.errors import BadData
 from lemonx.models import door
 from lemonx.models.foreign import foreign
+from lemonx_lab.data.model import Model
 
 # Any of these in a folder makes AutoTokenizer find a tokenizer.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")

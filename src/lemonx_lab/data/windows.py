@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from lemonx.errors import BadData
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.examples import Example, Examples, digest, stack
 from lemonx_lab.data.splitting import spread
 from lemonx_lab.data.vocabulary import Vocabulary
-from lemonx.errors import BadData
 
 # The share of the tokens that a masked LM predicts, and of these the shares shown as the mask and as another token;
 # the rest are shown as they are (BERT's).

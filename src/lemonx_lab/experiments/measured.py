@@ -14,10 +14,10 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from lemonx_lab.experiments.result_file import ArmResult, Result
-from lemonx_lab.experiments.spec import GROWN_FROM
 from lemonx.training.prediction import Growth
 from lemonx.training.schedule import COOLDOWN
+from lemonx_lab.experiments.result_file import ArmResult, Result
+from lemonx_lab.experiments.spec import GROWN_FROM
 
 # Final metrics by length and seed.
 Finals = dict[int, dict[int, float]]

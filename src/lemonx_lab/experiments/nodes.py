@@ -22,9 +22,9 @@ from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadRecipe
+from lemonx.training.curve import CurveRow
 from lemonx_lab.experiments.fingerprint import GROWTH, TRAINING, files, fingerprint
 from lemonx_lab.experiments.spec import AS_IT_IS, GROWN_FROM, Arm, Downstream, Experiment
-from lemonx.training.curve import CurveRow
 
 SOURCE, GROWN, TRAINED, TUNED = "source", "grown", "trained", "tuned"
 

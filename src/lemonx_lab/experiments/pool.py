@@ -12,10 +12,10 @@ from pathlib import Path
 from time import monotonic
 
 from lemonx.errors import LemonxError, Stopped
-from lemonx_lab.experiments.nodes import TRAINED, Node, run_node
 from lemonx.guards.others import silenced
 from lemonx.guards.terminal import guard
 from lemonx.guards.workers import end_with_parent
+from lemonx_lab.experiments.nodes import TRAINED, Node, run_node
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from typing import Any
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadRecipe
+from lemonx.training.curve import CurveRow
+from lemonx.verification.certificate import FILE as CERTIFICATE
+from lemonx.verification.certificate import versions
 from lemonx_lab.experiments.answer import Costs, figure, reach, saved
 from lemonx_lab.experiments.nodes import GROWN, Measurement, Node, cells
 from lemonx_lab.experiments.result_file import (
@@ -27,9 +30,6 @@ from lemonx_lab.experiments.result_file import (
     SourceResult,
 )
 from lemonx_lab.experiments.spec import Arm, Experiment
-from lemonx.training.curve import CurveRow
-from lemonx.verification.certificate import FILE as CERTIFICATE
-from lemonx.verification.certificate import versions
 
 
 def result(experiment: Experiment, cache: Path, *, quick: bool) -> Result:

@@ -2,9 +2,9 @@
 
 from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.methods import method
-from lemonx_lab.rivals.net2net import CIRCULAR
 from lemonx.planning.policy import COPY, NEXT, Change, GrowthPolicy, kept, stacked
 from lemonx.specs.spec import Block
+from lemonx_lab.rivals.net2net import CIRCULAR
 
 
 @method("aki", paper="Chen et al., bert2BERT: Towards Reusable Pretrained Language Models, ACL 2022")

@@ -9,12 +9,12 @@ from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
 from lemonx.methods import Lessons, method
-from lemonx_lab.rivals.scratch import fresh
 from lemonx.planning.plan import Plan
 from lemonx.planning.policy import Change, GrowthPolicy, copies, kept
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.spaces import Experts, ExpertUnits
 from lemonx.specs.weights import Router
+from lemonx_lab.rivals.scratch import fresh
 
 if TYPE_CHECKING:
     import torch

@@ -2,8 +2,8 @@
 
 from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.methods import method
-from lemonx_lab.rivals.net2net import CIRCULAR
 from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
+from lemonx_lab.rivals.net2net import CIRCULAR
 
 
 @method("fpi", paper="Chen et al., bert2BERT: Towards Reusable Pretrained Language Models, ACL 2022")

@@ -2,8 +2,8 @@
 
 from lemonx.algebra.free_parameters import Free
 from lemonx.methods import method
-from lemonx_lab.rivals.scratch import fresh, unread
 from lemonx.planning.policy import Change, GrowthPolicy
+from lemonx_lab.rivals.scratch import fresh, unread
 
 PAPER = "Zhao et al., Late-to-Early Training: LET LLMs Learn Earlier, So Faster and Better, ICLR 2026"
 

@@ -20,11 +20,11 @@ from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadData, Refused
 from lemonx.methods import Lessons, method
-from lemonx_lab.rivals.net2net import CIRCULAR
 from lemonx.planning.plan import Plan
 from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.rows import Axis, Row
+from lemonx_lab.rivals.net2net import CIRCULAR
 
 if TYPE_CHECKING:
     import torch

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.methods import Lessons, method
-from lemonx_lab.rivals.net2net import CIRCULAR
 from lemonx.planning.plan import Plan
 from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
 from lemonx.specs.spaces import EXPERTS
+from lemonx_lab.rivals.net2net import CIRCULAR
 
 if TYPE_CHECKING:
     import torch

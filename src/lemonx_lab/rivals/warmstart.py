@@ -11,11 +11,11 @@ from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.algebra.recipes import Matrix, Vector
 from lemonx.checkpoints import Checkpoint
 from lemonx.methods import Lessons, method
-from lemonx_lab.rivals.net2net import CIRCULAR
-from lemonx_lab.rivals.scratch import fresh
 from lemonx.planning.plan import Plan
 from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
 from lemonx.planning.tensor_steps import Step
+from lemonx_lab.rivals.net2net import CIRCULAR
+from lemonx_lab.rivals.scratch import fresh
 
 if TYPE_CHECKING:
     import torch

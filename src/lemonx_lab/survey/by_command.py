@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NoReturn
 
+from lemonx.errors import BadData
 from lemonx_lab.survey import pool, record
 from lemonx_lab.survey.measuring import Grown, told
 from lemonx_lab.survey.record import Record
-from lemonx.errors import BadData
 
 
 def survey(only: list[str] | None, kept: Path | None, jobs: int, tell: Callable[[int, int, str], None]) -> Record:

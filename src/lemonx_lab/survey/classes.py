@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from lemonx_lab.survey.configs import tiny_config
-from lemonx_lab.survey.sizes import Sizes
+from lemonx.inference.tiny_sizes import Sizes
 from lemonx.verification.float64 import Float64
+from lemonx_lab.survey.configs import tiny_config
 
 # The tasks that are counted apart: every type is surveyed in each of these that it has a class for.
 COUNTED = ("CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT", "CTC", "SEQ_TO_SEQ_CAUSAL_LM")

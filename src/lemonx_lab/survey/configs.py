@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lemonx.checkpoints.plain import JsonValue
-from lemonx_lab.survey.fields import (
+from lemonx.inference.running import plain
+from lemonx.inference.size_names import (
     KEPT,
     Stages,
     is_layer_indices,
@@ -21,9 +22,9 @@ from lemonx_lab.survey.fields import (
     of_layer,
     tiny,
 )
-from lemonx_lab.survey.overrides import DERIVED, OVERRIDES
-from lemonx_lab.survey.sizes import Sizes
+from lemonx.inference.tiny_sizes import Sizes
 from lemonx.verification.media import IMAGE, VOCABULARY
+from lemonx_lab.survey.overrides import DERIVED, OVERRIDES
 
 Fields = dict[str, JsonValue]
 # Where rotary positions have their settings.
@@ -41,7 +42,6 @@ _NEEDED = {"vocab_size": VOCABULARY, "n_routed_experts": 4, "num_experts_per_tok
            "n_shared_experts": 1, "pad_token_id": 0}  # fmt: skip
 _INNER = ("n_inner", "intermediate_size", "ffn_hidden_size", "moe_intermediate_size")
 # Switches of faster code that computes the same, or needs another library.
-_OFF = ("use_cache", "use_kernels", "use_mamba_kernels", "use_timm_backbone", "use_pretrained_backbone")
 # A state-space layer's number of heads, and the size of each.
 _SCANNED = (("mamba_n_heads", "mamba_d_head"), ("num_heads", "head_dim"), ("n_mamba_heads", "mamba_headdim"))
 
@@ -261,17 +261,3 @@ def _finish(config: Any, *, part: bool = False) -> None:
             _finish(inner, part=True)
     if part and reads(config.model_type, _USE_HEAD):
         config.vision_use_head = False
-
-
-def plain(config: Any, *, cache: bool = False) -> Any:
-    """The config with plain attention and experts in every part, and without caches unless they stay as they are."""
-    for name in getattr(config, "sub_configs", {}):
-        if (inner := getattr(config, name, None)) is not None:
-            plain(inner, cache=cache)
-    config._attn_implementation = "eager"
-    if hasattr(config, "_experts_implementation"):
-        config._experts_implementation = "eager"
-    for name in _OFF:
-        if hasattr(config, name) and not (cache and name == "use_cache"):
-            setattr(config, name, False)
-    return config

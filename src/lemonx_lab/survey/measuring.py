@@ -13,6 +13,11 @@ from typing import Any
 import torch
 
 from lemonx import errors
+from lemonx.inference.tiny_sizes import BASES, Sizes
+from lemonx.models.foreign import reason
+from lemonx.verification.finding import Outputs, find_inputs, outputs
+from lemonx.verification.float64 import Float64
+from lemonx.verification.media import Batch
 from lemonx_lab.survey import classes
 from lemonx_lab.survey.randomise import randomise
 from lemonx_lab.survey.rows import (
@@ -29,11 +34,6 @@ from lemonx_lab.survey.rows import (
     Row,
 )
 from lemonx_lab.survey.running import Read, learned, read_by
-from lemonx_lab.survey.sizes import BASES, Sizes
-from lemonx.models.foreign import reason
-from lemonx.verification.finding import Outputs, find_inputs, outputs
-from lemonx.verification.float64 import Float64
-from lemonx.verification.media import Batch
 
 # The largest difference of an output, relative to the largest output, that rounding in float64 accounts for.
 LARGEST = 1e-10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from lemonx.checkpoints.plain import JsonValue
-from lemonx_lab.survey.sizes import Sizes
+from lemonx.inference.tiny_sizes import Sizes
 
 Fields = dict[str, JsonValue]
 

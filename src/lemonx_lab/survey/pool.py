@@ -11,11 +11,11 @@ from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
 
+from lemonx.guards.terminal import silence
+from lemonx.models.foreign import foreign
 from lemonx_lab.survey import classes
 from lemonx_lab.survey.measuring import measure
 from lemonx_lab.survey.rows import Row
-from lemonx.guards.terminal import silence
-from lemonx.models.foreign import foreign
 
 # For one model type in one task, all its columns.
 SECONDS, MEMORY = 600.0, 8 * 2**30

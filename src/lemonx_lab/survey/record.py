@@ -12,8 +12,8 @@ from typing import Any
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.opening import read_file
 from lemonx.checkpoints.plain import JsonValue, parse_json
-from lemonx_lab.survey.rows import Cell, Row
 from lemonx.errors import BadData
+from lemonx_lab.survey.rows import Cell, Row
 
 _LARGEST = 2**26
 

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from lemonx_lab.data import Prepared
 from lemonx.training.curve import CurveRow
+from lemonx.training.schedule import Schedule
+from lemonx_lab.data import Prepared
 from lemonx_lab.training.inheritance import Teaching
 from lemonx_lab.training.recipe import Optimizer, Recipe
-from lemonx.training.schedule import Schedule
 from lemonx_lab.training.stream import training_examples
 from lemonx_lab.training.trainer import TellStep, batch_flops, require_finite
 
 if TYPE_CHECKING:
-    from lemonx_lab.data.examples import Examples
     from lemonx.training.kept import KeepSource
     from lemonx.training.ramp import RampCallback
+    from lemonx_lab.data.examples import Examples
 
 Batch = Mapping[str, Tensor]
 

@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from lemonx.algebra.free_parameters import parse_free
 from lemonx.checkpoints.plain import JsonValue
-from lemonx_lab.data import TASKS
-from lemonx.training.strict import Strict
-from lemonx.errors import BadRecipe, LemonxError
-from lemonx.guards.limits import LARGEST, LARGEST_RUN_SEED, LARGEST_SEED, MOST_AT_ONCE, MOST_STEPS
+from lemonx.errors import BadRecipe
+from lemonx.guards.limits import LARGEST, LARGEST_RUN_SEED, MOST_AT_ONCE, MOST_STEPS
+from lemonx.training.growth_file import Expand
+from lemonx.training.recipe_file import load_yaml, with_changes
 from lemonx.training.schedule import COOLDOWN, Decay, Schedule, fitting_warmup
+from lemonx.training.strict import Strict, first_problem
+from lemonx_lab.data import TASKS
+from lemonx_lab.training.shipped import found
 
 Task = Literal["causal-lm", "masked-lm", "image-classification", "sequence-classification"]
 assert get_args(Task) == TASKS
-# A number, or in terms of the source's: 1.5x, +4.
-GrownSize = Annotated[int, Field(gt=0, le=LARGEST)] | str
 Steps = Annotated[int, Field(gt=0, le=MOST_STEPS)]
 ExampleCount = Annotated[int, Field(gt=0, le=MOST_AT_ONCE)]
-
-
-class Expand(Strict):
-    """The options of `lemonx expand`; `options` has them as keywords of `lemonx.plan`."""
-
-    width: GrownSize | None = None
-    depth: GrownSize | None = None
-    heads: GrownSize | None = None
-    kv_heads: GrownSize | None = None
-    ffn: GrownSize | None = None
-    width_factor: float | str | None = None
-    sizes: dict[str, JsonValue] = Field(default_factory=dict, alias="set")
-    like: str | None = None
-    method: str = "lemon"
-    free: str | dict[str, JsonValue] | None = None
-    depth_type: Literal[1, 2, 3] | None = None
-    placement: Literal["interleaved", "before", "stacked", "middle"] | None = None
-    seed: int = Field(0, ge=-LARGEST_SEED, le=LARGEST_SEED)
-    verify: bool = True
-
-    @field_validator("free")
-    @classmethod
-    def _known_parameters(cls, given: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
-        try:
-            return given if given is None or parse_free(given) else None
-        except LemonxError as error:
-            raise ValueError(f"{error.found}; {error.remedy}") from None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        given = self.model_dump(exclude_none=True, exclude={"verify"})
-        free = {} if self.free is None else {"free": parse_free(self.free)}
-        return {"set": given.pop("sizes"), **given, **free}
 
 
 class Optimizer(Strict):
@@ -123,6 +89,8 @@ class Stage(Strict):
 
 class Recipe(Strict):
     """What to train, on what, for how long and how; the field names are the keys of the YAML file."""
+
+    called = "a recipe"
 
     task: Task
     source: str | None = None
@@ -272,48 +240,9 @@ def parse_recipe(given: Mapping[str, Any], name: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(dict(given))
     except ValidationError as error:
-        raise BadRecipe(*first_problem(error)).about(name) from None
-
-
-def first_problem(error: ValidationError, whole: type[BaseModel] = Recipe) -> tuple[str, str]:
-    """What is wrong with a file of keys and values, and what to do."""
-    # A key that nobody knows explains the key that is missing.
-    found = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")[0]
-    where = tuple(part for part in found["loc"])
-    key = ".".join(map(str, where))
-    if found["type"] == "extra_forbidden":
-        known = _known(where[:-1], whole)
-        near = difflib.get_close_matches(str(where[-1])[:80], known, n=1, cutoff=0.5)
-        return (
-            f"{key!r} is not a key of {_what(whole)}",
-            f"did you mean {near[0]!r}?" if near else f"try {sorted(known)}",
-        )
-    if found["type"] == "missing":
-        return f"{key!r} is missing", "add it"
-    message = found["msg"].removeprefix("Value error, ")
-    if found["type"] == "value_error":
-        return f"{key}: {message}" if key else message, ""
-    value = repr(found["input"])
-    value = value if len(value) <= 60 else f"{value[:57]}..."
-    return f"{key}: {message[0].lower()}{message[1:]}, not {value}", ""
-
-
-def _what(whole: type[BaseModel]) -> str:
-    return "a recipe" if whole is Recipe else "a growth"
-
-
-def _known(where: tuple[Any, ...], whole: type[BaseModel]) -> list[str]:
-    """The keys that a recipe has at a place such as ("expand",) or ("stages", 1, "expand")."""
-    models: dict[str, type[BaseModel]] = {
-        "expand": Expand, "optimizer": Optimizer, "inheritance": Inheritance, "stages": Stage, "lora": Lora
-    }  # fmt: skip
-    names = [part for part in where if isinstance(part, str)]
-    model = models[names[-1]] if names else whole
-    return [field.alias or name for name, field in model.model_fields.items()]
+        raise BadRecipe(*first_problem(error, Recipe)).about(name) from None
 
 
 def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in a YAML file, after `changes` (dotted key to value)."""
-    from lemonx.training.recipe_file import load_yaml, with_changes
-
-    return parse_recipe(with_changes(load_yaml(Path(path)), changes or {}), str(path))
+    return parse_recipe(with_changes(load_yaml(found(Path(path))), changes or {}), str(path))

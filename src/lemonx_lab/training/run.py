@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lemonx import api
-from lemonx_lab import data
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.creating import new_folder, remove, write_whole
 from lemonx.checkpoints.folder import RUN
@@ -21,14 +20,15 @@ from lemonx.execution.sidecar_files import carried
 from lemonx.models.foreign import in_one_line, quiet
 from lemonx.planning.plan import Plan
 from lemonx.training import curve as curves
+from lemonx.verification.certificate import versions
+from lemonx.verification.grown_from import KEY
+from lemonx_lab import data
 from lemonx_lab.training import model, run_folder
 from lemonx_lab.training.inheritance import EARLY
 from lemonx_lab.training.recipe import Recipe
 from lemonx_lab.training.requirements import require
 from lemonx_lab.training.run_folder import Saved
 from lemonx_lab.training.stages import Leg, grow, keep_ramp, legs, ramp_of
-from lemonx.verification.certificate import versions
-from lemonx.verification.grown_from import KEY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

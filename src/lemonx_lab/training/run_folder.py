@@ -20,8 +20,8 @@ from lemonx.checkpoints.replaceable import check_holds, is_of_a_model, is_of_a_r
 from lemonx.errors import BadCheckpoint, BadOutput
 from lemonx.execution.sidecar_files import Carried
 from lemonx.training.curve import CurveRow
-from lemonx_lab.training.recipe import Recipe
 from lemonx.verification.certificate import versions
+from lemonx_lab.training.recipe import Recipe
 
 CURVE, PICTURE = "curve.csv", "curve.png"
 _STATE = "trainer_state.json"

@@ -17,9 +17,9 @@ from lemonx.checkpoints.creating import new_folder
 from lemonx.errors import BadRecipe, LemonxError
 from lemonx.fsdp import load_expanded
 from lemonx.planning.plan import Plan
-from lemonx_lab.training import model, run_folder
 from lemonx.training import sharded
 from lemonx.training.curve import CurveRow
+from lemonx_lab.training import model, run_folder
 from lemonx_lab.training.run import FinishedRun, TrainingJob
 from lemonx_lab.training.run_folder import Saved
 from lemonx_lab.training.stages import Leg, grow

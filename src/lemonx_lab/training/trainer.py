@@ -19,14 +19,14 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import is_torch_bf16_gpu_available
 
 from lemonx.checkpoints.creating import new_folder, remove
-from lemonx_lab.data import Prepared
 from lemonx.errors import BadRecipe
 from lemonx.optimizer_state.by_name import has_named_state
 from lemonx.training.curve import CurveRow
+from lemonx.training.schedule import Schedule
+from lemonx_lab.data import Prepared
 from lemonx_lab.training.inheritance import Teaching
 from lemonx_lab.training.recipe import Recipe
 from lemonx_lab.training.run_folder import saved_folders
-from lemonx.training.schedule import Schedule
 from lemonx_lab.training.stream import training_examples
 
 # Told the step, what was logged so far, and figures after an evaluation.

@@ -13,9 +13,9 @@ from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.opening import open_file, read_given
 from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
+from lemonx.guards.shown import shown_lines
 from lemonx_lab.experiments.report.view import page
 from lemonx_lab.experiments.result_file import FILE, Result, check
-from lemonx.guards.shown import shown_lines
 
 __all__ = ["read", "write", "render", "check_page"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from lemonx.planning.summary import human
 from lemonx_lab.experiments import wording
 from lemonx_lab.experiments.report.charts import Chart, ChartAxis, Series, Style, Text, finite, svg
 from lemonx_lab.experiments.report.parts import Charts, Keyed
 from lemonx_lab.experiments.result_file import Curve, Result
-from lemonx.planning.summary import human
 
 # The first steps are far above all that follows: the frame begins where this part of the longest run is done.
 _SETTLED = 0.1

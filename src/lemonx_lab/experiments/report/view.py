@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.planning.summary import human
 from lemonx_lab.experiments import verdict, wording
 from lemonx_lab.experiments.report import curves
 from lemonx_lab.experiments.report.charts import Style, Text, strip
@@ -37,7 +38,6 @@ from lemonx_lab.experiments.report.styles import other_methods, styles
 from lemonx_lab.experiments.result_file import ArmResult, Result
 from lemonx_lab.experiments.rivals import answer_line
 from lemonx_lab.experiments.verdict import ArmComparison
-from lemonx.planning.summary import human
 
 
 def page(results: Sequence[Result]) -> Page:

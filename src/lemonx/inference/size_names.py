@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from lemonx.checkpoints.plain import JsonValue
-from lemonx_lab.survey.sizes import Sizes
+from lemonx.inference.tiny_sizes import Sizes
 from lemonx.verification.media import IMAGE, PATCH, VOCABULARY
 
 WINDOW, POSITIONS = 4, 160

@@ -1,19 +1,18 @@
-"""The commands train and recipe, for training after an expansion."""
+"""The command recipe: how to train an expanded model."""
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lemonx.cli.app import Json, app
+from lemonx.cli.app import app
 from lemonx.cli.options import SourceArgument
-from lemonx.errors import BadRecipe, Stopped
+from lemonx.errors import BadRecipe
 from lemonx.guards.limits import LONGEST_TEXT, MOST_AT_ONCE, MOST_STEPS
-from lemonx.guards.terminal import print_json, print_lines
+from lemonx.guards.terminal import print_lines
 
 SCRATCH = "Training the target from scratch"
 
@@ -26,60 +25,6 @@ class Format(str, Enum):
 class RecipeDecay(str, Enum):
     cosine = "cosine"
     wsd = "wsd"
-
-
-@app.command("train", rich_help_panel="Commands")
-def train_command(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RECIPE", help="A YAML file, or the name of one of lemonx's recipes.", show_default=False
-        ),
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the trained checkpoint.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, such as data.path. Repeatable."),
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the recipes that come with lemonx.")] = False,
-    force: Annotated[
-        bool, typer.Option(help="Replace OUTPUT if it is the folder of a run and holds nothing else.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Train from scratch or from a checkpoint. The same command continues a run that was stopped.
-
-    `lemonx train vit-imagenet-small --output vit`
-    """
-    from lemonx.cli.render import training as show
-    from lemonx.training import recipe_file
-
-    if list_:
-        found = recipe_file.shipped()
-        print_json(found) if as_json else show.print_recipes(found)
-        return
-    if recipe is None or output is None:
-        raise BadRecipe(
-            "`lemonx train` needs a recipe and an --output folder",
-            "`lemonx train --list` names the recipes that come with lemonx",
-        )
-    from lemonx_lab.training.recipe import read_recipe
-    from lemonx_lab.training.run import run
-    from lemonx_lab.training.run_folder import saved_folders
-
-    asked = read_recipe(recipe, recipe_file.parse_changes(set_ or []))
-    try:
-        with show.progress(quiet=as_json) as tell:
-            done = run(asked, output, force=force, progress=tell)
-    except KeyboardInterrupt:
-        where = "from its last checkpoint" if saved_folders(output) else "from the start: nothing was saved yet"
-        raise Stopped("stopped", f"the same command goes on {where}") from None
-    if os.environ.get("RANK", "0") != "0":
-        return  # under torchrun the first process speaks
-    if as_json:
-        print_json(show.run_json(done))
-    else:
-        show.print_run(done)
 
 
 @app.command("recipe", rich_help_panel="Commands")
@@ -131,7 +76,7 @@ def recipe_command(
 
     `lemonx recipe ./small ./large --steps 100000 --learning-rate 3e-4 --batch-size 512`
     """
-    from lemonx.cli.render import training as show
+    from lemonx.cli.render import advising as show
     from lemonx.training.advice import OwnTraining, advise, growth
 
     own = OwnTraining(
