@@ -4,7 +4,7 @@
     python benchmarks/survey.py --record survey.json --write    the same, and put the tables into docs/families.md
     python benchmarks/survey.py --from survey.json --write      without measuring anything
 
-Types that the record holds are not measured again. `lemonx architectures --all` measures the same.
+Types that the record holds are not measured again. `lemonx survey` measures the same.
 """
 
 from __future__ import annotations

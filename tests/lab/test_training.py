@@ -27,6 +27,7 @@ from lemonx_lab.data.examples import Examples
 from lemonx_lab.training import model
 from lemonx_lab.training.inheritance import alpha_at, inheritance_loss
 from lemonx_lab.training.recipe import Recipe, parse_recipe, read_recipe
+from lemonx_lab.training.shipped import shipped
 from lemonx_lab.training.stages import legs
 from lemonx_lab.training.stream import ExampleStream, Rehearsal
 
@@ -124,10 +125,10 @@ def test_epochs_are_steps_of_whole_batches() -> None:
 _GIVEN = {"source": "folder", "data.path": "folder", "data.name": "cola", "data.tokenizer": "folder"}
 
 
-@pytest.mark.parametrize("name", recipe_file.shipped())
+@pytest.mark.parametrize("name", shipped())
 def test_recipes_that_ship(name: str) -> None:
     """Every one says what it is, and is a recipe once what it asks for is given; a model of its config exists."""
-    first = recipe_file.shipped()[name]
+    first = shipped()[name]
     assert len(first) > 20
     needs = first.partition("Needs ")[2]
     changes = {key: value for key, value in _GIVEN.items() if key in needs}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from test_report import DOCS
 
 from lemonx_lab.experiments import report
 from lemonx_lab.experiments.rivals import answer_line, best_against_best, rivals_text, saved_lines
-from test_report import DOCS
 
 
 def arm(label: str, method: str, finals: dict[int, tuple[float, float]], source: str = "s", saved: Any = None) -> Any:

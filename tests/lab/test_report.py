@@ -491,7 +491,7 @@ def test_on_a_phone_the_page_keeps_its_width_and_answers_a_finger(
     assert found["dimmed"] == 4 * (len(results[0]["arms"]) - 1) and found["after"] == [True, 0]
 
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @in_browser

@@ -382,7 +382,7 @@ def test_what_is_recorded_is_printed_and_not_measured_again(
     refused = {column: Cell(REFUSED, why="it cannot") for column in COLUMNS}
     record.write(tmp_path / "r.json", "5.0", [row("gpt2", **refused)])
     monkeypatch.setenv("COLUMNS", "80")
-    arguments = ["lemonx", "architectures", "--all", "--type", "gpt2", option, str(tmp_path / "r.json")]
+    arguments = ["lemonx", "survey", "--type", "gpt2", option, str(tmp_path / "r.json")]
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit) as ended:
         main()

@@ -63,7 +63,7 @@ def assert_same_curve(one: FinishedRun, other: FinishedRun) -> None:
 
 # For one of the tasks, a part of every batch is of another section.
 SHAKESPEARE = dict(
-    kind="text", path=str(Path(__file__).parent / "data/text/shakespeare.txt"), length=32, validation_examples=16
+    kind="text", path=str(Path(__file__).parents[1] / "data/text/shakespeare.txt"), length=32, validation_examples=16
 )
 REHEARSAL = {"masked-lm": dict(beside={"old": SHAKESPEARE}, rehearse={"old": 0.25})}
 
