@@ -41,7 +41,7 @@ TINY: dict[str, dict[str, str]] = {
 }
 # What is not run here, by how it begins, and where it is.
 ELSEWHERE = {
-    "lemonx compare": "tests/test_experiments.py, at tiny size",
+    "lemonx compare": "tests/lab/test_experiments.py, at tiny size",
     "torchrun": "tests/test_distributed.py",
     "python benchmarks": "tests/test_examples.py and the benchmarks' own tests",
     "python examples": "tests/test_examples.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NoReturn
 
-from lemonx.errors import BadData
+from lemonx.errors import BadData, BadTarget
 from lemonx_lab.survey import pool, record
 from lemonx_lab.survey.measuring import Grown, told
 from lemonx_lab.survey.record import Record
@@ -22,6 +22,8 @@ def survey(only: list[str] | None, kept: Path | None, jobs: int, tell: Callable[
 
     The file is written after every row, so that whoever stops the survey can go on with it later.
     """
+    if unknown := sorted(set(only or []) - {model_type for model_type, _ in pool.all_jobs()}):
+        raise BadTarget(f"transformers has no model type {unknown[0]!r} with a model class", "give another --type")
     before = record.read(kept) if kept else Record.empty()
     known = {(row.model_type, row.task): row for row in before.rows}
     wanted = [job for job in pool.all_jobs() if not only or job[0] in only]
@@ -51,12 +53,12 @@ def expand(source: Path, output: Path, options: Sequence[str]) -> Grown:
     """
     with TemporaryFile() as printed:
         if not (child := os.fork()):
-            os.dup2(printed.fileno(), sys.stdout.fileno())
+            os.dup2(printed.fileno(), 1)
             _run("expand", str(source), str(output), *options, "--json")
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         printed.seek(0)
         try:
-            said = json.load(printed)
+            said = json.loads(printed.read())
         except ValueError:
             said = {"error": {"found": f"it ended by itself ({code})"}}
     return told(code, said)
@@ -72,5 +74,4 @@ def _run(*words: str) -> NoReturn:
     except SystemExit as ended:
         code = ended.code
     finally:
-        sys.stdout.flush()
         os._exit(code if isinstance(code, int) else 0)

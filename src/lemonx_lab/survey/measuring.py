@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from lemonx import errors
+from lemonx.checkpoints.temporary import Temporary
 from lemonx.inference.tiny_sizes import BASES, Sizes
 from lemonx.models.foreign import reason
 from lemonx.verification.finding import Outputs, find_inputs, outputs
@@ -80,10 +80,10 @@ def measure(model_type: str, task: str, grow: Grow) -> Row:
         return replace(row, built=found[0], why=found[1])
     found = _deep_enough(found)
     row = replace(row, built=True, lacks=found.lacks)
-    with TemporaryDirectory(prefix="lemonx-survey-") as parent:
-        source = Path(parent, "source")
+    with Temporary() as parent:
+        source, model = parent / "source", found.model
         try:
-            found.model.save_pretrained(source)
+            model.save_pretrained(source)
             small = _loaded(model_class, source)
             outputs(small, found.batch)
         except Exception as error:
@@ -91,7 +91,7 @@ def measure(model_type: str, task: str, grow: Grow) -> Row:
         judge = _Judge(small, found)
         cells = dict[str, Cell]()
         for column, options in COLUMNS.items():
-            target = Path(parent, f"target {column}")
+            target = parent / f"target {column}"
             cells[column] = judge.cell(grow(source, target, options), partial(_loaded, model_class, target))
     names = judge.compared or found.learned
     read = read_by(small, found.batch, names)
