@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pages
 
-from lemonx.experiments import compare, report, verdict, wording
-from lemonx.experiments.forgetting import forgettings
-from lemonx.experiments.result_file import Result
-from lemonx.experiments.rivals import answer_line
+from lemonx_lab.experiments import compare, report, verdict, wording
+from lemonx_lab.experiments.forgetting import forgettings
+from lemonx_lab.experiments.result_file import Result
+from lemonx_lab.experiments.rivals import answer_line
 
 DOCS = pages.ROOT / "docs"
 RESULTS = DOCS / "results"

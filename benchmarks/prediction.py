@@ -16,11 +16,11 @@ from statistics import geometric_mean, median
 
 import pages
 
-from lemonx.experiments import report
-from lemonx.experiments.measured import measured_growths
-from lemonx.experiments.wording import percent
 from lemonx.training.advice import EVIDENCE, SCRATCH
 from lemonx.training.prediction import COVERED, MEASURED, Growth, fit, leave_out
+from lemonx_lab.experiments import report
+from lemonx_lab.experiments.measured import measured_growths
+from lemonx_lab.experiments.wording import percent
 
 ROOT = Path(__file__).resolve().parents[1]
 # Within so much of the length needed, a prediction counts as right.

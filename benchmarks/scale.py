@@ -59,7 +59,7 @@ def config_of(model: str) -> dict[str, Any]:
 def headers(folder: Path, config: dict[str, Any] = SOURCE) -> Path:
     """The source without its numbers: a sparse file with the header of a real one."""
     from lemonx.fsdp import tensors_on_disk
-    from lemonx.training.model import empty
+    from lemonx_lab.training.model import empty
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -4,7 +4,7 @@
     python benchmarks/survey.py --record survey.json --write    the same, and put the tables into docs/families.md
     python benchmarks/survey.py --from survey.json --write      without measuring anything
 
-Types that the record holds are not measured again. `lemonx architectures --all` measures the same.
+Types that the record holds are not measured again. `lemonx survey` measures the same.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/families.md")
     options = parser.parse_args()
 
-    from lemonx.cli.render.survey import count_lines, survey_markdown
-    from lemonx.cli.surveying import recorded, survey
+    from lemonx_lab.cli.show_survey import count_lines, survey_markdown
+    from lemonx_lab.survey.by_command import recorded, survey
 
     def tell(done: int, total: int, name: str) -> None:
         print(f"{done} of {total}: {name}", file=sys.stderr)
@@ -42,7 +42,7 @@ def main() -> None:
         found = survey(options.type, options.record, options.jobs, tell)
     print("\n".join(count_lines(found.rows)))
     if options.write:
-        from lemonx.diagnostics.survey.pool import all_jobs
+        from lemonx_lab.survey.pool import all_jobs
 
         pages.write("docs/families.md", "survey", survey_markdown(found.rows, found.transformers, len(all_jobs())))
 

@@ -69,8 +69,8 @@ def train(asked: dict[str, Any], output: str) -> Curve:
     from lemonx.guards.others import silenced
 
     with silenced():
-        from lemonx.training.recipe import parse_recipe
-        from lemonx.training.run import run
+        from lemonx_lab.training.recipe import parse_recipe
+        from lemonx_lab.training.run import run
 
         return [row for row in run(parse_recipe(asked), output, force=True).curve if "validation_loss" in row]
 

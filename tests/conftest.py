@@ -21,7 +21,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 DATA = Path(__file__).parent / "data"
 # What `lemonx train` imports: two seconds, more than most of the runs that a test starts.
-TRAINING = ("lemonx.training.run", "lemonx.training.trainer", "datasets", "transformers.models.vit.modeling_vit")
+TRAINING = (
+    "lemonx_lab.training.run",
+    "lemonx_lab.training.trainer",
+    "datasets",
+    "transformers.models.vit.modeling_vit",
+)
 # A package among the data registers a family where it is imported, as the search for docstrings would.
 collect_ignore = ["data"]
 

@@ -30,10 +30,11 @@ from lemonx.errors import LemonxError
 from lemonx.execution import row_readers
 from lemonx.fsdp import bytes_read, held_tensors, load_expanded, shares
 from lemonx.in_place import measuring, shared
-from lemonx.training import model as models
-from lemonx.training import sharded, trainer
-from lemonx.training.recipe import parse_recipe
-from lemonx.training.run import run
+from lemonx.training import sharded
+from lemonx_lab.training import model as models
+from lemonx_lab.training import trainer
+from lemonx_lab.training.recipe import parse_recipe
+from lemonx_lab.training.run import run
 
 # Loops in which each process trains a copy, and gradients are exchanged.
 COPIES = ("loop", "trainer", "accelerate", "lightning")

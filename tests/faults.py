@@ -61,7 +61,7 @@ OWN: dict[int, tuple[str, ...]] = {
     24: ("tests/test_faults.py::test_bad_outputs",),
     25: ("tests/test_faults.py::test_a_source_that_changes_while_it_is_read",),
     26: ("tests/test_faults.py::test_an_unreadable_file",),
-    27: ("tests/test_training.py::test_yaml_that_is_not_read",),
+    27: ("tests/lab/test_training.py::test_yaml_that_is_not_read",),
     28: ("tests/test_faults.py::test_memory_that_runs_out_during_verification",),
 }
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lemonx.experiments import nodes
-from lemonx.experiments.result import result
-from lemonx.experiments.result_file import Result
-from lemonx.experiments.spec import Experiment, parse
+from lemonx_lab.experiments import nodes
+from lemonx_lab.experiments.result import result
+from lemonx_lab.experiments.result_file import Result
+from lemonx_lab.experiments.spec import Experiment, parse
 
 # How fast an arm learns: the final loss is FLOOR + GAP / (steps * speed) ** 0.5, and seeds are JITTER apart.
 FLOOR, GAP, JITTER = 1.0, 12.0, 0.004

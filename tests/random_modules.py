@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from lemonx.diagnostics.survey.randomise import randomise
 from lemonx.errors import LemonxError, NotVerified
+from lemonx_lab.survey.randomise import randomise
 
 FEATURES, OUTPUTS, SIDE = 5, 3, 12
 # The largest difference, relative to the largest output, that rounding can make of the small networks here.

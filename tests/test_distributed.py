@@ -31,10 +31,10 @@ from lemonx.errors import BadCheckpoint, BadTarget, Refused
 from lemonx.execution import row_readers
 from lemonx.execution.runner import everything
 from lemonx.fsdp import bytes_sampled, load_expanded, shares
-from lemonx.training import model as models
 from lemonx.training import sharded
-from lemonx.training.recipe import parse_recipe
-from lemonx.training.run import run
+from lemonx_lab.training import model as models
+from lemonx_lab.training.recipe import parse_recipe
+from lemonx_lab.training.run import run
 
 PROCESSES = 2
 BLOCK = 1500

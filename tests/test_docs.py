@@ -23,12 +23,12 @@ import typer
 
 from lemonx import cli, errors
 from lemonx.architectures import rotary
-from lemonx.data.kinds import KINDS, TASKS, module
 from lemonx.specs import norms, spaces, weights
 from lemonx.specs.family import architecture
 from lemonx.specs.spec import Spec, Stack
-from lemonx.training.recipe import Expand, Recipe, parse_recipe
 from lemonx.training.recipe_file import parse_yaml
+from lemonx_lab.data.kinds import KINDS, TASKS, module
+from lemonx_lab.training.recipe import Expand, Recipe, parse_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "lemonx"

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 import pico
 from commands import Run, runner
-from lemonx.training.recipe import read_recipe
-from lemonx.training.run import run as train
+from lemonx_lab.training.recipe import read_recipe
+from lemonx_lab.training.run import run as train
 from test_docs import FENCE, ROOT
 
 # Sizes and lengths of the pages, and what stands for them here; the rest of a page is run as it is written.
@@ -41,7 +41,7 @@ TINY: dict[str, dict[str, str]] = {
 }
 # What is not run here, by how it begins, and where it is.
 ELSEWHERE = {
-    "lemonx compare": "tests/test_experiments.py, at tiny size",
+    "lemonx compare": "tests/lab/test_experiments.py, at tiny size",
     "torchrun": "tests/test_distributed.py",
     "python benchmarks": "tests/test_examples.py and the benchmarks' own tests",
     "python examples": "tests/test_examples.py",

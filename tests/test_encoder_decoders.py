@@ -18,12 +18,12 @@ import pico
 from lemonx import api, architectures
 from lemonx.algebra.recipes import Vector
 from lemonx.checkpoints import Checkpoint
-from lemonx.data.tasks import task_of
 from lemonx.diagnostics.why import diagnose
 from lemonx.errors import BadCheckpoint, BadTarget, NotVerified
 from lemonx.planning.request import target_config
 from lemonx.verification.sample import views
 from lemonx.workflows.options import sizes as requested
+from lemonx_lab.data.tasks import task_of
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_every_error_says_what_to_do() -> None:
 
 
 def test_a_recipe_has_its_keys_named() -> None:
-    from lemonx.training.recipe import parse_recipe
+    from lemonx_lab.training.recipe import parse_recipe
 
     with pytest.raises(BadRecipe) as raised:
         parse_recipe({"task": "causal-lm", "lerning_rate": 1}, "mine.yaml")

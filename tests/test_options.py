@@ -35,6 +35,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
     "recipe": lambda folder: (folder / "source", folder / "source"),
     "compare": lambda folder: ("no-such-experiment",),
     "report": lambda folder: (result(folder),),
+    "survey": lambda folder: ("--type", "no-such-type"),
 }
 
 

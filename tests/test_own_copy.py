@@ -22,8 +22,8 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadRecipe, BadTarget
 from lemonx.execution import row_readers
 from lemonx.execution.matrix import expand_matrix
-from lemonx.training.recipe import parse_recipe
 from lemonx.verification.symmetry import find_twins
+from lemonx_lab.training.recipe import parse_recipe
 from pico import PICO, save
 from test_operators import LAW, assert_lossless, expansions, query_heads, weight
 

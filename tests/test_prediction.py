@@ -10,11 +10,11 @@ import pytest
 
 import lemonx
 from commands import runner
-from lemonx.cli.render.training import prediction_text
+from lemonx.cli.render.advising import prediction_text
 from lemonx.errors import BadRecipe
-from lemonx.experiments import report
-from lemonx.experiments.measured import length_at, measured_growths
 from lemonx.training.prediction import Case, Growth, fit, leave_out, measured, predict, usable, useful_steps
+from lemonx_lab.experiments import report
+from lemonx_lab.experiments.measured import length_at, measured_growths
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 

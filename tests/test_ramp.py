@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_training_run import assert_same, recipe
 from transformers import Trainer, TrainingArguments
 
 import lemonx
 import pico
 from lemonx.errors import BadCheckpoint, BadRecipe, BadTarget, Refused
 from lemonx.training.ramp import RampCallback, weight_at
-from lemonx.training.run import FinishedRun, run
+from lemonx_lab.training.run import FinishedRun, run
 from pico import PICO, save
-from test_training_run import assert_same, recipe
 
 
 @pytest.fixture(autouse=True, scope="module")

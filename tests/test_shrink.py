@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 import lemonx
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, BadRecipe, NotVerified, Refused
-from lemonx.training import run_folder
 from lemonx.training.kept import KeepSource, SourceEntries
-from lemonx.training.recipe import parse_recipe
-from lemonx.training.run import TrainingJob, run
+from lemonx_lab.training import run_folder
+from lemonx_lab.training.recipe import parse_recipe
+from lemonx_lab.training.run import TrainingJob, run
 from pico import PICO, load, save
 
 TEXT: dict[str, Any] = dict(kind="stdlib", length=32, validation_examples=8)

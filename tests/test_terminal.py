@@ -297,8 +297,8 @@ def test_labels_of_a_result(
 def test_labels_of_a_bar_and_of_a_table(
     result_json: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from lemonx.cli.render import experiments as show
-    from lemonx.experiments.pool import Progress
+    from lemonx_lab.cli import show_experiments as show
+    from lemonx_lab.experiments.pool import Progress
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_INTERACTIVE", "1")

@@ -233,9 +233,9 @@ def test_images_of_another_size_are_refused_by_both_towers() -> None:
     """A model of text and images is told of other images in one line, before anything runs."""
     from types import SimpleNamespace
 
-    from lemonx.data.model import require_fit
-    from lemonx.data.tasks import task_of
     from lemonx.errors import BadData, BadTarget
+    from lemonx_lab.data.model import require_fit
+    from lemonx_lab.data.tasks import task_of
 
     made: Any = SimpleNamespace(model={"image_size": 16, "num_channels": 1}, length=None)
     config = {"architectures": ["CLIPForImageClassification"], "vision_config": {"image_size": 16, "num_channels": 3}}

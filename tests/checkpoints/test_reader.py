@@ -27,8 +27,8 @@ from checkpoints.broken import (
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints import folder as folder_rules
 from lemonx.errors import BadCheckpoint
-from lemonx.training import run_folder as run
 from lemonx.verification import certificate
+from lemonx_lab.training import run_folder as run
 
 INDEX = "model.safetensors.index.json"
 

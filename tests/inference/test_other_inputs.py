@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from commands import DIFFERS, Run, runner
 from inference.unknown import save
-from lemonx.diagnostics.survey.randomise import randomise
 from lemonx.errors import CannotVerify
 from lemonx.inference.running import Runner, as_read
 from lemonx.models.foreign import foreign
 from lemonx.verification.float64 import Float64
 from lemonx.verification.sample import views
+from lemonx_lab.survey.randomise import randomise
 
 Source = Callable[[str, bool], Path]
 _SMALL: dict[str, Any] = {

@@ -24,9 +24,9 @@ import lemonx
 from commands import BAD_CHECKPOINT, BAD_TARGET, DIFFERS, REFUSED, Run, runner
 from inference.unknown import DEPTH, EXACT, HALF_MORE, TWICE, difference, model_class, save
 from lemonx import architectures
-from lemonx.diagnostics.survey.randomise import randomise
 from lemonx.inference.expressions import constant
 from lemonx.inference.family import infer
+from lemonx_lab.survey.randomise import randomise
 
 Source = Callable[[str], Path]
 PLUGIN = Path(__file__).parent.parent / "data" / "plugin"

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from lemonx.diagnostics.survey import classes
-from lemonx.diagnostics.survey.measuring import judged, same_size
-from lemonx.diagnostics.survey.randomise import randomise
-from lemonx.diagnostics.survey.sizes import BASES
+from lemonx.inference.tiny_sizes import BASES
 from lemonx.models.foreign import foreign
 from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
+from lemonx_lab.survey import classes
+from lemonx_lab.survey.measuring import judged, same_size
+from lemonx_lab.survey.randomise import randomise
 
 TWICE, HALF_MORE = ("--width", "2x"), ("--width", "1.5x")
 DEPTH, BOTH = ("--depth", "+1"), ("--width", "2x", "--depth", "+1")

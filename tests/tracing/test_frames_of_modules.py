@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import lemonx
-from lemonx.diagnostics.survey.randomise import randomise
+from lemonx_lab.survey.randomise import randomise
 
 TOKENS = 12
 

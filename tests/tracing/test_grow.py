@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import lemonx
-from lemonx.diagnostics.survey.randomise import randomise
+from lemonx_lab.survey.randomise import randomise
 from tracing.mixing import FEATURES, FUNCTIONS, TOKENS, Mixed
 from zoo import ZOO, run
 

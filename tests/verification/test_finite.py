@@ -20,12 +20,12 @@ import pico
 from commands import BAD_CHECKPOINT, DIFFERS, Run, assert_refused, runner
 from lemonx.diagnostics.fsck import fsck
 from lemonx.errors import BadCheckpoint
-from lemonx.experiments.answer import NOT_REACHED, steps_to
 from lemonx.verification import layerwise
 from lemonx.verification.comparison import compared
 from lemonx.verification.finite import larger
 from lemonx.verification.reference import Moved
 from lemonx.verification.rounding import tolerance_of
+from lemonx_lab.experiments.answer import NOT_REACHED, steps_to
 
 SIZES: dict[str, dict[str, Any]] = {
     "llama-untied": {"width": 96, "depth": 3},

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lemonx.diagnostics.survey.randomise import randomise
+from lemonx_lab.survey.randomise import randomise
 from zoo import language, others, torch_modules, vision
 
 Inputs = tuple[Tensor, ...] | dict[str, Tensor]

@@ -12,19 +12,24 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from typing import NoReturn
 
 import typer
 
 # The order in which `lemonx --help` lists the commands.
 # isort: off
-from lemonx.cli import expansion, inferring, catalogue, fsck, training, experiments  # noqa: F401
+from lemonx.cli import expansion, inferring, catalogue, fsck, advising  # noqa: F401
 
 # isort: on
 from lemonx.cli.app import INTERNAL, app
 from lemonx.errors import BadOutput, BadTarget, CannotVerify, LemonxError, Stopped
 from lemonx.guards import terminal
 from lemonx.guards.others import silenced
+
+# Commands of other packages, which register with the same application.
+for _commands in entry_points(group="lemonx.commands"):
+    _commands.load()
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.diagnostics.survey.fields import KEPT, meaning
 from lemonx.errors import LemonxError
 from lemonx.inference.running import Runner, Values
+from lemonx.inference.size_names import KEPT, meaning
 from lemonx.planning.depth import arrange
 from lemonx.specs.config import flat_fields, with_fields
 from lemonx.specs.spec import Stack

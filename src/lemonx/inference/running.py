@@ -12,7 +12,6 @@ import torch
 
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.diagnostics.survey.configs import plain
 from lemonx.errors import BadCheckpoint, CannotVerify, Refused
 from lemonx.guards.limits import LARGEST, MOST_BLOCKS, MOST_BUFFERS
 from lemonx.inference.bodiless import Mixed, bodiless
@@ -31,6 +30,8 @@ from lemonx.verification.loading import floating_outputs
 from lemonx.verification.media import PICTURES, Batch
 from lemonx.verification.sample import shorten, views
 
+# Switches of a config that are turned off.
+_OFF = ("use_cache", "use_kernels", "use_mamba_kernels", "use_timm_backbone", "use_pretrained_backbone")
 Values = Mapping[str, JsonValue]
 Shapes = Mapping[str, tuple[int, ...]]
 # Fields that may be larger than any size: what a text may reach, and the numbers of special tokens.
@@ -134,3 +135,17 @@ def check_sizes(values: Values) -> None:
             most = MOST_BLOCKS if "layers" in last else LARGEST
             if number > most and not any(part in last for part in _UNBOUNDED):
                 raise BadCheckpoint(f"has {name} = {number}", f"use a number up to {most}", file=CONFIG)
+
+
+def plain(config: Any, *, cache: bool = False) -> Any:
+    """The config with plain attention and experts in every part, and without caches unless they stay as they are."""
+    for name in getattr(config, "sub_configs", {}):
+        if (inner := getattr(config, name, None)) is not None:
+            plain(inner, cache=cache)
+    config._attn_implementation = "eager"
+    if hasattr(config, "_experts_implementation"):
+        config._experts_implementation = "eager"
+    for name in _OFF:
+        if hasattr(config, name) and not (cache and name == "use_cache"):
+            setattr(config, name, False)
+    return config

@@ -1,4 +1,5 @@
-"""LEMON and the methods it is compared with: one file each, registered where it is defined.
+"""Methods of growth. LEMON is here; other packages bring those that it is compared with, by the entry point
+`lemonx.methods`. A method is one file, registered where it is defined.
 
 A method is a growth policy for the same rows (planning/policy.py), so no method needs to know an architecture. Some
 methods compute their tensors themselves: `make` takes the plan and returns the tensors.
@@ -11,6 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from lemonx.algebra.free_parameters import Free
@@ -98,14 +100,18 @@ def method(
 
 
 def methods() -> Mapping[str, Method]:
-    """Every method by name."""
+    """Every method by name, those of other packages too."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
+    for package in entry_points(group="lemonx.methods"):
+        package.load()
     return METHODS
 
 
 def find(name: str) -> Method:
-    known = methods()
+    """The method of this name; BadTarget if there is none."""
+    importlib.import_module(f"{__name__}.lemon")
+    known = METHODS if name in METHODS else methods()
     if name not in known:
         near = difflib.get_close_matches(name[:80], known, 1)
         remedy = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(sorted(known))}"

@@ -4,23 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from lemonx import architectures
+from lemonx.algebra.free_parameters import parse_free
 from lemonx.checkpoints.folder import CERTIFICATE, parse_object
 from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.errors import BadCheckpoint, BadRecipe
+from lemonx.errors import BadCheckpoint, BadRecipe, LemonxError
+from lemonx.guards.limits import LARGEST, LARGEST_SEED
 from lemonx.guards.shown import one_line
 from lemonx.specs.config import TIED
-from lemonx.training.recipe import Expand, first_problem
 from lemonx.training.recipe_file import load_yaml
+from lemonx.training.strict import Strict, first_problem
 from lemonx.verification.certificate import Said, parse_certificate
 from lemonx.workflows.options import Dtype
 
 _INSTEAD = "give a lemonx.json or a YAML file"
+
+
+# A number, or in terms of the source's: 1.5x, +4.
+GrownSize = Annotated[int, Field(gt=0, le=LARGEST)] | str
+
+
+class Expand(Strict):
+    """The options of `lemonx expand`; `options` has them as keywords of `lemonx.plan`."""
+
+    width: GrownSize | None = None
+    depth: GrownSize | None = None
+    heads: GrownSize | None = None
+    kv_heads: GrownSize | None = None
+    ffn: GrownSize | None = None
+    width_factor: float | str | None = None
+    sizes: dict[str, JsonValue] = Field(default_factory=dict, alias="set")
+    like: str | None = None
+    method: str = "lemon"
+    free: str | dict[str, JsonValue] | None = None
+    depth_type: Literal[1, 2, 3] | None = None
+    placement: Literal["interleaved", "before", "stacked", "middle"] | None = None
+    seed: int = Field(0, ge=-LARGEST_SEED, le=LARGEST_SEED)
+    verify: bool = True
+
+    @field_validator("free")
+    @classmethod
+    def _known_parameters(cls, given: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
+        try:
+            return given if given is None or parse_free(given) else None
+        except LemonxError as error:
+            raise ValueError(f"{error.found}; {error.remedy}") from None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        given = self.model_dump(exclude_none=True, exclude={"verify"})
+        free = {} if self.free is None else {"free": parse_free(self.free)}
+        return {"set": given.pop("sizes"), **given, **free}
 
 
 class GrowthFile(Expand):

@@ -1,4 +1,4 @@
-"""Recipes as files: safe YAML, the recipes that ship, and changes from the command line."""
+"""Safe YAML, and changes of it from the command line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from lemonx.checkpoints.opening import MAX_TEXT, read_file
 from lemonx.checkpoints.plain import JsonValue, require_plain
 from lemonx.errors import BadRecipe
 from lemonx.guards.shown import one_line
-
-SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
-
 
 # A long recipe has two kilobytes; YAML is read at some hundred kilobytes a second.
 _MAX_BYTES = 200_000
@@ -63,8 +60,7 @@ def parse_yaml(text: str, name: str) -> JsonValue:
 
 
 def load_yaml(path: Path) -> dict[str, JsonValue]:
-    """The keys and values of a recipe, given its file or the name of one that ships."""
-    path = found(path)
+    """The keys and values of a YAML file."""
     try:
         content = parse_yaml(read_file(path, MAX_TEXT).decode(), str(path))
     except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: a loop of links
@@ -73,32 +69,6 @@ def load_yaml(path: Path) -> dict[str, JsonValue]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise BadRecipe("is not a recipe", "write keys and values, such as `task: causal-lm`", file=path)
     return content
-
-
-def found(path: Path) -> Path:
-    """The file itself, or the recipe of this name that ships."""
-    shipped = SHIPPED / f"{path}.yaml"
-    if path.is_file() or path.suffix or len(path.parts) > 1:
-        return path
-    if not shipped.is_file():
-        raise BadRecipe(
-            "is neither a file nor the name of a recipe",
-            "`lemonx train --list` names the recipes that come with lemonx",
-            file=path,
-        )
-    return shipped
-
-
-def shipped() -> dict[str, str]:
-    """Every recipe that ships: its name and a one-line description."""
-    return {
-        path.stem: _first_comment(path.read_text(encoding="utf-8"))
-        for path in sorted(SHIPPED.glob("*.yaml"), key=lambda p: p.stem)
-    }
-
-
-def _first_comment(text: str) -> str:
-    return next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), "")
 
 
 def with_changes(content: Mapping[str, JsonValue], changes: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

@@ -1,0 +1,73 @@
+"""What the data needs to know about the model, and whether the two fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lemonx.errors import BadData
+
+if TYPE_CHECKING:
+    from lemonx_lab.data import Prepared
+
+# Where configs keep the number of positions they can tell apart.
+_POSITIONS = ("max_position_embeddings", "n_positions")
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model to train, as far as it exists: its config, and its folder."""
+
+    config: Mapping[str, Any] | None
+    folder: Path | None
+
+    def get(self, field: str) -> Any:
+        """A field of the config, or None."""
+        return None if self.config is None else self.config.get(field)
+
+
+def require_fit(prepared: Prepared, config: Mapping[str, Any] | None) -> None:
+    """Raises unless a model of `config` can read the examples and has an output for each label."""
+    if config is None:
+        return
+    needs = prepared.model
+    vocabulary = config.get("vocab_size")
+    if "vocab_size" in needs and vocabulary is not None and vocabulary < needs["vocab_size"]:
+        raise BadData(
+            f"the model has a vocabulary of {vocabulary}, but the data needs {needs['vocab_size']}",
+            "use the tokenizer that the model was trained with, or train another model",
+        )
+    for field in _POSITIONS:
+        positions = config.get(field)
+        if prepared.length is not None and isinstance(positions, int) and positions < prepared.length:
+            raise BadData(
+                f"the model has {positions} positions ({field}), but the data has examples of {prepared.length} tokens",
+                f"set length to {positions} or less",
+            )
+    # A model of text and images has the sizes of its images in a part of its config.
+    images = config.get("vision_config") or config
+    for field, remedy in (("image_size", "set image_size"), ("num_channels", "choose other images")):
+        if field in needs and images.get(field) is not None and _pair(images[field]) != _pair(needs[field]):
+            raise BadData(f"the model has {field} = {images[field]}, but the data has {needs[field]}", remedy)
+    labels = _labels(config)
+    if "num_labels" in needs and labels is not None and labels != needs["num_labels"]:
+        raise BadData(
+            f"the model has {labels} labels, but the data has {needs['num_labels']}",
+            f"choose a checkpoint without a head, or with a head for {needs['num_labels']} labels",
+        )
+
+
+def _pair(size: Any) -> tuple[Any, ...]:
+    """A size as height and width."""
+    return tuple(size) if isinstance(size, list | tuple) else (size, size)
+
+
+def _labels(config: Mapping[str, Any]) -> int | None:
+    """The number of outputs in a classifier's config; None if the model is not a classifier yet."""
+    if not any("Classification" in name for name in config.get("architectures") or ()):
+        return None
+    if "num_labels" in config:
+        return config["num_labels"]
+    return len(config.get("id2label") or (0, 1))  # transformers writes neither where there are two

@@ -1,0 +1,119 @@
+"""From text to token ids: bytes, or the tokenizer of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lemonx.errors import BadData
+from lemonx.models import door
+from lemonx.models.foreign import foreign
+from lemonx_lab.data.model import Model
+
+# Any of these in a folder makes AutoTokenizer find a tokenizer.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
+# Characters handed to a tokenizer at once; the text is cut at the end of a line.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Token ids, and what turns text into them; a token that does not exist is None.
+
+    `tokenizer` None means bytes.
+    """
+
+    size: int
+    pad: int | None = None
+    mask: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    special: frozenset[int] = frozenset()
+    tokenizer: Any = None
+
+    @property
+    def dtype(self) -> type[np.unsignedinteger[Any]]:
+        """The smallest of numpy's unsigned types, from 16 bits on, that holds every id."""
+        return np.uint16 if self.size <= 1 << 16 else np.uint32
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text, without special tokens."""
+        if self.tokenizer is None:
+            return np.frombuffer(text.encode(), np.uint8).astype(self.dtype)
+        with _splitting():
+            parts = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in _chunks(text)]
+            return np.concatenate([np.asarray(part, self.dtype) for part in parts] or [np.empty(0, self.dtype)])
+
+    def encode_pair(self, texts: Sequence[str], length: int) -> Mapping[str, Any]:
+        """The ids of one text, or of two, with special tokens and types, cut to a length."""
+        with _splitting():
+            return self.tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=True)
+
+    def model(self) -> dict[str, int]:
+        """The config fields that the vocabulary decides."""
+        ids = {"pad_token_id": self.pad, "bos_token_id": self.cls, "eos_token_id": self.sep}
+        return {"vocab_size": self.size, **{name: token for name, token in ids.items() if token is not None}}
+
+
+# One vocabulary for all text that is read as bytes, so that a model can go from one corpus to another.
+BYTES = Vocabulary(size=260, pad=256, mask=257, cls=258, sep=259, special=frozenset(range(256, 260)))
+
+
+def has_tokenizer(folder: Path | None) -> bool:
+    """Whether a checkpoint's folder contains a tokenizer."""
+    return folder is not None and any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def from_folder(folder: Path) -> Vocabulary:
+    """The vocabulary of a checkpoint's own tokenizer; only local files are read, and none of their code is run."""
+    if not has_tokenizer(folder):
+        raise BadData(f"has no tokenizer (none of {', '.join(_TOKENIZER_FILES)})", "set tokenizer: bytes", file=folder)
+    tokenizer = door.load_tokenizer(folder)
+    with foreign(f"use the tokenizer in {str(folder)!r}", "save it again", BadData):
+        ids = (tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
+        pad, mask, cls, sep = (None if token is None else int(token) for token in ids)
+        return Vocabulary(
+            size=len(tokenizer),
+            pad=pad if pad is not None else tokenizer.eos_token_id,
+            mask=mask,
+            cls=cls if cls is not None else tokenizer.bos_token_id,
+            sep=sep if sep is not None else tokenizer.eos_token_id,
+            special=frozenset(tokenizer.all_special_ids),
+            tokenizer=tokenizer,
+        )
+
+
+def _splitting() -> AbstractContextManager[None]:
+    return foreign("split the text into tokens", "give another tokenizer", BadData)
+
+
+def choose(model: Model, tokenizer: Path | Literal["bytes"] | None) -> Vocabulary:
+    """The requested vocabulary; by default the one in the model's folder, or else bytes."""
+    if tokenizer == "bytes":
+        return BYTES
+    if isinstance(tokenizer, Path):
+        return from_folder(tokenizer)
+    if model.folder is not None and has_tokenizer(model.folder):
+        return from_folder(model.folder)
+    # Bytes would fit into any larger vocabulary, and mean something else there.
+    size = model.get("vocab_size")
+    if size not in (None, BYTES.size):
+        raise BadData(
+            f"the model has a vocabulary of {size} and no tokenizer in its folder, and bytes need {BYTES.size}",
+            "set tokenizer to a folder that has one, or to bytes if you mean bytes",
+        )
+    return BYTES
+
+
+def _chunks(text: str) -> Iterator[str]:
+    """The text in pieces of about a million characters, each up to the end of a line."""
+    start = 0
+    while start < len(text):
+        end = len(text) if len(text) - start <= _CHUNK else text.find("\n", start + _CHUNK) + 1 or len(text)
+        yield text[start:end]
+        start = end

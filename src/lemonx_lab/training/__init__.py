@@ -1,0 +1,1 @@
+"""Training runs by a recipe."""
