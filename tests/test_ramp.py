@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_training_run import assert_same, recipe
+from lab.test_training_run import assert_same, recipe
 from transformers import Trainer, TrainingArguments
 
 import lemonx
