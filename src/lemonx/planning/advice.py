@@ -43,7 +43,7 @@ def tried(
     tie: bool,
     besides: Mapping[str, JsonValue] | None = None,
 ) -> str | None:
-    """Options that work near the refused ones; None if none is found.
+    """Return options near the refused ones that work, or None.
 
     `grown` is the type check; `tie`: heads are tied; `besides`: fields that were asked for and are no sizes. The width
     and every size that was given stay, or the nearest width on either side takes all others along.

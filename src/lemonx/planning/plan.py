@@ -78,7 +78,7 @@ class Plan(Result, printer="plan:print_plan"):
     solved: bool = True
     # What the silent tensors of added blocks would be in full copies, if these are to come in during training.
     ramp: tuple[Step, ...] = ()
-    # What the source was converted from, if it was, and the bytes that its weights take as they are given.
+    # The source's format before conversion, in words, if it was converted; and the size of its weights there.
     converted: str | None = None
     source_bytes: int = 0
 
