@@ -86,6 +86,13 @@ SIZES = [
     Bad("absurd-factor", ("--width-factor", "1e400"), BAD_TARGET, "."),
     Bad("not-following", ("--width", 50), BAD_TARGET, "not a whole number: try --width 72"),
     Bad("kv-heads", ("--kv-heads", 3), REFUSED, "4 query heads do not fit 3.*: try --heads 6 --kv-heads 3$"),
+    Bad(
+        "advice-is-whole",
+        ("--set", "model_type=mixtral", "--set", "num_local_experts=4", "--width", 50),
+        BAD_TARGET,
+        "try --width 72 --set num_local_experts=4 --set model_type=mixtral or --width 50 --heads",
+        "llama-untied",
+    ),
     Bad("set-unknown", ("--set", "foo=3"), BAD_TARGET, "'foo' is not a size of this model: set one of"),
     Bad("set-json", ("--set", "hidden_size=big"), BAD_TARGET, "is not FIELD=VALUE"),
     Bad("set-no-value", ("--set", "hidden_size"), BAD_TARGET, "is not FIELD=VALUE"),

@@ -64,7 +64,7 @@ class Checkpoint:
     `config` is config.json; `tensors` is name to TensorInfo, in file order; `companions` is relative name to
     real path of the other files to carry along; `left_behind` names the rest. Reads may come from any thread.
     `origin` is the folder that was asked for; `path` is another only where weights were `converted`, from what that
-    says. `nbytes` is what the weights take as they are given. `config_file` is where errors find config.json. Where no
+    says. `nbytes`: the size of the weights before conversion. `config_file` is where errors find config.json. Where no
     safetensors hold the weights, `run` does, the checkpoint of a run on many processes, or `weights` are they.
     """
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError
-from lemonx.planning.request import FOLLOWERS, Target, asked_ratio, fields_behind, numbers, spell
+from lemonx.planning.request import FOLLOWERS, Target, asked_ratio, fields_behind, numbers
 from lemonx.specs.config import TIED, Config
 from lemonx.specs.family import Architecture
 
@@ -27,16 +29,24 @@ def options(target: Target, family: Architecture, config: Config) -> str:
             values = [config[name] for name in fields_behind(family, config, option)]
             one = values[0] if len(set(map(str, values))) == 1 and isinstance(values[0], int) else None
             words.append(f"--{option.replace('_', '-')} {one or (f'{size}x' if isinstance(size, Fraction) else size)}")
-    words += [f"--set {name}={'false' if value is False else spell(value)}" for name, value in target.fields.items()]
+    for name, value in target.fields.items():
+        words.append(f"--set {name}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}")
     return " ".join(words)
 
 
 def tried(
-    family: Architecture, config: Config, wanted: Target, grown: Callable[[Target], Config], tie: bool
+    family: Architecture,
+    config: Config,
+    wanted: Target,
+    grown: Callable[[Target], Config],
+    *,
+    tie: bool,
+    besides: Mapping[str, JsonValue] | None = None,
 ) -> str | None:
-    """Options that work near the refused ones; None if none is found. `grown` is the type check; `tie`: heads are tied.
+    """Return options near the refused ones that work, or None.
 
-    The width and every size that was given stay, or the nearest width on either side takes all others along.
+    `grown` is the type check; `tie`: heads are tied; `besides`: fields that were asked for and are no sizes. The width
+    and every size that was given stay, or the nearest width on either side takes all others along.
     """
 
     def first(targets: Iterator[Target]) -> str | None:
@@ -46,7 +56,7 @@ def tried(
             except LemonxError:
                 continue
             if new.values_on_disk != config.values_on_disk:
-                return options(target, family, new)
+                return options(replace(target, fields={**target.fields, **(besides or {})}), family, new)
         return None
 
     ratio = asked_ratio(family, config, wanted)

@@ -78,7 +78,7 @@ class Plan(Result, printer="plan:print_plan"):
     solved: bool = True
     # What the silent tensors of added blocks would be in full copies, if these are to come in during training.
     ramp: tuple[Step, ...] = ()
-    # What the source was converted from, if it was, and the bytes that its weights take as they are given.
+    # The source's format before conversion, in words, if it was converted; and the size of its weights there.
     converted: str | None = None
     source_bytes: int = 0
 
@@ -140,8 +140,10 @@ def make_plan(
         raise BadTarget(f"--seed {str(seed)[:40]} is not valid", "use a whole number of at most 18 digits")
     dtype = dtype_in_full(dtype)
     chosen = _chosen(free, depth_type, placement, small_gains, ramp)
-    held, wanted = _resolve(checkpoint, wanted, family)
-    typed = _typecheck(held, wanted, lambda change: read(change, chosen), _dtype(dtype))
+    asked = wanted
+    held, wanted = _resolve(checkpoint, asked, family)
+    besides = {name: value for name, value in asked.fields.items() if name not in wanted.fields}
+    typed = _typecheck(held, wanted, lambda change: read(change, chosen), _dtype(dtype), besides)
     for option, asked, used in (
         ("--small-gains", chosen.small_gains, typed.policy.free.small_gains),
         ("--ramp", chosen.ramp, typed.policy.free.ramp),
@@ -192,7 +194,13 @@ def _resolve(checkpoint: Checkpoint, wanted: Target, family: Architecture | None
     return _Held(origin, source, found, routers, rows), wanted
 
 
-def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolicy], dtype: str | None) -> _Typed:
+def _typecheck(
+    held: _Held,
+    wanted: Target,
+    read: Callable[[Change], GrowthPolicy],
+    dtype: str | None,
+    besides: Mapping[str, JsonValue],
+) -> _Typed:
     """Phase 2: prove that every row can follow; sizes that an error advises have passed the same check."""
     family, config = held.origin.family, held.origin.config
 
@@ -222,7 +230,7 @@ def _typecheck(held: _Held, wanted: Target, read: Callable[[Change], GrowthPolic
             remedy += f", with {_changed(family, config, target_config(family, config, wanted))}"
         if wanted.like is None:
             family.build(asked := family.config(config))
-            remedy = advice.tried(family, asked, wanted, grown, tie=bool(held.spec.ties)) or remedy
+            remedy = advice.tried(family, asked, wanted, grown, tie=bool(held.spec.ties), besides=besides) or remedy
         kind = Refused if isinstance(error, Refused) else BadTarget
         raise kind(error.found, remedy, file=error.file) from None
 

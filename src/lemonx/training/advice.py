@@ -131,7 +131,7 @@ class Growth:
 
     @property
     def warms_up(self) -> bool:
-        """Whether to keep the warm-up of training from scratch. The rule is nowhere else (docs/training.md)."""
+        """True if the warm-up of training from scratch stays. The rule is nowhere else (docs/training.md)."""
         return self.lossy is not None
 
 

@@ -186,7 +186,7 @@ class _Search:
                     yield shape
 
     def off(self, shape: Shape, wanted: int) -> float:
-        """How far a shape is from the budget, and from the source's proportions if these are to be kept."""
+        """Return the distance from the budget, and from the source's proportions unless sizes were given."""
         bent = 0.0 if self.growth.sizes != Target() else shape.distance / _FAR
         return abs(math.log(shape.parameters / wanted)) / math.log(1 + _NEAR) + bent
 
@@ -210,7 +210,7 @@ class _Search:
         return replace(target, depth=more) if steps else target
 
     def line(self, target: Target) -> _Line | None:
-        """What a width has, from plans for it; None if it has no lossless one."""
+        """Return the parameters of a width by its depth, from plans; None without a lossless plan."""
         if target.depth is None:
             first, second = (self.planned(self.deeper(target, steps)) for steps in (1, 2))
             if first and second:
@@ -256,6 +256,6 @@ def _numbers(value: object) -> list[float]:
 
 
 def _quadratic(one: float, two: float, factor: float) -> float:
-    """What is a x + b x^2, and is known at x = 1 and x = 2, at another x."""
+    """Return a x + b x^2 at a factor, given its values at 1 and 2."""
     square = (two - 2 * one) / 2
     return (one - square) * factor + square * factor**2

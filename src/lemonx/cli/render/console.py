@@ -57,7 +57,7 @@ class Out:
 
 
 class TextOut(Out):
-    """Keeps what it is told as a text, for `repr`."""
+    """Collects lines and tables as a text, for `repr`."""
 
     def __init__(self) -> None:
         self._stream = io.StringIO()
@@ -69,7 +69,7 @@ class TextOut(Out):
 
 
 class HtmlOut(Out):
-    """Keeps what it is told as a table in HTML, for notebooks."""
+    """Collects lines and tables as one table in HTML, for notebooks."""
 
     def __init__(self) -> None:
         self._rows: list[str] = []
