@@ -17,8 +17,8 @@ from commands import BAD_TARGET, Run, assert_refused, runner
 from lemonx.checkpoints.safetensors_file import encode_header
 from lemonx.errors import BadTarget
 from lemonx.planning.summary import human, parameters
-from lemonx_lab.training.recipe import parse_recipe
 from lemonx.workflows.budget import parse_budget
+from lemonx_lab.training.recipe import parse_recipe
 
 MODELS = [
     "llama-tied",

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from lab.test_training_run import assert_same, recipe
 from transformers import Trainer, TrainingArguments
 
 import lemonx
 import pico
+from lab.test_training_run import assert_same, recipe
 from lemonx.errors import BadCheckpoint, BadRecipe, BadTarget, Refused
 from lemonx.training.ramp import RampCallback, weight_at
 from lemonx_lab.training.run import FinishedRun, run

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lab.test_report import DOCS
 
+from lab.test_report import DOCS
 from lemonx_lab.experiments import report
 from lemonx_lab.experiments.rivals import answer_line, best_against_best, rivals_text, saved_lines
 
