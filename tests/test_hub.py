@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,8 @@ import pico
 from commands import BAD_CHECKPOINT, BAD_OUTPUT, BAD_TARGET, Result, Run, assert_refused, runner
 from forkserver import Server
 from hub_server import TOKEN, Hub, Repo
-from lemonx.hub import names
+from lemonx.errors import BadCheckpoint
+from lemonx.hub import download, names
 
 EXTRA = {
     "README.md": "# small",
@@ -257,6 +260,21 @@ def test_offline(away: Away, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path
     assert run("plan", "org/small", "--depth", 3).code == 0
     assert run("expand", "org/small", "out", "--depth", 3, "--no-verify").code == 0
     assert_refused(run("expand", "org/small", "o", "--depth", 3, "--push", "a/b"), BAD_TARGET, "HF_HUB_OFFLINE is set")
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(away: Away, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port is closed: no seconds of waiting, the cause in the message, and what is cached is used."""
+    away.run("fsck", "org/small", "--quick")  # downloads it
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(away.home / "hub"))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    begin = time.monotonic()
+    with pytest.raises(BadCheckpoint, match=r"'org/none' is no folder, and the hub cannot be reached \(\[Errno 111\]"):
+        download.located_config("org/none")
+    assert time.monotonic() - begin < 3
+    assert (download.located_config("org/small") / "config.json").exists()
 
 
 # ----------------------------------------------------------------- out

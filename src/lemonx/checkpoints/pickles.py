@@ -30,6 +30,7 @@ from lemonx.checkpoints.opening import name_of, open_inside, read_inside
 from lemonx.checkpoints.safetensors_file import dtype_name
 from lemonx.checkpoints.weight_sets import weights_in
 from lemonx.errors import BadCheckpoint
+from lemonx.guards.shown import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -136,7 +137,7 @@ def asked_to_run(error: Exception) -> str | None:
 def why_unreadable(error: Exception) -> str:
     """Any other reason why it could not be read: one line of torch's message, without its advice to trust the file."""
     told = str(error).partition("WeightsUnpickler error: ")[2].strip() or str(error).strip() or type(error).__name__
-    return told.splitlines()[0].strip()[:160]
+    return one_line(told.splitlines()[0])
 
 
 def _unpickle(real: str, path: Path) -> Any:

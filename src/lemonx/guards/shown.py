@@ -48,6 +48,18 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def one_line(text: str, limit: int = 240) -> str:
+    r"""A message of another library in one line without its full stop; if longer than `limit`, cut behind a word.
+
+    >>> one_line("No such\n  host.")
+    'No such host'
+    >>> one_line("No such host is known", 12)
+    'No such ...'
+    """
+    line = " ".join(text.split()).rstrip(".:")
+    return line if len(line) <= limit else f"{line[:limit].rpartition(' ')[0] or line[:limit]} ..."
+
+
 def _cut(text: str, limit: int) -> str:
     """The beginning and the end: a message names the file first and says last what to do."""
     left = (limit - 30) // 2

@@ -31,6 +31,7 @@ from lemonx.checkpoints.folder import (
     weight_map,
 )
 from lemonx.errors import BadCheckpoint, LemonxError
+from lemonx.guards.shown import one_line
 from lemonx.hub.names import COMMIT, HubName, cached, has_all_weights, meant
 
 if TYPE_CHECKING:
@@ -101,14 +102,34 @@ def _config(name: HubName) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    fetch = partial(hf_hub_download, name.repo, revision=name.revision, **_told_apart())
+    away = _unreachable(name)
+    settings = dict(revision=name.revision, local_files_only=away is not None, **_told_apart())
+    fetch = partial(hf_hub_download, name.repo, **settings)
     try:
         return Path(fetch(CONFIG))
     except EntryNotFoundError as error:
         try:
             return Path(fetch(ADAPTER))
         except EntryNotFoundError:
-            raise error from None
+            raise error from away
+
+
+def _unreachable(name: HubName) -> Exception | None:
+    """Why the hub does not answer, asked once; None if it does, whatever it says.
+
+    hf_hub_download asks six times within 23 s for each file that is not in the cache.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        url = hf_hub_url(name.repo, CONFIG, revision=name.revision)
+        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT, **_told_apart())
+    except HfHubHTTPError:
+        return None
+    except Exception as error:  # the classes of the library that makes the connection
+        return error
+    return None
 
 
 def _told_apart() -> dict[str, Any]:
@@ -285,4 +306,4 @@ def reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, HfHubHTTPError):
         text = text.partition(". ")[0]  # after that come addresses and advice
-    return text.rstrip(".:")[:160] or type(error).__name__
+    return one_line(text) or type(error).__name__

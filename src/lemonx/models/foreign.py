@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from lemonx.errors import BadCheckpoint, LemonxError
+from lemonx.guards.shown import one_line
 
-_LONGEST = 240
 # How much of a message is looked at: some repeat all of a config, or a list of a million ids.
 _READ = 10_000
 # These say in words what is wrong; the message of another type (a KeyError, say) is a fragment without its type.
@@ -124,9 +124,7 @@ def reason(raised: BaseException) -> str:
     # A config that is rejected names the validator that rejected it, and then the cause.
     if type(raised).__name__.startswith("StrictDataclass") and raised.__cause__ is not None:
         raised = raised.__cause__
-    text = " ".join("".join(c if c.isprintable() else " " for c in str(raised)[:_READ]).split()).rstrip(".:")
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST].rstrip()}..."
+    text = one_line("".join(c if c.isprintable() else " " for c in str(raised)[:_READ]))
     name = type(raised).__name__
     if not text:
         return name
