@@ -28,9 +28,21 @@ from forkserver import Server
 from hub_server import TOKEN, Hub, Repo
 from lemonx.errors import BadCheckpoint
 from lemonx.hub import download, names
+from lemonx.verification.source_card import source_card
 
+HEAD = """# of the source
+license: apache-2.0
+language: no
+base_model: org/tiny
+base_model_relation: quantized
+tags: [small, lemonx]
+model-index:
+- name: small
+  results: []
+datasets:
+- books"""
 EXTRA = {
-    "README.md": "# small",
+    "README.md": f"---\n{HEAD}\n---\n# small\n\nIt reads\tbooks.\n\n---\n",
     "LICENSE": "do what you like",
     "tokenizer_config.json": "{}",
     "tokenizer.json": '{"version": "1.0"}',
@@ -117,8 +129,16 @@ def test_a_name_becomes_a_verified_larger_model(away: Away, small: Path, tmp_pat
     certificate = json.loads((tmp_path / "out" / "lemonx.json").read_text())
     assert certificate["source"]["name"] == "org/small" and certificate["lossless"]
     assert certificate["source"]["revision"] == away.hub.repos["org/small"].refs["main"]
-    card = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n")[1])
-    assert card["base_model"] == "org/small"
+    head, _, text = (tmp_path / "out" / "README.md").read_text().removeprefix("---\n").partition("\n---\n")
+    assert "language: no\n" in head and yaml.safe_load(head) == {
+        "library_name": "transformers",
+        "license": "apache-2.0",
+        "language": False,  # YAML 1.1; the hub reads what was written
+        "datasets": ["books"],
+        "base_model": "org/small",
+        "tags": ["small", "lemonx", "model-expansion"],
+    }
+    assert "## The card of the source" in text and "# small\n\nIt reads        books." in text
     assert (tmp_path / "out" / "tokenizer.json").read_text() == EXTRA["tokenizer.json"]
     # What it was made from is in the cache as every other library finds it, and nothing is fetched twice.
     kept = away.home / "hub" / "models--org--small" / "snapshots" / certificate["source"]["revision"]
@@ -128,7 +148,27 @@ def test_a_name_becomes_a_verified_larger_model(away: Away, small: Path, tmp_pat
     # The folder in the cache is the same source, and known by its name.
     other = away.run("expand", kept, "other", "--depth", 3, "--no-verify")
     assert other.code == 0, other
-    assert 'base_model: "org/small"' in (tmp_path / "other" / "README.md").read_text()
+    assert "base_model: org/small\n" in (tmp_path / "other" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "a: &x 1\nb: *x",
+        "{license: mit}",
+        "license: [",
+        "[" * 5000,
+        "license: mit\nlicense: gpl",
+        "? [1]\n: 2",
+        "a: \x1b",
+        "",
+    ],
+)
+def test_a_head_that_cannot_be_cut_is_left_out(head: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{head}\n---\nthe text")
+    card = source_card(tmp_path)
+    assert yaml.safe_load(card.head(None)) == {"library_name": "transformers", "tags": ["lemonx", "model-expansion"]}
+    assert card.section().endswith("\n\nthe text\n")
 
 
 def test_shards_and_no_others(away: Away, good: Callable[..., Path], tmp_path: Path) -> None:
@@ -290,14 +330,14 @@ def test_push(away: Away, tmp_path: Path) -> None:
         str(f.relative_to(tmp_path / "out")): f.read_bytes() for f in (tmp_path / "out").rglob("*") if f.is_file()
     }
     assert {name: data for name, data in repo.files.items() if name != ".gitattributes"} == written
-    assert 'base_model: "org/small"' in written["README.md"].decode()
+    assert b"base_model: org/small\n" in written["README.md"]
     # What was uploaded can be verified, and grown again, by its name.
     again = away.run("verify", "org/small", "me/large")
     assert again.code == 0 and "the same function" in again.out and "lemonx.json" in away.hub.fetched(), again
-    # A source that is not of the hub: the card names no base model there.
+    # A source that is not of the hub: the card names the model there that the source comes from.
     again = away.run("expand", "out", "more", "--depth", 4, "--push", "me/large", "--no-verify", "--json")
     assert again.code == 0 and json.loads(again.out)["pushed"] == f"{away.hub.url}/me/large", again
-    assert b"base_model" not in repo.files["README.md"] and len(repo.commits) == 3
+    assert b"base_model: org/small\n" in repo.files["README.md"] and len(repo.commits) == 3
 
 
 def test_a_push_that_cannot_be_is_refused_before_the_work(away: Away, tmp_path: Path) -> None:

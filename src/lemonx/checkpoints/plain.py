@@ -14,6 +14,8 @@ from typing import Any
 
 from typing_extensions import TypeAliasType
 
+from lemonx.guards.shown import one_line
+
 # What a JSON text can say; of sequences and mappings, so that a list of whole numbers is one too.
 JsonValue = TypeAliasType(
     "JsonValue", "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
@@ -95,12 +97,3 @@ def _repeated(pairs: list[tuple[str, Any]]) -> Iterator[str]:
         if key in seen:
             yield key
         seen.add(key)
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an exception, in one line.
-
-    >>> one_line(ValueError("a list\\n  in a list"))
-    'a list in a list'
-    """
-    return " ".join(str(error).split())[:200]

@@ -6,7 +6,6 @@ after them, and line ends, which turn one line into two. All of these are printe
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 
@@ -48,15 +47,15 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def one_line(text: str, limit: int = 240) -> str:
-    r"""A message of another library in one line without its full stop; if longer than `limit`, cut behind a word.
+def one_line(text: object, limit: int = 240) -> str:
+    r"""An error or message of another library in one line, without its full stop, cut behind a word at `limit`.
 
     >>> one_line("No such\n  host.")
     'No such host'
     >>> one_line("No such host is known", 12)
     'No such ...'
     """
-    line = " ".join(text.split()).rstrip(".:")
+    line = " ".join(str(text).split()).rstrip(".:")
     return line if len(line) <= limit else f"{line[:limit].rpartition(' ')[0] or line[:limit]} ..."
 
 
@@ -76,12 +75,3 @@ def as_code(text: object) -> str:
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
     room = " " if plain.startswith("`") or plain.endswith("`") or not plain.strip() else ""
     return f"{fence}{room}{plain}{room}{fence}"
-
-
-def as_yaml(text: object) -> str:
-    r"""The text as a string of YAML.
-
-    >>> print(as_yaml('a: "b"\n---'))
-    "a: \"b\"\\n---"
-    """
-    return json.dumps(shown(text, 200), ensure_ascii=False)

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from lemonx import architectures
 from lemonx.checkpoints.folder import CERTIFICATE, parse_object
 from lemonx.checkpoints.opening import MAX_JSON, read_given
-from lemonx.checkpoints.plain import JsonValue, one_line
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadRecipe
+from lemonx.guards.shown import one_line
 from lemonx.specs.config import TIED
 from lemonx.training.recipe import Expand, first_problem
 from lemonx.training.recipe_file import load_yaml

@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from lemonx.checkpoints.opening import MAX_TEXT, read_file
-from lemonx.checkpoints.plain import JsonValue, one_line, require_plain
+from lemonx.checkpoints.plain import JsonValue, require_plain
 from lemonx.errors import BadRecipe
+from lemonx.guards.shown import one_line
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 

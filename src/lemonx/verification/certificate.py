@@ -20,12 +20,13 @@ from lemonx.checkpoints.folder import CERTIFICATE, RAMP, has, parse_object
 from lemonx.checkpoints.layout import Layout, layout_of
 from lemonx.checkpoints.opening import read_inside
 from lemonx.errors import BadCheckpoint, BadTarget
-from lemonx.guards.shown import as_code, as_yaml, shown
+from lemonx.guards.shown import as_code, shown
 from lemonx.hub.names import name_of
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
 from lemonx.planning.summary import changed_fields, config_table, lost_to_eps, parameters, size_table
 from lemonx.verification.comparison import Comparison
+from lemonx.verification.source_card import source_card
 from lemonx.verification.stability import Stability
 from lemonx.verification.verify import Verified
 
@@ -248,10 +249,9 @@ def model_card(plan: Plan, content: Certificate) -> str:
         )
     if content.source.converted:
         claim += f"\nThe source was read as: {shown(content.source.converted)}."
+    card = source_card(plan.source)
     return f"""---
-library_name: transformers
-{_base_model(plan.source)}tags: [lemonx, model-expansion]
----
+{card.head(name_of(plan.source))}---
 # {as_code(base)}, expanded
 
 {claim}
@@ -267,12 +267,7 @@ It was written by lemonx {content.versions["lemonx"]}: method {plan.policy.metho
 `{FILE}` holds the certificate: digest of the source, rule and exactness of every tensor, figures.
 
 Train on with the maximum learning rate of training from scratch and a faster decay.
-"""
-
-
-def _base_model(source: Path) -> str:
-    """The line of the card's head that names the source; the hub accepts only names of its own there."""
-    return f"base_model: {as_yaml(name)}\n" if (name := name_of(source)) else ""
+{card.section()}"""
 
 
 def stability_text(stability: Stability) -> str:
