@@ -69,6 +69,41 @@ def test_a_sound_folder_is_clean(name: str, tmp_path: Path) -> None:
     assert quick.clean and quick.scanned == 0 and quick.tensors == report.tensors
 
 
+@pytest.mark.parametrize(
+    ("model_type", "right", "wrong", "releases"),
+    [
+        (
+            "qwen3_5",
+            "model.language_model.norm.weight",
+            "model.language_model.language_model.language_model.norm.weight",
+            "5.4.0",
+        ),
+        ("qwen3_5_moe", "model.visual.pos_embed.weight", "model.language_model.visual.pos_embed.weight", "5.5.2"),
+        (
+            "gpt_oss",
+            "model.layers.0.mlp.experts.down_proj_scales",
+            "model.layers.0.mlp.experts.down_proj_blocks_scales",
+            "5.4.0",
+        ),
+        ("clip_text_model", "text_projection.weight", "text_model.text_projection.weight", "5.6.0"),
+        ("nomic_bert", "encoder.layers.0.norm1.weight", "encoder.encoder.layers.0.norm1.weight", "5"),
+    ],
+)
+def test_names_that_faulty_releases_of_transformers_wrote(
+    model_type: str, right: str, wrong: str, releases: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+
+    def said(name: str) -> list[str]:
+        save_file({name: torch.ones(3)}, tmp_path / "model.safetensors")
+        found = (finding.found for finding in at(fsck(tmp_path), ERROR) if finding.file.endswith("model.safetensors"))
+        return [text for text in found if "save_pretrained" in text]
+
+    assert said(right) == []
+    (text,) = said(wrong)
+    assert f"of transformers {releases}" in text and repr(wrong) in text
+
+
 # One of every family that drops a buffer.
 DROPS = ["gpt2-lm", "bert-base", "distilbert-mlm", "albert-mlm", "mpnet-mlm", "modernbert-mlm", "neox", "stablelm"]
 DROPS += ["llama-untied", "olmo2", "gptj", "falcon-new", "swinv2-cls", "swin-cls", "t5", "clip", "siglip", "beit-cls"]

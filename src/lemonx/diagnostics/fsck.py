@@ -38,6 +38,7 @@ from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, rea
 from lemonx.checkpoints.values import all_finite, blocks, read_into
 from lemonx.diagnostics.fsck_others import fsck_adapter, fsck_gguf
 from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING, Finding, Report
+from lemonx.diagnostics.wrong_names import wrong_names
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
 from lemonx.models.run_names import naming
 from lemonx.planning.tensor_steps import FLOATS
@@ -98,7 +99,7 @@ class _Check:
         self.report, self.folder, self.tell = report, folder, tell
         self.spec: Spec | None = None
         self.config: dict[str, JsonValue] | None = None
-        self.dropped = frozenset[str]()
+        self.dropped, self.misnamed = frozenset[str](), frozenset[str]()
         self.is_run = is_run(folder)
 
     def run(self, *, quick: bool) -> None:
@@ -110,6 +111,9 @@ class _Check:
             return
         tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
         self.report.files, self.report.tensors = len(files), len(tensors)
+        for wrong, problem in wrong_names((self.config or {}).get("model_type"), tensors.keys()):
+            self._add(problem, tensors[min(wrong)].file.name)
+            self.misnamed |= wrong
         if self.spec is not None and tensors:
             self._compare_with_spec(self.spec, tensors)
         if not quick:
@@ -245,7 +249,7 @@ class _Check:
         found, unknown = matched(spec, tensors)
         self.dropped = frozenset(hit.name for hit in found if isinstance(spec.rows[hit.row], Dropped))
         base = is_base(found)
-        for name in unknown:
+        for name in (name for name in unknown if name not in self.misnamed):
             what = f"holds the tensor {name!r}, which lemonx does not know in this model"
             self._say(ERROR, tensors[name].file.name, what, without_row(spec, name, base))
         for problem in gaps(spec, found):
