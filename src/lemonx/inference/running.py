@@ -71,8 +71,7 @@ class Runner:
 
     def shapes(self, values: Values) -> dict[str, tuple[int, ...]]:
         """The shapes of all parameters; nothing is run."""
-        with torch.device("meta"):
-            model = self._built(values)
+        model = self._built(values, device="meta")
         if sum(buffer.numel() for buffer in model.buffers()) > MOST_BUFFERS:
             raise BadCheckpoint("asks for too many numbers beside the weights", "correct its sizes", file=CONFIG)
         return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -82,11 +81,11 @@ class Runner:
         with Float64():
             return self._built(values).double().eval()
 
-    def _built(self, values: Values, adapt: Callable[[Any], object] = lambda _: None) -> Any:
+    def _built(self, values: Values, adapt: Callable[[Any], object] = lambda _: None, device: str = "cpu") -> Any:
         with foreign("build the model of config.json", "save it again"), bodiless(self.most):
             config = plain(door.config_object(values))
             adapt(config)
-            return door.build(door.model_class(config), config)
+            return door.build(door.model_class(config), config, device)
 
     def check_sample(self, values: Values) -> None:
         """CannotVerify unless the model of a config runs on inputs by which its outputs can be compared."""

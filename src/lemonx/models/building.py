@@ -66,9 +66,9 @@ def config_fields(config: Mapping[str, Any]) -> dict[str, JsonValue]:
 
 
 def _built(config: Mapping[str, Any], device: str, kind: type[PreTrainedModel] | None = None) -> PreTrainedModel:
-    with foreign("build the model of config.json", "save it again"), torch.device(device):
+    with foreign("build the model of config.json", "save it again"):
         made = door.config_object(config)
-        return door.build(kind or door.model_class(made), made)
+        return door.build(kind or door.model_class(made), made, device)
 
 
 def check_builds(plan: Plan, source: Checkpoint, *, verified: bool) -> None:

@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict
 
+import torch
+
 from lemonx import architectures, models
 from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.creating import write_whole
@@ -177,10 +179,14 @@ def model_class(config: Any) -> Any:
     return transformers.AutoModel
 
 
-def build(kind: Any, config: Any, **options: Any) -> PreTrainedModel:
-    """A model that no file holds. `kind`: its class, or an Auto class, which chooses one."""
+def build(kind: Any, config: Any, device: str = "cpu", **options: Any) -> PreTrainedModel:
+    """A model that no file holds. `kind`: its class, or an Auto class, which chooses one.
+
+    The device is set here and not by callers, because torch 2.6 cannot import transformers' models under "meta".
+    """
     auto = kind.__name__.startswith("Auto")
-    return kind.from_config(config, trust_remote_code=False, **options) if auto else kind(config)
+    with torch.device(device):
+        return kind.from_config(config, trust_remote_code=False, **options) if auto else kind(config)
 
 
 class LoadingInfo(TypedDict):

@@ -111,8 +111,9 @@ def empty(task: str, source: Path | Mapping[str, JsonValue], decided: Mapping[st
     if isinstance(source, Path):
         with Checkpoint.open(source) as checkpoint:
             source = checkpoint.config
-    with foreign(f"build a model for {task}", "give a checkpoint of that task"), torch.device("meta"):
-        return door.build(_auto(task), door.config_object(source, **_new_head(task, decided)), dtype=torch.float32)
+    with foreign(f"build a model for {task}", "give a checkpoint of that task"):
+        config = door.config_object(source, **_new_head(task, decided))
+        return door.build(_auto(task), config, "meta", dtype=torch.float32)
 
 
 def _new_head(task: str, decided: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
