@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -198,7 +198,7 @@ def record(rounds: list[Figures], dtype: str, kind: str, gigabytes: float) -> No
         }
         rows.append(
             {
-                "when": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+                "when": datetime.now(UTC).isoformat(timespec="minutes"),
                 "commit": commit.stdout.strip(),
                 "machine": f"{platform.machine()} {os.cpu_count()} cores",
                 "dtype": dtype,

@@ -25,10 +25,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing import ClassVar, Self
 
 
 class LemonxError(Exception):

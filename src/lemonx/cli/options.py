@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from lemonx.workflows.options import Dtype, FieldValue, Placement
 
 
-class PlacementChoice(str, Enum):
+class PlacementChoice(StrEnum):
     interleaved = "interleaved"
     before = "before"
     stacked = "stacked"
     middle = "middle"
 
 
-class DtypeChoice(str, Enum):
+class DtypeChoice(StrEnum):
     float64 = "float64"
     float32 = "float32"
     bfloat16 = "bfloat16"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -18,12 +18,12 @@ from lemonx.guards.terminal import print_json, print_lines
 SCRATCH = "Training the target from scratch"
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     yaml = "yaml"
     arguments = "arguments"
 
 
-class RecipeDecay(str, Enum):
+class RecipeDecay(StrEnum):
     cosine = "cosine"
     wsd = "wsd"
 

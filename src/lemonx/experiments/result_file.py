@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
-from typing_extensions import NotRequired, TypedDict  # pydantic asks for this one before Python 3.12
+from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
 
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadRecipe

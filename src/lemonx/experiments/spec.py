@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lemonx.checkpoints.opening import MAX_TEXT, read_given
-from lemonx.checkpoints.plain import JsonValue, one_line, require_plain
+from lemonx.checkpoints.plain import JsonValue, require_plain
 from lemonx.errors import BadCheckpoint, BadRecipe
+from lemonx.guards.shown import one_line
 
 FILE = "experiment.toml"
 # The method of an arm that does not grow: its source is trained on as it is.
@@ -226,10 +227,6 @@ def parse(content: Mapping[str, JsonValue], path: Path) -> Experiment:
 
 
 def _toml(text: str) -> dict[str, JsonValue]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # pyright: ignore[reportMissingImports]
     content = tomllib.loads(text)
     require_plain(content)
     return content
