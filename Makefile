@@ -9,16 +9,16 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench commands table fuzz configs tampering guarantees survey audit modules notebooks docs clean
+.PHONY: help setup demo test test-oldest check bench commands table fuzz configs tampering guarantees survey audit modules notebooks docs clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 setup: $(STAMP) ## create .venv and install lemonx with its tools (once, and when the requirements change)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "lemonx needs Python 3.10 or newer: make PYTHON=/path/to/python3 setup"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "lemonx needs Python 3.11 or newer: make PYTHON=/path/to/python3 setup"; exit 1; }
 	@echo "setup 1/3: a virtual environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setup 2/3: torch and transformers (the large part)"
@@ -47,6 +47,14 @@ demo: setup ## train a small language model, grow it, train on beside the altern
 # Processes that the tests start would compile the package each time, where no bytecode is written.
 test: setup $(BROWSER) ## run the tests and the examples in docstrings
 	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+
+# torch 2.6 for Linux comes with CUDA. pip applies PIP_CONSTRAINT to the tools that build lemonx too, and -c does not.
+OLDEST := .venv-oldest/bin/python
+test-oldest: ## run the tests of the core with Python 3.11 and the oldest releases that lemonx allows (5 GB in .venv-oldest)
+	@test -x $(OLDEST) || $(PYTHON) -m venv .venv-oldest
+	@PIP_CONSTRAINT= $(OLDEST) -m pip install --quiet -c constraints-oldest.txt -e . hypothesis psutil pytest pytest-xdist
+	HF_HUB_OFFLINE=1 $(OLDEST) -m pytest -n 2 tests/test_expand.py tests/test_cli.py tests/test_families.py \
+		tests/test_fsck.py tests/test_hub.py tests/verification
 
 check: setup ## lint, format, types, direction of imports
 	$(BIN)/ruff check
@@ -95,5 +103,5 @@ docs: setup ## build this documentation as a site, in site/
 	@echo "open site/index.html"
 
 clean: ## remove .venv, caches and build products
-	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-oldest build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

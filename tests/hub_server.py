@@ -225,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if asked["organization"] == "others":
             raise _Refusal(403, "", "You don't have the rights to create a model under the namespace others")
-        repo = self.hub.repos[name] = Repo(private=asked.get("visibility") == "private")
+        repo = self.hub.repos[name] = Repo(private=asked.get("visibility") == "private" or asked.get("private", False))
         repo.commit({".gitattributes": b""})
         self._json({"url": f"{self.hub.url}/{name}", "id": name})
 

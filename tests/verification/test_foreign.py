@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import lemonx
 import pico
-from commands import BAD_CHECKPOINT, BAD_TARGET, Run, assert_refused, runner
+from commands import BAD_CHECKPOINT, BAD_TARGET, REFUSED, Run, assert_refused, runner
 from lemonx.errors import BadCheckpoint, BadTarget, CannotVerify, NotVerified, Refused
+from lemonx.guards.releases import too_old
 from lemonx.models.building import skeleton
 from lemonx.models.foreign import foreign
+from lemonx.optimizer_state import trainer
 from lemonx.verification.memory import within_memory
 
 
@@ -39,6 +47,57 @@ def changed(folder: Path, into: Path, file: str = "config.json", **fields: Any) 
     content = json.loads((into / file).read_text()) if (into / file).exists() else {}
     (into / file).write_text(json.dumps(content | fields))
     return into
+
+
+PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
+    """A function that has Python find another release of a package, beside lemonx as pyproject.toml declares it."""
+
+    def release(name: str, version: str, needs: Sequence[str] = ()) -> None:
+        lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {need}" for need in needs)]
+        (folder := tmp_path / "site" / f"{name}-{version}.dist-info").mkdir(parents=True)
+        (folder / "METADATA").write_text("\n".join(lines))
+
+    release("lemonx", "0.1.0", PYPROJECT["dependencies"])
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    too_old.cache_clear()
+    yield release
+    too_old.cache_clear()
+
+
+def test_an_old_transformers_is_refused(installed: Callable[[str, str], None], run: Run, tmp_path: Path) -> None:
+    """Up to 5.12.1 a user's own class is loaded with random weights, and nothing is said."""
+    installed("transformers", "5.12.1")
+    source = pico.save(pico.PICO["llama-tied"](), tmp_path / "source")
+    says = "needs transformers 5.13 or newer, this is 5.12.1: pip install 'transformers>=5.13'"
+    assert_refused(run("expand", source, "out", "--depth", 3), REFUSED, says)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_pickle_is_opened_by_an_old_torch(installed: Callable[[str, str], None], run: Run, tmp_path: Path) -> None:
+    """CVE-2025-32434. The file is no pickle at all, so nobody looked into it."""
+    installed("torch", "2.5.1+cu124")
+    source = pico.save(pico.PICO["llama-tied"](), tmp_path / "source")
+    (source / "model.safetensors").unlink()
+    (source / "pytorch_model.bin").write_bytes(b"garbage")
+    done = run("expand", source, "out", "--depth", 3, "--allow-pickle")
+    says = r"needs torch 2.6 or newer to open a pickled file safely, this is 2.5.1\+cu124: pip install 'torch>=2.6'"
+    assert_refused(done, BAD_CHECKPOINT, says)
+    with pytest.raises(BadCheckpoint, match=r"needs torch 2\.6"):
+        trainer._load(io.BytesIO(b"garbage"), source)
+
+
+def test_what_is_installed_is_new_enough() -> None:
+    """Every package that lemonx needs has a lower bound, which constraints-oldest.txt installs."""
+    oldest = (Path(__file__).parents[2] / "constraints-oldest.txt").read_text()
+    for need in map(Requirement, PYPROJECT["dependencies"]):
+        (bound,) = need.specifier
+        assert bound.operator == ">=" and bound.contains(version(need.name), prereleases=True), need
+        (pinned,) = re.findall(rf"^{need.name}==(\S+)$", oldest, re.MULTILINE)
+        assert Version(pinned) == Version(bound.version), need
 
 
 @pytest.mark.parametrize("error", [ValueError("a\n  b."), KeyError("a b"), ZeroDivisionError(), AssertionError("a b")])

@@ -29,7 +29,8 @@ from lemonx.checkpoints.folder import (
 from lemonx.checkpoints.opening import name_of, open_inside, read_inside
 from lemonx.checkpoints.safetensors_file import dtype_name
 from lemonx.checkpoints.weight_sets import weights_in
-from lemonx.errors import BadCheckpoint
+from lemonx.errors import BadCheckpoint, LemonxError
+from lemonx.guards.releases import too_old
 from lemonx.guards.shown import one_line
 
 if TYPE_CHECKING:
@@ -109,9 +110,14 @@ def _odd(name: Any, tensor: Any) -> str | None:
 
 
 def read_pickle(real: str | BinaryIO, *, mapped: bool = False) -> Any:
-    """What torch.save wrote, if it is tensors in plain containers. Pickles are read nowhere else."""
+    """What torch.save wrote, if it is tensors in plain containers. Pickles are read nowhere else.
+
+    Before torch 2.6, a pickle could run code in spite of weights_only (CVE-2025-32434).
+    """
     import torch
 
+    if old := too_old("torch", "to open a pickled file safely"):
+        raise BadCheckpoint(*old)
     _require_stored(real)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about a pickle is said in one line, or is no matter
@@ -148,6 +154,8 @@ def _unpickle(real: str, path: Path) -> Any:
             if "mmap" not in str(error):
                 raise
             return read_pickle(real)  # written before torch 1.6: not mappable
+    except LemonxError:
+        raise
     except Exception as error:  # what a hostile or broken pickle raises is not known in advance
         if what := asked_to_run(error):
             raise BadCheckpoint(

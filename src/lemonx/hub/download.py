@@ -217,33 +217,22 @@ def _fetch(name: HubName, commit: str, files: list[RepoSibling], tell: Tell | No
 
 
 def _bar_class(total: int, tell: Tell | None) -> Any:
-    """A stand-in for tqdm that prints nothing and tells how many bytes there are by now."""
+    """A kind of tqdm that prints nothing and tells how many bytes there are by now."""
+    from tqdm import tqdm
+
     counts: dict[int, float] = {}
 
-    class Bar:
-        total: float | None
-        n: float
+    class Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
+        def __init__(self, *given: Any, unit: str = "it", **settings: Any) -> None:
+            super().__init__(*given, **{**settings, "disable": True})
+            self._counts = unit == "B"
 
-        def __init__(
-            self, *_: Any, total: float | None = None, initial: float = 0, unit: str = "it", **__: Any
-        ) -> None:
-            self.total, self.n, self._counts = total, initial, unit == "B"
-
-        def update(self, count: float | None = 1) -> None:
-            self.n += count or 0
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
             if self._counts and tell:
                 # What came over the network and what was put together are counted each by a bar of its own.
                 counts[id(self)] = self.n
                 tell(min(total, int(max(counts.values()))), total)
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_, **__: None
 
     return Bar
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lemonx.errors import BadCheckpoint, LemonxError
+from lemonx.errors import BadCheckpoint, LemonxError, Refused
+from lemonx.guards.releases import too_old
 from lemonx.guards.shown import one_line
 
 # How much of a message is looked at: some repeat all of a config, or a list of a million ids.
@@ -61,7 +62,12 @@ def in_one_line(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' warnings and progress bars, and Python's warnings, even where they are set to be errors."""
+    """Silence transformers' warnings and progress bars, and Python's warnings, even where they are set to be errors.
+
+    Every use of transformers passes here, so this is where an old release is refused.
+    """
+    if old := too_old("transformers"):
+        raise Refused(*old)
     from transformers.utils import logging as theirs
 
     shown, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()

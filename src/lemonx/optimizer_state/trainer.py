@@ -16,7 +16,7 @@ from lemonx.checkpoints.creating import new_file, write_new
 from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import file_inside, read_inside, read_small
 from lemonx.checkpoints.pickles import asked_to_run, read_pickle, why_unreadable
-from lemonx.errors import BadCheckpoint, BadOutput, Refused
+from lemonx.errors import BadCheckpoint, BadOutput, LemonxError, Refused
 from lemonx.models.building import skeleton
 from lemonx.optimizer_state.grow import Grown, StateGrowth
 from lemonx.optimizer_state.layouts import adds_decay, flattened, parameter_shape
@@ -116,6 +116,8 @@ def _load(file: BinaryIO, path: Path) -> Any:
     try:
         with safe_globals():
             return read_pickle(file)
+    except LemonxError:
+        raise
     except Exception as error:  # an unpickler of broken bytes raises anything
         if what := asked_to_run(error):
             raise BadCheckpoint(

@@ -18,7 +18,7 @@ from lemonx.checkpoints.pickles import read_pickle
 from lemonx.checkpoints.runs import Stored
 from lemonx.checkpoints.shards import Entry
 from lemonx.checkpoints.zero_files import ZeroFiles
-from lemonx.errors import BadCheckpoint, Refused
+from lemonx.errors import BadCheckpoint, LemonxError, Refused
 from lemonx.models.run_names import naming
 from lemonx.optimizer_state.forms import Whole
 from lemonx.optimizer_state.grow import Grown, grow_parameter, grow_tensor
@@ -188,6 +188,8 @@ class RunState:
         """The list of a group's parameters, with those of the target."""
         try:
             listed: Any = read_pickle(io.BytesIO(raw))
+        except LemonxError:
+            raise
         except Exception:  # what a broken or hostile pickle raises is not known in advance
             listed = None
         if not isinstance(listed, list) or not all(isinstance(name, str) for name in cast("list[Any]", listed)):
