@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 
 @cache
@@ -11,8 +11,12 @@ def too_old(package: str, purpose: str = "") -> tuple[str, str] | None:
     """Return what is wrong and what to do if the installed release is older than lemonx needs, else None."""
     from packaging.requirements import Requirement
 
-    declared = {known.name: known.specifier for known in map(Requirement, requires("lemonx") or ())}[package]
-    if declared.contains(installed := version(package), prereleases=True):
+    try:
+        needs, installed = requires("lemonx") or (), version(package)
+    except PackageNotFoundError:  # a source tree that is not installed
+        return None
+    declared = {known.name: known.specifier for known in map(Requirement, needs)}[package]
+    if declared.contains(installed, prereleases=True):
         return None
     floor = next(bound.version for bound in declared if bound.operator == ">=")
     needed = " ".join(("lemonx needs", package, floor, "or newer", purpose)).strip()
