@@ -52,9 +52,9 @@ test: setup $(BROWSER) ## run the tests and the examples in docstrings
 OLDEST := .venv-oldest/bin/python
 test-oldest: ## run the tests of the core with Python 3.11 and the oldest releases that lemonx allows (5 GB in .venv-oldest)
 	@test -x $(OLDEST) || $(PYTHON) -m venv .venv-oldest
-	@PIP_CONSTRAINT= $(OLDEST) -m pip install --quiet -c constraints-oldest.txt -e . hypothesis psutil pytest pytest-xdist
+	@PIP_CONSTRAINT= $(OLDEST) -m pip install --quiet -c constraints-oldest.txt -e . hypothesis peft psutil pytest pytest-xdist
 	HF_HUB_OFFLINE=1 $(OLDEST) -m pytest -n 2 tests/test_expand.py tests/test_cli.py tests/test_families.py \
-		tests/test_fsck.py tests/test_hub.py tests/test_in_memory.py tests/verification
+		tests/test_fsck.py tests/test_hub.py tests/test_in_memory.py tests/checkpoints tests/verification
 
 check: setup ## lint, format, types, direction of imports
 	$(BIN)/ruff check

@@ -100,7 +100,9 @@ def torch_dtype(dtype: str) -> torch.dtype:
     """
     import torch
 
-    return getattr(torch, _DTYPES[dtype][1])
+    if (found := getattr(torch, _DTYPES[dtype][1], None)) is None:
+        raise BadCheckpoint(f"holds {dtype}, which torch {torch.__version__} does not know", "install a newer torch")
+    return found
 
 
 def dtype_name(dtype: torch.dtype) -> str:
