@@ -225,14 +225,16 @@ def _typecheck(
     try:
         return typed(wanted)
     except (BadSizes, Refused) as error:
-        remedy = error.remedy
-        if isinstance(error, Rewired):
-            remedy += f", with {_changed(family, config, target_config(family, config, wanted))}"
+        remedy = None
         if wanted.like is None:
             family.build(asked := family.config(config))
-            remedy = advice.tried(family, asked, wanted, grown, tie=bool(held.spec.ties), besides=besides) or remedy
+            remedy = advice.tried(family, asked, wanted, grown, tie=bool(held.spec.ties), besides=besides)
+        if remedy is None and isinstance(error, Rewired):
+            remedy = f"{error.remedy}, with {_changed(family, config, target_config(family, config, wanted))}"
+        if remedy is None and isinstance(error, Refused):
+            raise
         kind = Refused if isinstance(error, Refused) else BadTarget
-        raise kind(error.found, remedy, file=error.file) from None
+        raise kind(error.found, remedy or error.remedy, file=error.file) from None
 
 
 def _solve(checkpoint: Checkpoint, held: _Held, typed: _Typed, solve: bool) -> SolvedFrames | None:
