@@ -136,7 +136,7 @@ def _growths(node: Node) -> Iterator[Node]:
 
 def _check_growth(grown: Node) -> None:
     from lemonx.training.growth_file import GrowthFile
-    from lemonx_lab.training.recipe import first_problem
+    from lemonx.training.strict import first_problem
 
     try:
         GrowthFile.model_validate(dict(grown.what))

@@ -13,7 +13,8 @@ from lemonx.checkpoints.folder import RAMP
 from lemonx.checkpoints.opening import file_inside
 from lemonx.checkpoints.safetensors_file import read_header_from
 from lemonx.errors import BadRecipe
-from lemonx_lab.training.recipe import Expand, Recipe
+from lemonx.training.growth_file import Expand
+from lemonx_lab.training.recipe import Recipe
 from lemonx_lab.training.run_folder import Saved
 
 # What Trainer needs, beside the weights, to go on: where it was, and the random state.
