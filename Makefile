@@ -61,6 +61,8 @@ check: setup ## lint, format, types, direction of imports
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	@count=$$(grep -rho 'dict\[str, Any\]' src --include='*.py' | wc -l); test $$count -le 20 || \
+		{ echo "dict[str, Any] stands $$count times in src, 20 at most: name the type behind it"; exit 1; }
 
 bench: setup ## measure the speed and memory of an expansion, and add it to benchmarks/history.csv
 	$(BIN)/python benchmarks/expand.py --record

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lemonx.errors import LemonxError
+from lemonx.optimizer_state.forms import State
 from lemonx.optimizer_state.grow import StateGrowth
 from lemonx.optimizer_state.layouts import adds_decay, flattened, layout_of
 from lemonx.optimizer_state.moments import FRESH
@@ -27,7 +28,7 @@ class Repointing:
     optimizer: Optimizer
     groups: list[list[Any]]
     names: list[list[str] | None]
-    state: dict[Any, dict[str, Any]]
+    state: dict[Any, State]
     replaced: list[Any]
 
     def apply(self) -> None:
@@ -61,7 +62,7 @@ class Repointer:
         state = {name: optimizer.state[p] for name, p in held.items() if p in optimizer.state}
         decaying = [group["params"] for group in optimizer.param_groups if adds_decay(group)]
         decayed = {self._names.get(id(p)) for parameters in decaying for p in parameters}
-        grown = dict[Any, dict[str, Any]]()
+        grown = dict[Any, State]()
         for name, parameter in large.items():
             origin = self.growth.origin(name)
             needed = {own: self.gathered(state[own]) for own in self.growth.needed(name) if own in state}
@@ -94,7 +95,7 @@ class Repointer:
         """The state of a parameter as whole tensors."""
         return entry
 
-    def placed(self, entry: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    def placed(self, entry: State, like: State) -> State:
         """Whole tensors where those of another state are."""
         return entry
 

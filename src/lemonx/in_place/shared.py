@@ -28,6 +28,7 @@ from lemonx.in_place.optimizers import Repointer
 from lemonx.models import door
 from lemonx.models.attributes import bare_class
 from lemonx.models.in_memory import require_known_forward, restore
+from lemonx.optimizer_state.forms import State
 from lemonx.planning.plan import Plan
 from lemonx.training import sharded
 from lemonx.verification.as_built import require_as_built
@@ -109,7 +110,7 @@ class _SharedRepointer(Repointer):
     def gathered(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
         return {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in entry.items()}
 
-    def placed(self, entry: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    def placed(self, entry: State, like: State) -> State:
         return {key: _placed(value, like[key]) for key, value in entry.items()}
 
 

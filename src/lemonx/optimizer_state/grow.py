@@ -24,7 +24,7 @@ DECAY = "weight decay that is added to gradients grows as weights do, and not as
 UNEQUAL = "squares are kept as means over an axis on which they grow unequally"
 
 
-def grow_optimizer(plan: Plan, state: Mapping[str, State]) -> dict[str, dict[str, Any]]:
+def grow_optimizer(plan: Plan, state: Mapping[str, State]) -> dict[str, State]:
     """The target's optimizer state from the source's, both by module name, as `get_optimizer_state_dict` has them.
 
     A parameter without state (frozen, or never reached by a gradient) has none in the target either.
@@ -73,7 +73,7 @@ class StateGrowth:
         disks = {disk for reading in self._of(name) for disk in (reading.source, reading.appended) if disk}
         return {self._holders[disk] for disk in disks if disk in self._holders}
 
-    def grow(self, name: str, state: Mapping[str, State]) -> dict[str, Any] | None:
+    def grow(self, name: str, state: Mapping[str, State]) -> State | None:
         """The state of one target parameter; None where its source has none."""
         origin = self.origin(name)
         if origin is None or not (own := flattened(state.get(origin, {}))):
@@ -117,7 +117,7 @@ def grow_parameter(
     shapes: Mapping[str, tuple[int, ...]],
     split: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]],
     join: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
-) -> dict[str, Any]:
+) -> State:
     """The state of one target parameter from those that it is made from, with the keys of the origin's.
 
     Each moment is decoded, `split` into tensors as they stand on disk, mapped by `readings`, and `join`ed again.
@@ -140,7 +140,7 @@ def grow_parameter(
     return {key: result[key] for key in own}
 
 
-def grow_tensor(reading: Moments, on_disk: Mapping[str, State]) -> dict[str, Any] | None:
+def grow_tensor(reading: Moments, on_disk: Mapping[str, State]) -> State | None:
     """The state of one target tensor from that of the source's, by name on disk; None where its source has none."""
     entries = {
         name: flattened(on_disk[name]) for name in (reading.source, reading.appended) if name and name in on_disk

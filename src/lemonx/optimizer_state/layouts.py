@@ -94,7 +94,7 @@ def adds_decay(group: Mapping[str, Any]) -> bool:
     return added and bool(group.get("weight_decay"))
 
 
-def flattened(state: State) -> dict[str, Any]:
+def flattened(state: State) -> State:
     """A state without what bitsandbytes puts around it, and without what is not there yet."""
     inner = state.get(_WRAPPED, {})
     if not isinstance(inner, Mapping):
@@ -103,7 +103,7 @@ def flattened(state: State) -> dict[str, Any]:
     return {key: value for key, value in both.items() if value is not None}
 
 
-def wrapped_like(state: State, grown: dict[str, Any]) -> dict[str, Any]:
+def wrapped_like(state: State, grown: State) -> State:
     """A grown state in the form in which its source came."""
     if _WRAPPED not in state:
         return grown

@@ -7,6 +7,7 @@ meta device before it is made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Bounded(Mode):
             raise TooMuch(f"the run would make more than {self.left} entries")
 
 
-def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The sizes that an operation would make; nothing where only numbers tell them."""
 
     def empty(leaf: Any) -> Any:

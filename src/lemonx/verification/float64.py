@@ -6,7 +6,7 @@ equal float64 models would then differ by about 1e-6, and a mistake of that size
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ class Float64(TorchFunctionMode):
         func: Callable[..., Any],
         types: Any,
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Calls `func` with float64 wherever an argument says float32."""
         if func in _SPECIAL:

@@ -7,7 +7,7 @@ are made strip by strip, several at once (products.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -123,7 +123,7 @@ class AsStored(TorchFunctionMode):
     """A context in which transformers does not cast the weights that it reads, only to leave them on the disk."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Leave the dtype of a weight as it is."""
         given = kwargs or {}

@@ -20,7 +20,7 @@ from lemonx.checkpoints.shards import Entry
 from lemonx.checkpoints.zero_files import ZeroFiles
 from lemonx.errors import BadCheckpoint, LemonxError, Refused
 from lemonx.models.run_names import naming
-from lemonx.optimizer_state.forms import Whole
+from lemonx.optimizer_state.forms import State, Whole
 from lemonx.optimizer_state.grow import Grown, grow_parameter, grow_tensor
 from lemonx.optimizer_state.layouts import COUNT, layout_of
 from lemonx.optimizer_state.moments import moments
@@ -231,7 +231,7 @@ class RunState:
         kept = {disk: forms[parts[0].key] for disk, parts in self.views.items() if parts[0].key in forms}
         return told("distributed", self.plan, Grown(step, kept))
 
-    def _write_parameter(self, parameter: str, origin: str, writer: CheckpointWriter) -> dict[str, Any]:
+    def _write_parameter(self, parameter: str, origin: str, writer: CheckpointWriter) -> State:
         """Grow state that is kept in factors, or in 8 bits: of a whole parameter, with all that it is made of."""
         inside = {name: parts for name, parts in self.target.items() if any(part.key == parameter for part in parts)}
         readings = [self.readings[name] for name in inside if name in self.readings]
