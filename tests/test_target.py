@@ -272,7 +272,7 @@ def test_factor_that_is_not_whole_for_a_list() -> None:
         # Heads, then key-value heads, then the inner size.
         (SMOLLM2, {"width": 864}, "try --width 768 or --width 960 or --width 864 --heads 12 --kv-heads 4"),
         ({**SMOLLM2, "intermediate_size": 1535}, {"width": 768}, "try --width 1152 or --width 768 --ffn 2047"),
-        (LLAMA, {"kv_heads": 3}, "try --heads 6 --kv-heads 3"),
+        (LLAMA, {"kv_heads": 3}, "try --heads 6 --kv-heads 3 or --kv-heads 4"),
         (LLAMA, {"heads": 5}, "try --heads 6"),
         # Post-LN at a width that is no multiple: either that width is, or the MLP makes room for it.
         (BERT, {"width": 72}, "try --width 96 or --width 72 --ffn 192"),

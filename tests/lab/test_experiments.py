@@ -148,8 +148,11 @@ def test_the_files_that_data_name_are_part_of_a_result_s_name(tmp_path: Path) ->
 
 def test_the_code_that_decides_a_result_is_part_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comment is not, and a change of the growth leaves trained models as they are."""
-    shutil.copytree(fingerprint.PACKAGE, tmp_path / "lemonx")
-    monkeypatch.setattr(fingerprint, "PACKAGE", tmp_path / "lemonx")
+    rooms = {*fingerprint.GROWTH, *fingerprint.TRAINING}
+    assert all(any((fingerprint.SOURCES / room).rglob("*.py")) for room in rooms)
+    for room in rooms:
+        shutil.copytree(fingerprint.SOURCES / room, tmp_path / room)
+    monkeypatch.setattr(fingerprint, "SOURCES", tmp_path)
 
     def digests() -> list[str]:
         fingerprint.fingerprint.cache_clear()

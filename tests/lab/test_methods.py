@@ -158,7 +158,7 @@ def test_solar_overlaps() -> None:
         ("stackbert", {"width": 96}, "stackbert only grows depth"),
         ("hypercloning", {"depth": 4}, "hypercloning only grows width"),
         ("hypercloning", {"width": 72}, "only multiplies sizes by whole numbers"),
-        ("staged", {"width": 144}, "try 96"),
+        ("staged", {"width": 144}, "try --width 96"),
         ("staged", {"depth": 3}, "try 4"),
         ("stackbert", {"depth": 6}, "try 4"),
         ("gstack", {"depth": 5}, "try 4 or 6"),

@@ -9,6 +9,7 @@ import torch
 
 from lemonx.guards.workers import one_thread_each
 from lemonx.verification import products
+from lemonx.verification.bounds import Bounded
 from lemonx.verification.float64 import Float64
 
 
@@ -42,6 +43,13 @@ def test_a_product_that_needs_a_gradient_is_not_divided(monkeypatch: pytest.Monk
     weight = torch.nn.Parameter(torch.randn(40, 30, dtype=torch.float64))
     products.linear(torch.randn(5, 30, dtype=torch.float64), weight).sum().backward()
     assert weight.grad is not None
+
+
+def test_a_product_that_a_mode_looks_at_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORTH", 0)
+    with torch.no_grad(), Bounded() as seen:
+        products.linear(torch.randn(5, 30), torch.randn(4000, 30))
+    assert seen.largest == 4000 * 30 and seen.work >= 4000 * 30 + 5 * 4000
 
 
 def test_an_error_in_a_part_is_raised() -> None:

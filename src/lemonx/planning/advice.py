@@ -45,8 +45,8 @@ def tried(
 ) -> str | None:
     """Return options near the refused ones that work, or None.
 
-    `grown` is the type check; `tie`: heads are tied; `besides`: fields that were asked for and are no sizes. The width
-    and every size that was given stay, or the nearest width on either side takes all others along.
+    `grown` is the type check; `tie`: heads are tied; `besides`: fields that were asked for and are no sizes. One thing
+    changes at a time: the width, with all that follows it, or the sizes that were not given, or those that were.
     """
 
     def first(targets: Iterator[Target]) -> str | None:
@@ -61,9 +61,7 @@ def tried(
 
     ratio = asked_ratio(family, config, wanted)
     found = [first(_widths(family, config, wanted, ratio, down)) for down in (True, False)] if ratio else []
-    found.append(first(_sized(family, config, wanted, ratio)))
-    if not any(found):
-        found.append(first(_sized(family, config, wanted, ratio, given=True)))
+    found += [first(_sized(family, config, wanted, ratio, given)) for given in (False, True)]
     if tie and TIED not in wanted.fields:
         found.append(first(iter([replace(wanted, fields={**wanted.fields, TIED: False})])))
     words = [words for words in found if words]

@@ -31,9 +31,12 @@ def in_parts(count: int, step: int, make: Callable[[int, int], None]) -> None:
 
 
 def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `torch.nn.functional.linear`; where it is large, and nothing asks for a gradient, by several threads."""
-    outputs = weight.shape[0]
-    if torch.is_grad_enabled() or cores() == 1 or inputs.numel() * outputs < cores() * WORTH:
+    """Return `torch.nn.functional.linear`, by several threads where it is large and nobody looks on.
+
+    Gradients and dispatch modes, such as the tracer, belong to one thread: they would miss what the others do.
+    """
+    outputs, watched = weight.shape[0], torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack() > 0
+    if watched or weight.is_meta or cores() == 1 or inputs.numel() * outputs < cores() * WORTH:
         return torch.nn.functional.linear(inputs, weight, bias)
     result = inputs.new_empty(*inputs.shape[:-1], outputs)
 

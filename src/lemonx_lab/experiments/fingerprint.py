@@ -16,10 +16,13 @@ from pathlib import Path
 
 from lemonx.checkpoints.opening import open_file
 
-PACKAGE = Path(__file__).parents[1]
+SOURCES = Path(__file__).parents[2]
 # The rooms that make a target, and those that train a model.
-GROWTH = ("algebra", "architectures", "data", "execution", "frames", "methods", "models", "planning", "specs")
-TRAINING = ("data", "models", "training")
+GROWTH = (
+    *(f"lemonx/{room}" for room in ("algebra", "architectures", "execution", "frames", "methods", "models")),
+    *("lemonx/planning", "lemonx/specs", "lemonx_lab/data", "lemonx_lab/rivals"),
+)
+TRAINING = ("lemonx/models", "lemonx/training", "lemonx_lab/data", "lemonx_lab/training")
 _BLOCK = 2**20
 
 
@@ -30,8 +33,8 @@ def fingerprint(rooms: tuple[str, ...]) -> dict[str, str]:
     Python's is among them: its standard library is the data of some experiments.
     """
     digest = hashlib.sha256()
-    for path in sorted(path for room in rooms for path in (PACKAGE / room).rglob("*.py")):
-        digest.update(f"{path.relative_to(PACKAGE)}\n{as_it_runs(path.read_bytes())}\n".encode())
+    for path in sorted(path for room in rooms for path in (SOURCES / room).rglob("*.py")):
+        digest.update(f"{path.relative_to(SOURCES)}\n{as_it_runs(path.read_bytes())}\n".encode())
     libraries = {name: version(name) for name in ("torch", "transformers")}
     return {"code": digest.hexdigest(), "python": platform.python_version(), **libraries}
 
