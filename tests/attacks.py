@@ -200,7 +200,7 @@ def _recipe_that_says(text: str) -> Prepare:
 def _experiment_named(name: str) -> Prepare:
     def prepare(folder: Path) -> tuple[Any, ...]:
         shipped = Path(__file__).parents[1] / "experiments"
-        text = (shipped / "vit" / "experiment.toml").read_text()
+        text = (shipped / "vit.toml").read_text()
         lines = [f"name = {json.dumps(name)}" if line.startswith("name =") else line for line in text.splitlines()]
         (folder / "mine").mkdir()
         (folder / "mine" / "experiment.toml").write_text("\n".join(lines))

@@ -171,14 +171,13 @@ def test_the_code_that_decides_a_result_is_part_of_its_name(tmp_path: Path, monk
 
 @pytest.mark.parametrize("name", compare.names())
 def test_shipped_experiments_are_whole(name: str) -> None:
-    """Each opens with claim, cost and command, and every recipe in it is one."""
+    """Each has a claim, a cost and its command, and every recipe in it is one."""
     from lemonx_lab.data.kinds import options
     from lemonx_lab.training.recipe import parse_recipe
 
     experiment = compare.find(name)
-    text = (compare.shipped() / name / "experiment.toml").read_text().splitlines()
-    assert text[0].startswith("# Claim:") and any(line.startswith("# Cost:") for line in text[:6])
-    assert f"# Command: lemonx compare {name}" in text[:6] and experiment.name == name
+    assert experiment.claim and experiment.cost and experiment.name == name
+    assert experiment.command == f"lemonx compare {name}"
     for cell in nodes.cells(experiment):
         for node in (cell.source, cell.trained, *cell.downstream.values()):
             recipe = parse_recipe({**node.what, **({"source": "x"} if node.after else {})}, name)

@@ -15,9 +15,7 @@ from lemonx.guards.terminal import print_json
 def compare_command(
     experiment: Annotated[
         str | None,
-        typer.Argument(
-            metavar="EXPERIMENT", help="An experiment by name, or a folder with experiment.toml.", show_default=False
-        ),
+        typer.Argument(metavar="EXPERIMENT", help="An experiment by name, or its TOML file.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of result.json and the report. Default: results/NAME.")

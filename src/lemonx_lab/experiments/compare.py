@@ -16,7 +16,7 @@ from lemonx_lab.experiments.nodes import cells, check
 from lemonx_lab.experiments.pool import Tell, run_all
 from lemonx_lab.experiments.result import result
 from lemonx_lab.experiments.result_file import Result
-from lemonx_lab.experiments.spec import FILE, Experiment, read
+from lemonx_lab.experiments.spec import Experiment, read
 
 CACHE = Path(".lemonx")
 
@@ -28,19 +28,17 @@ def shipped() -> Path:
 
 
 def names() -> list[str]:
-    return sorted(path.parent.name for path in shipped().glob(f"*/{FILE}"))
+    return sorted(path.stem for path in shipped().glob("*.toml"))
 
 
 def find(name: str) -> Experiment:
-    """An experiment by its name, or in the user's own folder."""
+    """Return an experiment by its name, or from the user's own file."""
     here = Path(name)
     if here.exists():
         return read(here)
     if name not in names():
-        raise BadRecipe(
-            f"no experiment is called {name!r}", f"give a folder with {FILE}, or one of {', '.join(names())}"
-        )
-    return read(shipped() / name)
+        raise BadRecipe(f"no experiment is called {name!r}", f"give a TOML file, or one of {', '.join(names())}")
+    return read(shipped() / f"{name}.toml")
 
 
 def compare(

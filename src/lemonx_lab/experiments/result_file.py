@@ -155,7 +155,7 @@ class PaperFinding(TypedDict):
 
 
 class Question(TypedDict):
-    """What the experiment asks; the keys are those of experiment.toml."""
+    """What the experiment asks; the keys are those of its TOML file."""
 
     name: str
     title: str

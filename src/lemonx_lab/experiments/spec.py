@@ -1,4 +1,4 @@
-"""experiment.toml: a source, a target, and the methods that lead from one to the other."""
+"""An experiment: a source, a target, and the methods that lead from one to the other."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ SHARED = ("train", "sources", "target", "lengths", "arms", "quick")
 
 
 def read(folder: Path) -> Experiment:
-    """The experiment in a folder.
+    """The experiment in a file, or in the file experiment.toml of a folder.
 
     `like = ["bert"]`: sections that the file does not state come from the first of these neighbours that states them.
     """
@@ -198,9 +198,14 @@ def read(folder: Path) -> Experiment:
     if not isinstance(others, list):
         raise BadRecipe("has a `like` that is not a list", 'want a list of experiments, such as ["bert"]', file=path)
     for name in others:
-        other = _content(path.resolve().parent.parent / Path(str(name)).name)
+        other = _content(_beside(path.resolve(), Path(str(name)).name))
         content = {**{key: other[key] for key in SHARED if key in other}, **content}
     return parse(content, path)
+
+
+def _beside(path: Path, name: str) -> Path:
+    """Another experiment beside one: a file beside a file, or a folder beside a folder."""
+    return path.parent.parent / name if path.name == FILE else path.with_name(f"{name}.toml")
 
 
 def _content(path: Path) -> dict[str, JsonValue]:
@@ -209,9 +214,9 @@ def _content(path: Path) -> dict[str, JsonValue]:
     except BadCheckpoint as error:
         raise BadRecipe.of(error) from None
     except RuntimeError as error:  # a loop of links
-        raise BadRecipe(f"cannot be read ({error})", "give the folder of an experiment", file=path) from None
+        raise BadRecipe(f"cannot be read ({error})", "give the file of an experiment", file=path) from None
     except OSError as error:
-        raise BadRecipe(f"cannot be read ({error.strerror})", "give the folder of an experiment", file=path) from None
+        raise BadRecipe(f"cannot be read ({error.strerror})", "give the file of an experiment", file=path) from None
     except (ValueError, RecursionError) as error:
         raise BadRecipe(f"is not TOML that is read here ({one_line(error)})", "correct it", file=path) from None
 

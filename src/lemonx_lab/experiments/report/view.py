@@ -312,7 +312,7 @@ def _word(value: bool | float | str) -> str:
 
 
 def toml(content: Mapping[str, JsonValue], prefix: str = "") -> str:
-    """Settings one per line, with dotted keys; a list of tables as the blocks of experiment.toml.
+    """Settings one per line, with dotted keys; a list of tables as the blocks of a TOML file.
 
     >>> print(toml({"train": {"steps": 3, "data": {"kind": "digits"}}, "arms": [{"label": "LEMON"}]}))
     train.steps = 3
