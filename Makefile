@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest check bench commands table fuzz configs tampering guarantees survey audit modules notebooks docs clean
+.PHONY: help setup demo test test-oldest check bench commands table fuzz configs tampering guarantees survey audit modules notebooks report docs clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -99,7 +99,10 @@ modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and
 notebooks: setup ## run the notebooks of docs/notebooks, and store what they print
 	$(BIN)/python benchmarks/notebooks.py
 
-docs: setup ## build this documentation as a site, in site/
+report: setup ## write docs/report.html: all results with their curves
+	$(BIN)/python benchmarks/experiments.py --report
+
+docs: report ## build this documentation as a site, in site/
 	$(BIN)/python benchmarks/pictures.py --write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"

@@ -2,15 +2,14 @@
 
 lemonx compare vit -o docs/results/vit       run it (what is in the cache is not run again), and keep its result
 python benchmarks/experiments.py             print the tables of all results under docs/results
-python benchmarks/experiments.py --write     put them into docs/experiments.md, the figures beside the results, and
-                                             all of it as a page into docs/report.html
+python benchmarks/experiments.py --write     put them into docs/experiments.md
+python benchmarks/experiments.py --report    write docs/report.html: all results on one page, with their curves
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 
 import pages
 
@@ -21,13 +20,11 @@ from lemonx_lab.experiments.rivals import answer_line
 
 DOCS = pages.ROOT / "docs"
 RESULTS = DOCS / "results"
-FIGURE = "finals.png"
 
 
 def section(content: Result) -> str:
     """What one experiment says, in Markdown."""
     experiment = content["experiment"]
-    folder = f"results/{experiment['name']}"
     lines = [
         f"## {experiment['name']}: {experiment['title']}",
         "",
@@ -39,9 +36,8 @@ def section(content: Result) -> str:
         *table(content),
         "",
         *more_tables(content),
-        f"![Final {wording.name(experiment['metric'])} by length of the schedule]({folder}/{FIGURE})",
     ]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
 def answers(results: list[Result]) -> list[str]:
@@ -111,47 +107,20 @@ def table(content: Result) -> list[str]:
     return markdown(names, rows)
 
 
-def draw(content: Result, path: Path) -> None:
-    """Final quality by length of the schedule, mean and spread over seeds."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.axhline(content["mark"]["mean"], color="black", linestyle=":", linewidth=1)
-    colours = pyplot.get_cmap("tab20").colors  # pyright: ignore[reportAttributeAccessIssue]
-    for number, arm in enumerate(content["arms"]):
-        lemon = arm["method"] == verdict.LEMON
-        axes.errorbar(
-            [at["steps"] for at in arm["at"]],
-            [at["mean"] for at in arm["at"]],
-            [at["spread"] or 0.0 for at in arm["at"]],
-            label=arm["label"],
-            color=colours[(2 * number) % 20 + (number >= 10)],
-            linewidth=2 if lemon else 1,
-            marker="o" if lemon else "s",
-            markersize=5,
-            capsize=3,
-        )
-    axes.set_xlabel("steps (each point is a run with a schedule of its own)")
-    axes.set_ylabel(wording.name(content["experiment"]["metric"]))
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write docs/experiments.md, the figures and the page")
+    parser.add_argument("--write", action="store_true", help="write docs/experiments.md")
+    parser.add_argument("--report", action="store_true", help="write docs/report.html")
     options = parser.parse_args()
-    folders = [RESULTS / name for name in ORDER]
-    results = [report.read(folder) for folder in folders]
+    results = [report.read(RESULTS / name) for name in ORDER]
+    if options.report:
+        print(report.write(results, DOCS / "report.html"))
+        return
     text = "\n\n".join(map(section, results))
     print(text)
     if options.write:
         pages.write("docs/experiments.md", "answers", "\n".join(answers(results)) + "\n")
         pages.write("docs/experiments.md", "results", f"\n{text}\n")
-        for folder, result in zip(folders, results, strict=True):
-            draw(result, folder / FIGURE)
-        report.write(results, DOCS / "report.html")
 
 
 # As in the paper, and what goes beyond it last.

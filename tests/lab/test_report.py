@@ -497,18 +497,19 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 @in_browser
 def test_the_report_fits_a_desk_and_a_few_sheets_of_paper(tmp_path: Path) -> None:
     """At 1400 px no column is cut; printed as it opens, the page has fewer than 15 sheets."""
-    harness = tmp_path / "harness.html"
-    harness.write_text(HARNESS.format(width=1400, page=html.escape((DOCS / "report.html").read_text())))
+    harness, paths = tmp_path / "harness.html", sorted((DOCS / "results").glob("*/result.json"))
+    paths.sort(key=lambda path: path.parent.name != "vit")  # the chart that is looked at has an arm LEMON
+    page = report.write([report.read(path) for path in paths], tmp_path / "report.html")
+    harness.write_text(HARNESS.format(width=1400, page=html.escape(page.read_text())))
     shown, _ = _browse(harness, tmp_path / "profile")
     found = json.loads(html.unescape(re.search(r"<output>(.*?)</output>", shown, re.S)[1]))  # pyright: ignore
     assert max(found["closed"], found["open"]) <= 1400 and found["scrolling"] == []
     printed = tmp_path / "report.pdf"
     options = [option for option in QUIET if option != "--dump-dom"]
     command = [str(BROWSER), *options, f"--user-data-dir={tmp_path / 'other'}", f"--print-to-pdf={printed}"]
-    subprocess.run([*command, (DOCS / "report.html").as_uri()], capture_output=True, timeout=900, check=True)
-    results = len(list((DOCS / "results").glob("*/result.json")))
+    subprocess.run([*command, page.as_uri()], capture_output=True, timeout=900, check=True)
     sheets = len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes()))
-    assert 3 < sheets < 3 + results / 2, sheets  # two experiments on a sheet, and the summary
+    assert 3 < sheets < 3 + len(paths) / 2, sheets  # two experiments on a sheet, and the summary
 
 
 def test_the_summary_shows_the_arm_that_the_claim_is_judged_by() -> None:
