@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest check bench commands table fuzz configs tampering guarantees survey audit modules notebooks report docs clean
+.PHONY: help setup demo test test-oldest check bench commands table fuzz configs rooms tampering guarantees survey audit modules notebooks report docs clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -80,6 +80,9 @@ fuzz: setup ## damage headers, indices and configs 100000 times (RUNS=...), and 
 
 configs: setup ## grow models of 3500 random configs, of which some 3000 run: RUNS=... for another number, CASE=... to repeat one, JOBS=...
 	$(BIN)/python benchmarks/configs.py --write --runs $(or $(RUNS),3500) --jobs $(or $(JOBS),1) $(if $(CASE),--case $(CASE),--write)
+
+rooms: setup ## count lines and files of every room; REV=... beside those of an earlier commit
+	@$(BIN)/python benchmarks/rooms.py $(REV)
 
 tampering: setup ## change entries of every tensor and every field of every config.json: who notices, and what changes
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/tampering.py --write --entries $(or $(ENTRIES),3)
