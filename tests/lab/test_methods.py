@@ -146,7 +146,7 @@ def test_where_added_blocks_stand(sources: Path, method: str, depth: int, order:
 def test_solar_overlaps() -> None:
     """32 blocks to 48, as in its paper: 0..23 and then 8..31."""
     from lemonx.specs.spec import Stack
-    from lemonx_lab.rivals.solar import _overlapping
+    from lemonx_lab.rivals.stacking import _overlapping
 
     order = [block.source for block in _overlapping("layers", Stack(32, "residual"), 48)]
     assert order == [*range(24), *range(8, 32)]

@@ -24,7 +24,7 @@ from lemonx.planning.plan import Plan
 from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.rows import Axis, Row
-from lemonx_lab.rivals.net2net import CIRCULAR
+from lemonx_lab.rivals.copying import CIRCULAR
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from lemonx.methods import Lessons, method
 from lemonx.planning.plan import Plan
 from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
 from lemonx.specs.spaces import EXPERTS
-from lemonx_lab.rivals.net2net import CIRCULAR
+from lemonx_lab.rivals.copying import CIRCULAR
 
 if TYPE_CHECKING:
     import torch

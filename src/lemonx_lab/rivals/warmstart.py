@@ -14,7 +14,7 @@ from lemonx.methods import Lessons, method
 from lemonx.planning.plan import Plan
 from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
 from lemonx.planning.tensor_steps import Step
-from lemonx_lab.rivals.net2net import CIRCULAR
+from lemonx_lab.rivals.copying import CIRCULAR
 from lemonx_lab.rivals.scratch import fresh
 
 if TYPE_CHECKING:
