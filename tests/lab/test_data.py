@@ -397,5 +397,5 @@ def test_a_missing_package_says_what_to_install(kind: str, task: str, package: s
     monkeypatch.setitem(sys.modules, package, None)
     originals.cache_clear()
     data = {"kind": kind} | ({} if kind == "digits" else {"path": tmp_path})
-    with pytest.raises(BadData, match=r"pip install lemonx\[train\]"):
+    with pytest.raises(BadData, match=r"pip install lemonx\[lab\]"):
         lemonx_lab.data.prepare(task, data, config=None, seed=0)

@@ -287,7 +287,7 @@ def load_dataset(folder: Path) -> Any:
     try:
         from datasets import load_from_disk
     except ImportError:
-        raise BadData("data of kind hf needs the package datasets", "pip install lemonx[train]") from None
+        raise BadData("data of kind hf needs the package datasets", "pip install lemonx[lab]") from None
     if "::" in str(folder) or "://" in str(folder):  # datasets would take it for an address
         raise BadData("has '::' or '://' in its name", "rename it", file=folder)
     with foreign(f"read {str(folder)!r}", "write it by save_to_disk", BadData, who="datasets"):

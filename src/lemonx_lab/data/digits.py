@@ -87,7 +87,7 @@ def originals() -> tuple[Digits, Digits]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise BadData("kind digits needs scikit-learn", "pip install lemonx[train]") from None
+        raise BadData("kind digits needs scikit-learn", "pip install lemonx[lab]") from None
     images, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(np.asarray(images, np.float32).reshape(-1, 8, 8) / 16)
     labels = torch.from_numpy(np.asarray(labels, np.int64))

@@ -181,4 +181,4 @@ def require_pillow() -> None:
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise BadData("images need pillow", "pip install lemonx[train]") from None
+        raise BadData("images need pillow", "pip install lemonx[lab]") from None
