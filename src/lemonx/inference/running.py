@@ -28,7 +28,7 @@ from lemonx.verification.float64 import Float64
 from lemonx.verification.generation_settings import with_plain_outputs
 from lemonx.verification.loading import floating_outputs
 from lemonx.verification.media import PICTURES, Batch
-from lemonx.verification.sample import shorten, views
+from lemonx.verification.sample import shorten, taken
 
 # Switches of a config that are turned off.
 _OFF = ("use_cache", "use_kernels", "use_mamba_kernels", "use_timm_backbone", "use_pretrained_backbone")
@@ -94,7 +94,7 @@ class Runner:
             model = self._built(values, lambda config: shorten(with_plain_outputs(config))).double().eval()
         doing = f"run a {values['model_type']} on the inputs that outputs are compared on"
         with foreign(doing, "expand with --no-verify, and compare outputs yourself", CannotVerify), Mixed():
-            floating_outputs(model, views(model)[0])
+            taken(model, lambda view: floating_outputs(model, view))
 
     def trace(self, model: Any) -> Tracer:
         """The record of a run."""

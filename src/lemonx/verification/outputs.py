@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadCheckpoint, NotVerified
 from lemonx.verification.generation_settings import generation_settings
 from lemonx.verification.loading import Loaded, Name, all_outputs, new_cache, running
-from lemonx.verification.sample import UNPADDED, View, views
+from lemonx.verification.sample import View, taken
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,6 +40,11 @@ class Outputs:
     weights: int = 0
     plain: dict[Name, torch.Tensor] | None = None
     moved: float = 0.0
+
+    @property
+    def writes(self) -> bool:
+        """Whether it generated text."""
+        return self.tokens is not None
 
     @property
     def as_it_is(self) -> dict[Name, torch.Tensor]:
@@ -71,18 +77,19 @@ def given_the_same(
 
 def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[View], dict[Name, torch.Tensor]]:
     """What a model gives out for these views, or for its own; of the latter those that it takes."""
-    found: dict[Name, torch.Tensor] = {}
-    used = []
-    tried = views(loaded.model, seed) if given is None else given
-    for number, view in enumerate(tried):
-        try:
-            with running(loaded.origin, view):
-                found |= all_outputs(loaded, view)
-        except BadCheckpoint:
-            if given is None and number:
-                continue  # pictures of another size, say: not every model takes them
-            raise
-        used.append(view)
+
+    def run(view: View) -> dict[Name, torch.Tensor]:
+        with running(loaded.origin, view):
+            return all_outputs(loaded, view)
+
+    if given is not None:
+        return given, {name: value for view in given for name, value in run(view).items()}
+    (first, *others), found = taken(loaded.model, run, seed)
+    used = [first]
+    for view in others:
+        with suppress(BadCheckpoint):  # pictures of another size, say: not every model takes them
+            found |= run(view)
+            used.append(view)
     return used, found
 
 
@@ -96,8 +103,9 @@ def check_inputs(loaded: Loaded, given: list[View] | None) -> None:
 
 def generated(model: PreTrainedModel, view: View) -> tuple[torch.Tensor, dict[Name, torch.Tensor]]:
     """Tokens of greedy generation with a cache, and the logits that they were chosen by."""
-    # Who goes on writing a text has no padding behind it.
-    rows = slice(None) if model.config.is_encoder_decoder else torch.tensor(UNPADDED)
+    mask = view.inputs.get("attention_mask")
+    # A text that a decoder continues has no padding behind it.
+    rows = slice(None) if mask is None or model.config.is_encoder_decoder else mask[:, -1].bool()
     result: Any = model.generate(  # pyright: ignore[reportCallIssue]
         **{name: value[rows] for name, value in view.inputs.items()},
         **new_cache(model),

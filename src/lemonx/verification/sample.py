@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -25,13 +25,12 @@ from lemonx.verification.finding import find_inputs
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+T = TypeVar("T")
 SAMPLE = 4
 # Fewer pictures, and at last one, where they would have more entries than this together.
 PICTURES = 2**20
 LENGTH = 23
 CHOICES = 2  # of a model that chooses among texts
-# The texts that are not padded at their end.
-UNPADDED = [0, 2, 3]
 # Windows up to this are run past as they are; longer ones are made SHORT for the comparison.
 LONG, SHORT = 128, 8
 # Tokens at the last positions.
@@ -105,6 +104,22 @@ def views(model: PreTrainedModel, seed: int = 0) -> list[View]:
         return [View("", texts), *_last_positions(model, text, generator)]
     pixels = _pixels(vision, _sides(vision), generator)
     return [View("", {**_with_places(model, texts, pixels), **pixels})]
+
+
+def taken(model: PreTrainedModel, run: Callable[[View], T], seed: int = 0) -> tuple[list[View], T]:
+    """Return views that the model takes, and what `run` makes of the first.
+
+    Where the model does not take what `views` draws, it is tried with inputs of every kind that its forward names.
+    """
+    try:
+        drawn = views(model, seed)
+        return drawn, run(drawn[0])
+    except Exception as error:
+        try:
+            found = _found(model, seed, torch.Generator().manual_seed(seed))
+            return found, run(found[0])
+        except Exception:
+            raise error from None
 
 
 def _found(model: PreTrainedModel, seed: int, generator: torch.Generator) -> list[View]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -50,16 +51,20 @@ def compare(
     stored = rounded_in(source, target, rounding, planned=plan is not None)
     with within_memory("verify with --layerwise, or on a larger machine"):
         before = _run(source, seed, rounding=None if stored == "float64" else rounding, dtype=stored, plan=plan)
+
         # The same inputs: the target's vocabulary and its longest text may be larger.
-        after = given_the_same(source, target, lambda used: _run(target, seed, used), before.views)
+        def run(other: Checkpoint) -> Outputs:
+            again = partial(_run, other, seed, writes=before.writes)
+            return given_the_same(source, other, again, before.views)
+
+        after = run(target)
         tolerance = tolerance_of(rounding, before.noise, stored)
         found = compared(source, target, before, after, tolerance=tolerance, back=back)
         if plan and twin and rounding and before.noise is not None:
             allowed = twin_tolerance(rounding, before.noise, stored)
 
             def exactly(other: Checkpoint) -> Comparison:
-                again = given_the_same(source, other, lambda used: _run(other, seed, used), before.views)
-                return compared(source, other, before, again, tolerance=allowed, back=back)
+                return compared(source, other, before, run(other), tolerance=allowed, back=back)
 
             found = with_twin(found, plan, source, target, exactly)
         if plan is None or not plan.frames:
@@ -78,8 +83,9 @@ def _run(
     rounding: Rounding | None = None,
     dtype: str = "float64",
     plan: Plan | None = None,
+    writes: bool = True,
 ) -> Outputs:
-    """Run a checkpoint; with a plan, as its deeper target must."""
+    """Run a checkpoint; with a plan, as its deeper target must. `writes`: have it generate text, if it can."""
     from lemonx.verification.float64 import Float64
 
     is_source = given is None
@@ -91,7 +97,7 @@ def _run(
         with deepened(loaded.model, plan) as moved:
             used, found = observe(loaded, given, seed)
             tokens = None
-            if loaded.model.can_generate() and "input_ids" in used[0].inputs:
+            if writes and loaded.model.can_generate() and "input_ids" in used[0].inputs:
                 try:
                     with running(loaded.origin):
                         tokens, cached = generated(loaded.model, used[0])
