@@ -33,6 +33,9 @@ EXACT = {
     "vit_msn": {"half more": HALF_MORE, "both": BOTH},
     "ijepa": {"half more": HALF_MORE, "both": BOTH},
     "lfm2": {"twice": TWICE},
+    # What these take is found by trying: no size of a vocabulary, several pictures a text.
+    "canine": {"twice": TWICE},
+    "idefics3": {"twice": TWICE},
 }
 
 
