@@ -171,6 +171,12 @@ def test_a_head_that_cannot_be_cut_is_left_out(head: str, tmp_path: Path) -> Non
     assert card.section().endswith("\n\nthe text\n")
 
 
+@pytest.mark.parametrize("head", ["license: mit\na: &x 1\nb: *x", "license: mit\na: [", "license: mit\n1: 2\n1: 3"])
+def test_a_licence_is_kept_all_the_same(head: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{head}\n---\nthe text")
+    assert yaml.safe_load(source_card(tmp_path).head(None))["license"] == "mit"
+
+
 def test_shards_and_no_others(away: Away, good: Callable[..., Path], tmp_path: Path) -> None:
     source = shutil.copytree(good(), tmp_path / "source")
     (source / "consolidated.safetensors").write_text("the same weights once more")

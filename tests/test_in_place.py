@@ -155,6 +155,23 @@ def test_state_that_cannot_grow_starts_from_zero_if_asked(kind: Any) -> None:
     assert len(optimizer.state) == len(words) and float(loss_of(model)) != pytest.approx(float(before), rel=TOLERANCE)
 
 
+def test_lbfgs_counts_its_parameters_anew() -> None:
+    model: Any = pico.PICO["llama-untied"]()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    optimizer.zero_grad()
+    lemonx.grow_in_place(model, optimizer, width=96, fresh_state=True, verify=False)
+    optimizer.step(closure)  # type: ignore[arg-type]
+    assert optimizer.state
+
+
 def test_groups_keep_their_settings_and_the_model_s_order() -> None:
     """Each new parameter joins the group of its origin; a group in another order, and a stranger in one, stay so."""
     model: Any = pico.PICO["llama-untied"]()

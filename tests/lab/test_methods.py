@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -352,3 +355,24 @@ def test_drop_upcycling_redraws_half_of_the_units_of_every_expert(sources: Path,
     assert torch.equal(made["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
     with pytest.raises(Refused, match="only turns the MLPs of a dense model into experts"):
         planned(sources / "llama-tied", "drop-upcycling", width=96)
+
+
+def test_a_package_that_cannot_be_loaded_is_named_and_stops_nothing(tmp_path: Path) -> None:
+    """Commands and methods come by entry points, and those of others may be broken."""
+    found = tmp_path / "evil-1.0.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    groups = "".join(f"[lemonx.{group}]\nevil = no_such_module\n" for group in ("commands", "methods"))
+    (found / "entry_points.txt").write_text(groups)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "lemonx", *words]
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+
+    helped = run("--help")
+    assert helped.returncode == 0 and "expand" in helped.stdout and "commands of no_such_module" in helped.stderr
+    assert "net2net" in run("methods").stdout
+    config = Path(__file__).parents[1] / "data" / "stories260K"
+    refused = run("plan", str(config), "--width", "96", "--method", "no-such-method")
+    assert refused.returncode == 2 and "no_such_module cannot be loaded" in refused.stderr

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -50,6 +53,52 @@ def test_a_product_that_a_mode_looks_at_is_not_divided(monkeypatch: pytest.Monke
     with torch.no_grad(), Bounded() as seen:
         products.linear(torch.randn(5, 30), torch.randn(4000, 30))
     assert seen.largest == 4000 * 30 and seen.work >= 4000 * 30 + 5 * 4000
+
+
+def test_it_takes_what_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORTH", 0)
+    inputs, weight = torch.randn(5, 30), torch.randn(30)
+    with torch.no_grad(), Float64():
+        named = torch.nn.functional.linear(input=inputs, weight=weight[None], bias=None)
+        assert torch.allclose(torch.nn.functional.linear(inputs, weight), named[:, 0])
+
+
+def test_a_fork_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = list[int]()
+    products.in_parts(4, 1, lambda start, _: done.append(start))
+    if not (child := os.fork()):
+        products.in_parts(4, 1, lambda start, _: done.append(start))
+        os._exit(len(done))
+    for _ in range(100):
+        if (ended := os.waitpid(child, os.WNOHANG))[0]:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(ended[1]) == 8
+
+
+def test_settings_of_the_process_come_back_however_threads_overlap() -> None:
+    before = torch.get_num_threads(), torch.get_default_dtype()
+    first, second = threading.Event(), threading.Event()
+
+    def early() -> None:
+        with one_thread_each(), Float64():
+            first.set()
+            second.wait(10)
+
+    def late() -> None:
+        first.wait(10)
+        with one_thread_each(), Float64():
+            second.set()
+            threads[0].join(10)
+
+    threads = [threading.Thread(target=work) for work in (early, late)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == before
 
 
 def test_an_error_in_a_part_is_raised() -> None:

@@ -29,7 +29,10 @@ from lemonx.guards.others import silenced
 
 # Commands of other packages, which register with the same application.
 for _commands in entry_points(group="lemonx.commands"):
-    _commands.load()
+    try:
+        _commands.load()
+    except Exception as _error:
+        terminal.complain(f"the commands of {_commands.value} are left out ({type(_error).__name__}: {_error})")
 
 
 def main() -> None:

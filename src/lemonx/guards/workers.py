@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from threading import Thread
-from typing import Any, TypeVar
+from threading import Lock, Thread
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 Tell = Callable[[int], None]
@@ -24,6 +24,32 @@ def cores() -> int:
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
 
 
+class Setting(Generic[Result]):
+    """A setting of the whole process while any thread is inside: the last one to leave puts back what was before."""
+
+    def __init__(self, value: Result) -> None:
+        self._value, self._inside, self._lock = value, 0, Lock()
+        self._before: Result | None = None
+
+    def enter(self, read: Callable[[], Result], write: Callable[[Result], object]) -> None:
+        """Change the setting, unless a thread has done so."""
+        with self._lock:
+            if not self._inside:
+                self._before = read()
+            self._inside += 1
+            write(self._value)
+
+    def leave(self, write: Callable[[Result], object]) -> None:
+        """Put back the setting, unless another thread is still inside."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._before is not None:
+                write(self._before)
+
+
+_THREADS = Setting(1)
+
+
 @contextmanager
 def one_thread_each() -> Iterator[None]:
     """A context in which every operation of torch uses one thread.
@@ -33,12 +59,11 @@ def one_thread_each() -> Iterator[None]:
     """
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    _THREADS.enter(torch.get_num_threads, torch.set_num_threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        _THREADS.leave(torch.set_num_threads)
 
 
 def end_with_parent() -> None:

@@ -40,6 +40,8 @@ class Repointing:
         for old in self.replaced:
             self.optimizer.state.pop(old, None)
         self.optimizer.state.update(self.state)
+        if "_numel_cache" in vars(self.optimizer):  # LBFGS counts its parameters once
+            vars(self.optimizer)["_numel_cache"] = None
 
 
 class Repointer:

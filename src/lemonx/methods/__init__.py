@@ -79,6 +79,8 @@ class Method:
 
 
 METHODS: dict[str, Method] = {}
+# Packages whose methods cannot be loaded, and why.
+LEFT_OUT: dict[str, str] = {}
 
 
 def method(
@@ -104,7 +106,10 @@ def methods() -> Mapping[str, Method]:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     for package in entry_points(group="lemonx.methods"):
-        package.load()
+        try:
+            package.load()
+        except Exception as error:  # whatever the code of others raises
+            LEFT_OUT[package.value] = f"{type(error).__name__}: {error}"
     return METHODS
 
 
@@ -115,5 +120,6 @@ def find(name: str) -> Method:
     if name not in known:
         near = difflib.get_close_matches(name[:80], known, 1)
         remedy = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(sorted(known))}"
-        raise BadTarget(f"there is no method {name!r}", remedy)
+        left_out = "; ".join(f"those of {package} cannot be loaded: {why}" for package, why in LEFT_OUT.items())
+        raise BadTarget(f"there is no method {name!r}{left_out and f' ({left_out})'}", remedy)
     return known[name]

@@ -7,6 +7,7 @@ meta device before it is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,8 @@ from lemonx.tracing.modes import Mode
 
 # Entries of one tensor, 32 MB in float64, and of all tensors that a run makes, one after the other.
 LARGEST, WORK = 2**22, 2**25
-# Operations on less make no tensor of more than LARGEST entries: an outer product has the square of its inputs.
+# Operations on less make no tensor of more than LARGEST entries: an outer product has the square of its inputs. Whole
+# numbers among the arguments may be sizes.
 _SMALL = 2**11
 
 
@@ -44,11 +46,14 @@ class Bounded(Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run an operation whose result is small enough."""
         kwargs = kwargs or {}
-        given = [leaf.numel() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if not given or sum(given) > _SMALL:
+        leaves = tree_leaves((args, kwargs))
+        given = sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
+        sizes = math.prod(max(1, abs(leaf)) for leaf in leaves if type(leaf) is int)
+        small = 0 < given <= _SMALL and given * sizes <= LARGEST
+        if not small:
             self._see(func, _on_meta(func, args, kwargs))
         made = func(*args, **kwargs)
-        if given and sum(given) <= _SMALL:
+        if small:
             self._see(func, made)
         return made
 

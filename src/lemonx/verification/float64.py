@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from lemonx.guards.workers import Setting
 from lemonx.verification.products import linear
 
 # How code names float32: the dtype, and the legacy tensor types that `Tensor.type` takes.
@@ -60,6 +61,9 @@ def _widen(argument: Any) -> Any:
     return _WIDER.get(argument, argument) if type(argument) in _NAMING else argument
 
 
+_DEFAULT = Setting(torch.float64)
+
+
 class Float64(TorchFunctionMode):
     """A context in which no torch function makes a float32 tensor from anything but float32 tensors.
 
@@ -75,21 +79,15 @@ class Float64(TorchFunctionMode):
     torch.float32
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        # A stack, because the same object may be entered again while it is active.
-        self._defaults: list[torch.dtype] = []
-
     def __enter__(self) -> Float64:
         # The default dtype covers what no argument shows: torch.ones(2), an integer divided by an integer.
-        self._defaults.append(torch.get_default_dtype())
-        torch.set_default_dtype(torch.float64)
+        _DEFAULT.enter(torch.get_default_dtype, torch.set_default_dtype)
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
-        torch.set_default_dtype(self._defaults.pop())
+        _DEFAULT.leave(torch.set_default_dtype)
 
     def __torch_function__(
         self,

@@ -22,6 +22,13 @@ _OF_THE_SOURCE = frozenset({"model-index", "base_model_relation", "co2_eq_emissi
 _PARTS = re.compile(r"\ufeff?\s*---[ \t]*\n(.*?)^---[ \t]*$(.*)", re.DOTALL | re.MULTILINE)
 
 
+_LICENCE = re.compile(r"^(license|license_name|license_link):[ \t]+[\w.:/ -]+$", re.MULTILINE)
+# How far into a text without a head a licence is looked for.
+_HEAD = 2000
+# A value with a tag of its own asks for a type, and readers of cards know none.
+_TAGGED = re.compile(r"(:|^\s*-)[ \t]+!", re.MULTILINE)
+
+
 @dataclass(frozen=True)
 class SourceCard:
     """The fields of a card's head, each as the lines that were written, and the text below the head."""
@@ -57,31 +64,40 @@ def source_card(folder: Path) -> SourceCard:
         if not has(folder, CARD):
             return SourceCard()
         with file_inside(folder.resolve(), CARD) as file:
-            text = read_open(file, MAX_TEXT).decode()
-    except (BadCheckpoint, OSError, UnicodeDecodeError):
+            text = read_open(file, MAX_TEXT).decode(errors="replace").replace("\r\n", "\n")
+    except (BadCheckpoint, OSError):
         return SourceCard()
-    parts = _PARTS.match(text.replace("\r\n", "\n"))
-    return _read(parts[1], parts[2].strip()) if parts else SourceCard(text=text.strip())
+    if "\0" in text:
+        return SourceCard()
+    parts = _PARTS.match(text)
+    if parts and (card := _read(parts[1], parts[2].strip())):
+        return card
+    # A head that is not plain YAML: the licence must not be lost all the same.
+    head, below = (parts[1], parts[2]) if parts else (text[:_HEAD], text)
+    lines = [(found[1], f"{found[0]}\n") for found in _LICENCE.finditer(head)]
+    return SourceCard(dict(lines) if len(dict(lines)) == len(lines) else {}, text=below.strip())
 
 
-def _read(head: str, text: str) -> SourceCard:
+def _read(head: str, text: str) -> SourceCard | None:
     """The card with its fields cut out of the head: a value that is parsed and written again can change.
 
-    YAML 1.1 reads `language: no` as false. No values are made, so nested aliases fill no memory.
+    None where the head is not plain YAML. YAML 1.1 reads `language: no` as false. No values are made, so nested aliases
+    fill no memory.
     """
     try:
         root = yaml.compose(head, yaml.SafeLoader)
         aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(head, yaml.SafeLoader))
     except (yaml.YAMLError, RecursionError):
-        return SourceCard(text=text)
+        return None
     if not isinstance(root, yaml.MappingNode) or aliases or any(key.start_mark.column for key, _ in root.value):
-        return SourceCard(text=text)
+        return None
     begin = [key.start_mark.index for key, _ in root.value]
     ends = [*begin[1:], len(head)]
     values = {str(key.value): value for key, value in root.value}
     if len(values) < len(begin):  # a field is given twice
-        return SourceCard(text=text)
-    fields = {name: head[a:b] for name, a, b in zip(values, begin, ends, strict=True)}
+        return None
+    cut = {name: head[a:b] for name, a, b in zip(values, begin, ends, strict=True)}
+    fields = {name: lines for name, lines in cut.items() if not _TAGGED.search(lines)}
     return SourceCard(fields, _words(values.get("tags")), _words(values.get("base_model")), text)
 
 

@@ -82,6 +82,7 @@ class Verified(Result, printer="expansion:print_verified"):
         }
 
 
+@one_thread_each()
 def measure(
     plan: Plan, source: Checkpoint, target: Checkpoint, *, by_layer: bool = False, must: bool = True
 ) -> Verified:
