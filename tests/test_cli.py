@@ -85,7 +85,12 @@ SIZES = [
     Bad("absurd", ("--ffn", 10**15), BAD_TARGET, "10+"),
     Bad("absurd-factor", ("--width-factor", "1e400"), BAD_TARGET, "."),
     Bad("not-following", ("--width", 50), BAD_TARGET, "not a whole number: try --width 72"),
-    Bad("kv-heads", ("--kv-heads", 3), REFUSED, "4 query heads do not fit 3.*: try --heads 6 --kv-heads 3$"),
+    Bad(
+        "kv-heads",
+        ("--kv-heads", 3),
+        REFUSED,
+        "4 query heads do not fit 3.*: try --heads 6 --kv-heads 3 or --kv-heads 4$",
+    ),
     Bad(
         "advice-is-whole",
         ("--set", "model_type=mixtral", "--set", "num_local_experts=4", "--width", 50),

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from commands import DIFFERS, Run, runner
 from inference.unknown import save
-from lemonx.errors import CannotVerify
 from lemonx.inference.running import Runner, as_read
 from lemonx.models.foreign import foreign
 from lemonx.verification.float64 import Float64
@@ -122,10 +121,8 @@ def test_verify_finds_a_changed_weight(source: Source, run: Run, tmp_path: Path)
     assert run("verify", small, large).code == DIFFERS
 
 
-def test_inputs_that_cannot_be_drawn_are_said_without_any_weights(tmp_path: Path) -> None:
-    """Pictures that come as rows of patches, beside their shapes: found to be taken, and not in the sample."""
+def test_inputs_that_are_not_drawn_are_found_without_any_weights(tmp_path: Path) -> None:
+    """Pictures that come as rows of patches, beside their shapes."""
     folder = save("siglip2_vision_model", tmp_path / "small")
     values = as_read(json.loads((folder / "config.json").read_text()))
-    with pytest.raises(CannotVerify, match=r"siglip2_vision_model on the inputs that outputs .* --no-verify") as caught:
-        Runner.of(values, most=1000).check_sample(values)
-    assert "\n" not in str(caught.value)
+    Runner.of(values, most=1000).check_sample(values)
