@@ -126,7 +126,8 @@ def survey_markdown(rows: Sequence[Row], transformers: str, jobs: int) -> str:
     `jobs`: how many rows a whole survey has.
     """
     numbers = {why: number for number, (why, _) in enumerate(reasons(rows).most_common(_MOST_REASONS), 1)}
-    share = "" if len(rows) == jobs else f" So far {len(rows)} of {jobs} pairs of a model type and a task are measured, drawn at random."
+    measured = f" So far {len(rows)} of {jobs} pairs of a model type and a task are measured, drawn at random."
+    share = "" if len(rows) == jobs else measured
     lines = [
         f"Measured with transformers {transformers}.{share}",
         "",
