@@ -102,8 +102,8 @@ class Float64(TorchFunctionMode):
                 return func(*args, **(kwargs or {}))
             if func in _GROUPED and args[0].dtype == torch.float64:
                 return _grouped_product(*args, **(kwargs or {}))
-            if func is torch.nn.functional.linear:
-                return linear(*args, **(kwargs or {}))
+            if func is torch.nn.functional.linear and not kwargs:
+                return linear(*args)
             if func is torch.Tensor.float:
                 func = torch.Tensor.double
         for argument in args:

@@ -31,19 +31,19 @@ def in_parts(count: int, step: int, make: Callable[[int, int], None]) -> None:
             pass
 
 
-def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return `torch.nn.functional.linear`, by several threads where it is large and nobody looks on.
 
     Gradients and dispatch modes, such as the tracer, belong to one thread: they would miss what the others do.
     """
     outputs, watched = weight.shape[0], torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack() > 0
-    if watched or weight.is_meta or weight.dim() != 2 or cores() == 1 or input.numel() * outputs < cores() * WORTH:
-        return torch.nn.functional.linear(input, weight, bias)
-    result = input.new_empty(*input.shape[:-1], outputs)
+    if watched or weight.is_meta or weight.dim() != 2 or cores() == 1 or inputs.numel() * outputs < cores() * WORTH:
+        return torch.nn.functional.linear(inputs, weight, bias)
+    result = inputs.new_empty(*inputs.shape[:-1], outputs)
 
     def part(start: int, stop: int) -> None:
         with torch.no_grad():
-            result[..., start:stop] = input @ weight[start:stop].T
+            result[..., start:stop] = inputs @ weight[start:stop].T
 
     in_parts(outputs, -(-outputs // cores()), part)
     return result if bias is None else result.add_(bias)
