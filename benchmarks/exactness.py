@@ -32,7 +32,7 @@ _DECODER = (
     {"width": 96}, {"width": 72}, {"width": 120}, {"heads": 8}, {"heads": 12, "kv_heads": 4}, {"ffn": 152}, _DEPTH,
     {"width": 72, "heads": 12, "kv_heads": 3, "ffn": 152, "depth": 3},
 )  # fmt: skip
-_STAGED = ({"width_factor": 2}, {"width_factor": 1.5}, {"width_factor": 2.5}, None, None)
+_STAGED = ({"width": "2x"}, {"width": "1.5x"}, {"width": "2.5x"}, None, None)
 FAMILIES: dict[str, tuple[str, tuple[dict[str, Any] | None, ...]]] = {
     "gpt2": ("GPT-2 (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 299, "depth": 3})),
     "vit": ("ViT (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 150, "depth": 3})),
@@ -53,13 +53,13 @@ FAMILIES: dict[str, tuple[str, tuple[dict[str, Any] | None, ...]]] = {
     "qwen2": ("Qwen2 (RMSNorm)", _DECODER),
     "resnet": (
         "ResNet (transformers)",
-        (*_STAGED, None, {"fields": {"depths": [3, 5]}}, {"width_factor": 1.5, "fields": {"depths": [3, 5]}}),
+        (*_STAGED, None, {"fields": {"depths": [3, 5]}}, {"width": "1.5x", "fields": {"depths": [3, 5]}}),
     ),
     "torchvision": (
         "ResNet (torchvision)",
         (
             *(*_STAGED, {"fields": {"inner_width": [17, 31]}}, {"fields": {"layers": [3, 5]}}),
-            {"width_factor": 1.5, "fields": {"layers": [3, 5]}},
+            {"width": "1.5x", "fields": {"layers": [3, 5]}},
         ),
     ),
 }

@@ -327,8 +327,9 @@ def run_lemonx(folder: str, kind: str, threads: int) -> dict[str, float]:
 
     from lemonx.checkpoints import Checkpoint, CheckpointWriter
     from lemonx.execution.runner import run_plan
+    from lemonx.options.declared import Growth
     from lemonx.planning.plan import make_plan
-    from lemonx.workflows.options import sizes as wanted
+    from lemonx.planning.request import asked
 
     source = Path(folder, "source")
     layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
@@ -339,7 +340,7 @@ def run_lemonx(folder: str, kind: str, threads: int) -> dict[str, float]:
 
     def work() -> None:
         with Checkpoint.open(source) as checkpoint:
-            plan = make_plan(checkpoint, wanted(**sizes))
+            plan = make_plan(checkpoint, asked(Growth(**sizes)))
             entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
             writers.append(CheckpointWriter(Path(folder, "out"), entries, max_shard_size=10**9).__enter__())
             run_plan(plan, checkpoint, writers[0], threads=threads)

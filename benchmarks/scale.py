@@ -114,7 +114,7 @@ def many() -> str:
     for model, (depth, meshes) in MANY.items():
         with tempfile.TemporaryDirectory() as name:
             folder = headers(Path(name), config_of(model))
-            plan = lemonx.plan(folder, width_factor="5/4", depth=depth, solve=True)
+            plan = lemonx.plan(folder, width="5/4x", depth=depth, solve=True)
             source = sum(info.nbytes for info in plan.tensors.values())
             target = sum(math.prod(step.shape) for step in plan.steps)
             column = {"": f"Llama {model} to {target / 1e9:.0f}B, {Mesh(*meshes[0]).processes} processes"}
@@ -154,7 +154,7 @@ def sizes() -> str:
         with tempfile.TemporaryDirectory() as folder:
             headers(Path(folder), config_of(model))
             began = time.perf_counter()
-            command = ["plan", folder, "--width-factor", "5/4", "--depth", str(5 * SHAPES[model][1] // 4), "--json"]
+            command = ["plan", folder, "--width", "5/4x", "--depth", str(5 * SHAPES[model][1] // 4), "--json"]
             done = subprocess.run([sys.executable, "-m", "lemonx", *command], capture_output=True, check=True)
             seconds = time.perf_counter() - began
         source, written = json.loads(done.stdout)["bytes"]

@@ -44,8 +44,8 @@ def main() -> None:
             "1 MB (stories260K)", STORIES, Path(folder, "a"), ["--width", "96", "--depth", "8"], options.rounds
         )
         name = f"{options.gb:g} GB in bf16"
-        lines += costs(name, large, Path(folder, "b"), ["--width-factor", "2"], options.rounds)
-        lines += costs(f"{name}, rounded", large, Path(folder, "c"), ["--width-factor", "1.5"], options.rounds)
+        lines += costs(name, large, Path(folder, "b"), ["--width", "2x"], options.rounds)
+        lines += costs(f"{name}, rounded", large, Path(folder, "c"), ["--width", "1.5x"], options.rounds)
         lines += shared(large, Path(folder, "b"), options.rounds)
         lines += ["", algebra(large, Path(folder, "b"), options.rounds)]
     print("\n".join(lines))

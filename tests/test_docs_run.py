@@ -136,7 +136,7 @@ def python(page: str, text: str, names: dict[str, object]) -> None:
         import lemonx
 
         shutil.rmtree("large", ignore_errors=True)
-        lemonx.expand("small", "large", depth="+1", ramp=True, verify=False)
+        lemonx.expand("small", "large", depth="+1", free={"ramp": True}, verify=False)
     exec(compile(text, page, "exec"), names)
 
 

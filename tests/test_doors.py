@@ -21,7 +21,7 @@ PRINTS = {
     *("typer.echo", "typer.secho", "typer.confirm", "typer.prompt", "typer.style", "warnings.warn"),
     *("logging.basicConfig", "logging.StreamHandler", "rich", "Text.from_markup", "Text.from_ansi"),
 }
-PRINTING = {"guards/terminal.py", "cli/render/console.py"}
+PRINTING = {"guards/terminal.py", "cli/render/console.py", "options/former.py"}
 # Columns with numbers of a bar's own.
 COLUMNS = {
     f"rich.progress.{name}Column"

@@ -18,8 +18,9 @@ import faults
 import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner, state
 from faults import FAULTS, Fault
+from lemonx import Finding, Report, fsck
 from lemonx.architectures import find
-from lemonx.diagnostics.fsck import ERROR, NOTE, WARNING, Finding, Report, fsck
+from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING
 from lemonx.specs.weights import Dropped
 
 

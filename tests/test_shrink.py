@@ -52,7 +52,7 @@ GROWTHS: dict[str, dict[str, Any]] = {
     "gemma3": {"depth": 4},
     "bert-mlm": {"width": 96, "depth": 3},
     "mixtral": {"width": 96},
-    "torchvision-bottleneck": {"width_factor": 2},
+    "torchvision-bottleneck": {"width": "2x"},
 }
 
 
@@ -225,9 +225,11 @@ def test_a_run_that_is_stopped_after_its_last_checkpoint_shrinks(
 def test_a_run_that_was_killed_before_its_first_checkpoint_keeps_what_it_finds(source: Path, tmp_path: Path) -> None:
     """It begins again, and its source was grown otherwise since: what stays is what the new growth holds."""
     asked = parse_recipe({**COMMON, "source": str(tmp_path / "l"), "train": "new"})
-    lemonx.expand(source, tmp_path / "l", depth=3, free="inside", placement="before", verify=False)
+    lemonx.expand(source, tmp_path / "l", depth=3, free={"like": "inside", "placement": "before"}, verify=False)
     left = SourceEntries(tmp_path / "l").record
-    lemonx.expand(source, tmp_path / "l", depth=3, free="inside", placement="interleaved", verify=False, force=True)
+    lemonx.expand(
+        source, tmp_path / "l", depth=3, free={"like": "inside", "placement": "interleaved"}, verify=False, force=True
+    )
     assert SourceEntries(tmp_path / "l").record != left
     with run_folder.claimed(tmp_path / "killed", asked, resume=True, force=False):
         run_folder.remember(tmp_path / "killed", "grown", dict(left))

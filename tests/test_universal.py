@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import lemonx
+from lemonx import fsck
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.universal import UniversalFolder
-from lemonx.diagnostics.fsck import fsck
 from lemonx.errors import BadCheckpoint, BadOutput, BadTarget, Refused
 from lemonx.optimizer_state.grow import grow_optimizer
 from test_zero import FIELDS, FROZEN, RUNS, loaded, names_of_deepspeed
@@ -117,8 +117,8 @@ def test_weights_alone_are_a_folder_and_a_folder_itself_is_a_run(run: Path, tmp_
     lemonx.expand(run / TAG, tmp_path / "inside", config=run, with_optimizer=True, verify=False, **GROW)
     assert (tmp_path / "inside" / "zero" / FROZEN / "fp32.pt").exists()
     assert not (tmp_path / "inside" / "latest_universal").exists()
-    with pytest.raises(BadTarget, match="any number of processes: leave --processes out"):
-        lemonx.expand(run, tmp_path / "three", with_optimizer=True, processes=3, **GROW)
+    with pytest.raises(BadTarget, match="any number of processes: leave --shards out"):
+        lemonx.expand(run, tmp_path / "three", with_optimizer=True, shards=3, **GROW)
     assert not (tmp_path / "three").exists()
 
 

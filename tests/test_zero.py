@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import lemonx
+from lemonx import fsck
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.zero import ZeroFolder
-from lemonx.diagnostics.fsck import fsck
 from lemonx.errors import BadCheckpoint, LemonxError, Refused
 from lemonx.models.building import skeleton
 from lemonx.models.sources import open_source
@@ -116,7 +116,7 @@ def test_runs_are_grown_and_written_back(stage: int, tmp_path: Path) -> None:
     save_file(weights, tmp_path / "small" / "model.safetensors", metadata={"format": "pt"})
     lemonx.expand(tmp_path / "small", tmp_path / "large", verify=False, **GROW)
     expected = load_file(tmp_path / "large" / "model.safetensors")
-    made = lemonx.expand(RUNS / f"stage{stage}", tmp_path / "out", processes=3, with_optimizer=True, **GROW)
+    made = lemonx.expand(RUNS / f"stage{stage}", tmp_path / "out", shards=3, with_optimizer=True, **GROW)
     assert made.verified.passed and made.verified.skipped is None and fsck(made.path).clean
     assert lemonx.verify(RUNS / f"stage{stage}", made.path, layerwise=True).passed
     folder = made.path / "global_step3"
@@ -281,5 +281,5 @@ def test_what_a_run_needs_is_said(tmp_path: Path) -> None:
         lemonx.plan(run, **GROW)
     with Checkpoint.open(run / "global_step3", config=RUNS / "stage2") as inside:
         assert inside.run is not None and inside.run.below == "."
-    with pytest.raises(LemonxError, match="--processes is for a distributed checkpoint"):
-        lemonx.expand(run, tmp_path / "out", config=RUNS / "stage2", verify=False, processes=2, **GROW)
+    with pytest.raises(LemonxError, match="--shards 2 is for a distributed checkpoint"):
+        lemonx.expand(run, tmp_path / "out", config=RUNS / "stage2", verify=False, shards=2, **GROW)

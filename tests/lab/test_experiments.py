@@ -200,7 +200,6 @@ def test_every_growth_of_a_shipped_experiment_is_defined(name: str, tmp_path: Pa
                 vocabulary = {} if "vit" in str(config["model_type"]) else {"vocab_size": 131}
                 new_model({**config, **vocabulary}, 0).save_pretrained(sources[source.key])
             options: dict[str, Any] = dict(grown.what)
-            options["fields"] = options.pop("set", {})
             lemonx.plan(sources[source.key], **options)
 
 
@@ -236,9 +235,9 @@ def test_an_experiment_that_makes_no_sense(change: dict[str, object], says: str)
     [
         ({"train": {"decay": "wds"}}, "wrong, 4 steps, seed 0: decay: .*'wsd'"),
         ({"train": {"cooldown": 0.2}}, "wrong, 4 steps, seed 0: cooldown is the part"),
-        ({"expand": {"free": {"rest": "mine"}}}, "wrong, seed 0: free: the free parameter rest is 'mine'"),
+        ({"expand": {"free": {"rest": "mine"}}}, "wrong, seed 0: the free parameter rest is 'mine'"),
         ({"expand": {"widht": 64}}, "wrong, seed 0: 'widht' is not a key of a growth: did you mean 'width'"),
-        ({"expand": {"ramp": 5}}, "wrong, seed 0: ramp: "),
+        ({"expand": {"free": {"ramp": 5}}}, "wrong, seed 0: the free parameter ramp is 5"),
     ],
 )
 def test_an_arm_that_makes_no_sense_is_found_before_anything_runs(
@@ -253,7 +252,7 @@ def test_an_arm_that_makes_no_sense_is_found_before_anything_runs(
 def test_arms_may_have_another_start_and_another_schedule(tmp_path: Path) -> None:
     """Own copies with a ramp, under WSD, from a source that was never decayed: lossless at step 0 as well."""
     wsd = {"decay": "wsd", "cooldown": 0.5}
-    start = {"label": "own", "expand": {"free": "own", "placement": "stacked", "ramp": True}}
+    start = {"label": "own", "expand": {"free": {"like": "own", "placement": "stacked", "ramp": True}}}
     arms = [{"label": "scratch", "method": "scratch", "train": wsd}, {**start, "train": {"ramp": 2, **wsd}}]
     source = {**TINY["sources"]["source"], "decay": "constant"}
     asked = tiny(arms=arms, sources={"source": source}, seeds=[0], lengths=[1.0])

@@ -116,7 +116,7 @@ def test_code_of_a_models_own(model_type: str, run: Run, saved: Any, tmp_path: P
     teacher = f"inheritance: {{teacher: {json.dumps(str(evil))}}}\n"
     for command in (
         ("expand", evil, "out", "--depth", 3),
-        ("expand", evil, "out", "--depth", 3, "--method", "ligo", "--lessons", 1),
+        ("expand", evil, "out", "--depth", 3, "--method", "{name: ligo, steps: 1}"),
         ("expand", evil, "out", "--depth", 3, "--with-optimizer"),
         ("verify", good, evil),
         ("verify", evil, good, "--layerwise"),
@@ -163,7 +163,7 @@ def test_code_of_a_tokenizers_own(settings: dict[str, Any], says: str, run: Run,
     assert_refused(train(run, tmp_path, saved("bytes"), evil), BAD_CHECKPOINT, says)
     if settings is EVIL_TOKENIZERS[0][0]:
         given = json.dumps({"kind": "text", "path": "text.txt", "length": 16, "tokenizer": str(evil)})
-        learn = ("expand", saved("bytes"), "out", "--depth", 3, "--method", "ligo", "--lessons", 1, "--data", given)
+        learn = ("expand", saved("bytes"), "out", "--depth", 3, "--method", f"{{name: ligo, steps: 1, data: {given}}}")
         assert_refused(run(*learn), BAD_CHECKPOINT, says)
 
 

@@ -268,13 +268,13 @@ class CheckpointWriter:
         if error.errno == errno.EFBIG:
             return BadOutput(
                 "needs files larger than the system or `ulimit -f` allows",
-                "raise that limit, or write smaller files with --max-shard-size",
+                "raise that limit, or write smaller files with --shards",
                 file=self.output,
             )
         if error.errno == errno.EMFILE:
             return BadOutput(
                 "needs more open files than `ulimit -n` allows",
-                "raise that limit, or write larger files with --max-shard-size",
+                "raise that limit, or write larger files with --shards",
                 file=self.output,
             )
         return BadOutput(f"cannot be written ({error})", "choose another output", file=self.output)

@@ -41,6 +41,7 @@ from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING, Finding, Report
 from lemonx.diagnostics.wrong_names import wrong_names
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
 from lemonx.models.run_names import naming
+from lemonx.options.declared import Checking
 from lemonx.planning.tensor_steps import FLOATS
 from lemonx.planning.typecheck import with_tied
 from lemonx.specs.coverage import (
@@ -59,17 +60,10 @@ from lemonx.specs.spec import Spec
 from lemonx.specs.weights import Dropped
 
 
-def fsck(
-    path: str | os.PathLike[str],
-    *,
-    quick: bool = False,
-    allow_pickle: bool | str = False,
-    progress: Callable[[int], None] | None = None,
-) -> Report:
-    """Everything that is wrong with the folder `path`. `quick`: do not read the tensors' numbers."""
-    folder = Path(path)
+def fsck(folder: Path, options: Checking) -> Report:
+    """Return everything that is wrong with a folder."""
     try:
-        return _fsck(folder, quick, allow_pickle, progress or (lambda count: None))
+        return _fsck(folder, options.quick, options.pickled, options.progress or (lambda count: None))
     except OSError as error:
         raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=folder) from None
 

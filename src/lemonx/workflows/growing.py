@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lemonx.algebra.free_parameters import Free
 from lemonx.algebra.norm_chains import LIMIT
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.temporary import Temporary
@@ -25,6 +24,7 @@ from lemonx.errors import NotVerified, Refused
 from lemonx.execution.runner import run_plan
 from lemonx.guards.results import Result
 from lemonx.guards.workers import one_thread_each
+from lemonx.options.declared import Choices, Growth
 from lemonx.planning.depth import check_added
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
@@ -109,27 +109,15 @@ class Grown(Result, printer="expansion:print_grown"):
     plan: Plan
 
 
-@dataclass(frozen=True)
-class _Choices:
-    free: str | Free | None
-    depth_type: int | None
-    small_gains: bool
-    seed: int
-
-
 def grow_module(
     small: torch.nn.Module,
     large: torch.nn.Module,
     example_inputs: object,
-    *,
-    free: str | Free | None = None,
-    depth_type: int | None = None,
-    small_gains: bool = False,
-    seed: int = 0,
+    choices: Choices,
 ) -> Grown:
     """Fill `large` with the function of `small`; it stays as it was unless all is shown."""
     check_modules(small, large)
-    inputs, choices = examples(example_inputs), _Choices(free, depth_type, small_gains, seed)
+    inputs = examples(example_inputs)
     with still(small, large), one_thread_each():
         table, rehearsed = _rehearsed(small, large, inputs, choices)
         with Temporary() as folder, _planned(small, table, choices, folder) as (plan, source, target):
@@ -189,7 +177,7 @@ def _alone_and_changed(small: torch.nn.Module, large: torch.nn.Module, inputs: l
 class _planned:
     """A module's tensors and those of the larger one, as open checkpoints in a folder, with the plan between them."""
 
-    def __init__(self, module: torch.nn.Module, table: Table, choices: _Choices, folder: Path) -> None:
+    def __init__(self, module: torch.nn.Module, table: Table, choices: Choices, folder: Path) -> None:
         save(module, table, folder / "small", {"model_type": "module", _FIELD: 1})
         self._source = Checkpoint.open(folder / "small")
         self._plan = _plan(self._source, table, choices)
@@ -207,7 +195,7 @@ class _planned:
         self._target.close()
 
 
-def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
+def _plan(source: Checkpoint, table: Table, choices: Choices) -> Plan:
     family = Architecture(
         model_types=("module",),
         build=lambda config: table.small if config[_FIELD] == 1 else table.large,
@@ -218,10 +206,7 @@ def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
     plan = make_plan(
         source,
         Target(fields={_FIELD: 2}),
-        free=choices.free,
-        depth_type=choices.depth_type,
-        small_gains=choices.small_gains,
-        seed=choices.seed,
+        Growth.of(choices),
         family=family,
     )
     for name in table.small.shown:
@@ -235,7 +220,7 @@ def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
 
 
 def _rehearsed(
-    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], choices: _Choices
+    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], choices: Choices
 ) -> tuple[Table, float]:
     """The table of both, and what its rehearsal came to.
 
@@ -256,7 +241,7 @@ def _rehearsed(
 
 
 def _rehearse(
-    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], table: Table, choices: _Choices
+    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], table: Table, choices: Choices
 ) -> float:
     """Do all of it in float64 with random parameters, and compare: is the table true of the code?"""
     require_own(small, table)

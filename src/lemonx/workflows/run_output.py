@@ -31,7 +31,7 @@ class RunOutput:
     def __init__(self, plan: Plan, source: Checkpoint, *, processes: int | None, with_state: bool) -> None:
         assert source.run is not None
         if processes is not None and not 1 <= processes <= _MOST_PROCESSES:
-            raise BadTarget(f"--processes {processes} is not a number of processes", f"use 1 to {_MOST_PROCESSES}")
+            raise BadTarget(f"--shards {processes} is not a number of processes", f"use 1 to {_MOST_PROCESSES}")
         self.run = source.run
         shapes = {name: stored.shape for name, stored in self.run.weights.items()}
         self.names = names_of(source.config, shapes) or RunNames("plain")
@@ -39,7 +39,7 @@ class RunOutput:
         once = _target_views(plan, self.run, self.names)
         self.views = _with_ties(once, plan, self.run, self.names)
         if processes is not None and isinstance(self.run, UniversalFolder):
-            raise BadTarget("a universal checkpoint is loaded by any number of processes", "leave --processes out")
+            raise BadTarget("a universal checkpoint is loaded by any number of processes", "leave --shards out")
         count = processes or self.run.processes
         self._out = self._laid_out(plan, source, once, count)
         self.state = RunState(plan, source, once, self._out, count) if with_state else None

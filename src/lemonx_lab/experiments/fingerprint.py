@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parents[2]
 # The rooms that make a target, and those that train a model.
 GROWTH = (
     *(f"lemonx/{room}" for room in ("algebra", "architectures", "execution", "frames", "methods", "models")),
-    *("lemonx/planning", "lemonx/specs", "lemonx_lab/data", "lemonx_lab/rivals"),
+    *("lemonx/options", "lemonx/planning", "lemonx/specs", "lemonx_lab/data", "lemonx_lab/rivals"),
 )
 TRAINING = ("lemonx/models", "lemonx/training", "lemonx_lab/data", "lemonx_lab/training")
 _BLOCK = 2**20

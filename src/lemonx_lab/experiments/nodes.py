@@ -191,12 +191,8 @@ def run_node(node: Node, cache: Path) -> None:
 
 def _grow(node: Node, cache: Path, folder: Path) -> None:
     from lemonx import api
-    from lemonx.algebra.free_parameters import parse_free
 
     options: dict[str, Any] = dict(node.what)  # keywords of api.expand
-    options["fields"] = options.pop("set", {})
-    if (free := options.get("free")) is not None:
-        options["free"] = parse_free(free)
     remove(folder)
     # The targets of other seeds differ in their noise alone: one proof is enough.
     verify = options.pop("verify", True) and options["seed"] == 0

@@ -154,7 +154,7 @@ class Recipe(Strict):
         if any(stage.expand is None for stage in self.stages[1:]):
             yield "every stage after the first needs an expand"
         if self.ramp is not None and (self.stages or self.source is None):
-            yield "ramp belongs to a source, expanded with --ramp or here; in stages, give it in the one that expands"
+            yield "ramp belongs to a source, expanded with a ramp or here; in stages, give it in the one that expands"
         if any(stage.ramp is not None and stage.expand is None for stage in self.stages):
             yield "the ramp of a stage needs an expand that adds layers"
         if self.warmup is not None and self.warmup_epochs is not None:

@@ -12,13 +12,14 @@ from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from lemonx import api
 from lemonx.checkpoints.creating import new_folder
 from lemonx.errors import BadRecipe, LemonxError
-from lemonx.fsdp import load_expanded
+from lemonx.fsdp import fill
+from lemonx.options.declared import Planning
 from lemonx.planning.plan import Plan
 from lemonx.training import sharded
 from lemonx.training.curve import CurveRow
+from lemonx.workflows.planning import plan_source
 from lemonx_lab.training import model, run_folder
 from lemonx_lab.training.run import FinishedRun, TrainingJob
 from lemonx_lab.training.run_folder import Saved
@@ -145,12 +146,12 @@ class SharedJob(TrainingJob):
 
     def _expanded(self, source: Path, leg: Leg) -> PreTrainedModel:
         """Each process computes the slices that it holds; nothing is written and nothing verified."""
-        expand = leg.expand
-        assert expand is not None
-        plan = api.plan(source, **expand.options)
+        assert leg.expand is not None
+        options = Planning.of(leg.expand.growth, solve=True)
+        plan = plan_source(source, options)
         self._bring_along(source, plan)
         empty = model.empty(self.recipe.task, plan.target_config, self.data.model)
-        return load_expanded(sharded.allocate(empty, self.mesh), source, **expand.options)
+        return fill(sharded.allocate(empty, self.mesh), source, options)
 
     def _grown(self, saved: Saved, leg: Leg) -> Saved:
         if self.first:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from lemonx.errors import BadTarget
+from lemonx.guards.limits import LARGEST
 
 # No exponents, and few digits: Fraction would compute every digit of 1e999999999.
 _RATIO = r"([0-9]{1,7})(\.[0-9]{0,20}|/0*[1-9][0-9]{0,6})?"
@@ -32,6 +33,8 @@ class Relative:
 
 
 AskedSize = int | Relative
+# The largest file, in bytes, if nothing is said.
+SHARD = 5 * 10**9
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
@@ -50,12 +53,36 @@ def parse_count(text: str) -> int | None:
     return int(Fraction(match[1]) * _UNITS[match[2]]) if match else None
 
 
+def parse_shards(shards: int | str) -> tuple[int, int | None]:
+    """Return the bytes of the largest file, and the number of processes if that is what was given.
+
+    >>> parse_shards("500MB"), parse_shards(8)
+    ((500000000, None), (5000000000, 8))
+    """
+    text = str(shards).strip().upper()
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return SHARD, int(text)
+    match = re.fullmatch(r"([0-9]{1,18}) ?([KMGT]?)B", text)
+    if match is None or int(match[1]) == 0:
+        raise BadTarget(f"--shards {text[:40]} is not a size", "write it as 500MB or 5GB")
+    return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}[match[2]], None
+
+
 def parse_size(option: str, value: int | str | None) -> AskedSize | None:
     """A size as it is given: 768, "768", "1.5x", "+4".
 
     >>> parse_size("depth", "12"), parse_size("depth", "2x")
     (12, Relative(times=Fraction(2, 1), plus=0))
     """
+    size = _parsed(option, value)
+    least = 1 + size.plus if isinstance(size, Relative) else size
+    if least is not None and not 1 <= least <= LARGEST:
+        bound = "at least 1" if least < 1 else f"at most {LARGEST}"
+        raise BadTarget(f"{option} {str(value)[:40]} is out of range", f"use {bound}")
+    return size
+
+
+def _parsed(option: str, value: int | str | None) -> AskedSize | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     text = str(value).strip().lower()
