@@ -151,7 +151,7 @@ def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
 
 
 def written(folder: Path) -> Iterator[tuple[str, torch.Tensor | bytes]]:
-    """What an output holds: safetensors byte by byte, and what torch loads from its own forms."""
+    """Yield the safetensors of an output byte by byte, and what torch loads from its own forms."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if name.endswith((".safetensors", ".index.json")):

@@ -11,9 +11,7 @@ from lemonx.checkpoints.folder import CONFIG, INDEX, MODULES, PICKLED, has, has_
 from lemonx.checkpoints.opening import MAX_JSON, read_given, read_inside
 from lemonx.checkpoints.runs import RunFolder
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, read_header_from
-from lemonx.checkpoints.universal import UniversalFolder
-from lemonx.checkpoints.zero import ZeroFolder
-from lemonx.checkpoints.zero_records import find_universal, find_zero
+from lemonx.checkpoints.universal import UniversalFolder, find_universal, find_zero, unconverted
 from lemonx.errors import BadCheckpoint, raise_first
 from lemonx.guards.limits import MOST_TENSORS
 
@@ -32,9 +30,11 @@ def open_run(folder: Path, *, first: bool = False) -> RunFolder | None:
         return None
     if below := find_dcp(folder):
         return DcpFolder(folder, below)
+    if below := find_universal(folder):
+        return UniversalFolder(folder, below)
     if below := find_zero(folder):
-        return ZeroFolder(folder, below)
-    return UniversalFolder(folder, below) if (below := find_universal(folder)) else None
+        raise unconverted(folder, below)
+    return None
 
 
 def config_beside(path: Path, given: Path | None) -> tuple[Path, Path, bytes]:

@@ -17,7 +17,7 @@ from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.checkpoints.temporary import Temporary
-from lemonx.checkpoints.zero import ZeroFolder
+from lemonx.checkpoints.universal import UniversalFolder
 from lemonx.errors import BadTarget, NotVerified
 from lemonx.execution.ramp import write_ramp
 from lemonx.execution.runner import Sink, run_plan, write_made
@@ -159,7 +159,7 @@ def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutp
 
     DeepSpeed has no checkpoint without an optimizer: the weights of one alone are a folder of safetensors.
     """
-    if checkpoint.run is not None and (writing.with_optimizer or not isinstance(checkpoint.run, ZeroFolder)):
+    if checkpoint.run is not None and (writing.with_optimizer or not isinstance(checkpoint.run, UniversalFolder)):
         return RunOutput(plan, checkpoint, processes=writing.processes, with_state=writing.with_optimizer)
     if writing.processes is not None:
         raise BadTarget(

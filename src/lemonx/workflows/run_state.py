@@ -17,7 +17,7 @@ from lemonx.checkpoints.dcp_files import DcpFiles, Way
 from lemonx.checkpoints.pickles import read_pickle
 from lemonx.checkpoints.runs import Stored
 from lemonx.checkpoints.shards import Entry
-from lemonx.checkpoints.zero_files import ZeroFiles
+from lemonx.checkpoints.universal_files import UniversalFiles
 from lemonx.errors import BadCheckpoint, LemonxError, Refused
 from lemonx.models.run_names import naming
 from lemonx.optimizer_state.forms import State, Whole
@@ -62,7 +62,9 @@ def origins(plan: Plan, source: Views, target: Views) -> dict[str, str]:
 class RunState:
     """Everything in the checkpoint of a run that is no weight, laid out and then written for the target."""
 
-    def __init__(self, plan: Plan, source: Checkpoint, views: Views, out: DcpFiles | ZeroFiles, processes: int) -> None:
+    def __init__(
+        self, plan: Plan, source: Checkpoint, views: Views, out: DcpFiles | UniversalFiles, processes: int
+    ) -> None:
         assert source.run is not None
         self.plan, self.run, self.target = plan, source.run, views
         below = optimizer_beside(self.run.below)
