@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lemonx.checkpoints.copying import write_copy
-from lemonx.checkpoints.folder import ADAPTER, has, is_tokenizer, open_companion, other_files, parse_object
-from lemonx.checkpoints.opening import open_inside, read_inside
+from lemonx.checkpoints.folder import ADAPTER, has, is_tokenizer, other_files, parse_object
+from lemonx.checkpoints.opening import file_inside, open_inside, read_inside
 from lemonx.checkpoints.pickles import load_tensors
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header_from, torch_dtype
@@ -334,9 +334,9 @@ def _pieces(base: Checkpoint, adapter: Adapter, name: str, change: Change | None
 
 def _beside(base: Checkpoint, adapter: Adapter) -> dict[str, Callable[[], BinaryIO]]:
     """The base's companions; a tokenizer that was saved with the adapter takes the place of the base's."""
-    own = {name: found for name, found in other_files(adapter.folder, {ADAPTER})[0].items() if is_tokenizer(name)}
+    own = [name for name in other_files(adapter.folder, {ADAPTER})[0] if is_tokenizer(name)]
     kept = [name for name in base.companions if not (own and is_tokenizer(name))]
     return {
         **{name: partial(base.open_companion, name) for name in kept},
-        **{name: partial(open_companion, adapter.folder, name, found) for name, found in own.items()},
+        **{name: partial(file_inside, adapter.folder, name) for name in own},
     }

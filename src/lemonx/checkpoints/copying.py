@@ -41,15 +41,15 @@ def write_copy(
     return output
 
 
-def link_weights(folder: Path, descriptors: Mapping[Path, int], tensors: Mapping[str, TensorInfo]) -> Path:
-    """Put links to open files of weights into a folder, under the names that loaders know."""
+def link_weights(folder: Path, descriptors: Iterable[Path], tensors: Mapping[str, TensorInfo]) -> Path:
+    """Put links to files of weights into a folder, under the names that loaders know."""
+    descriptors = list(descriptors)
     count = len(descriptors)
     names = {path: f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i, path in enumerate(descriptors)}
     if count == 1:
         names = dict.fromkeys(names, WEIGHTS)
-    for path, fd in descriptors.items():
-        opened = Path(f"/proc/self/fd/{fd}")
-        (folder / names[path]).symlink_to(opened if opened.exists() else path.resolve())
+    for path in descriptors:
+        (folder / names[path]).symlink_to(path.resolve())
     if count > 1:
         index = {name: names[info.file] for name, info in tensors.items()}
         write_new(folder / INDEX, json.dumps({"metadata": {}, "weight_map": index}).encode())

@@ -22,11 +22,10 @@ from lemonx.checkpoints.copying import row_pieces, write_copy
 from lemonx.checkpoints.folder import (
     CONFIG,
     PICKLE_INDEX,
-    open_companion,
     other_files,
     weight_map,
 )
-from lemonx.checkpoints.opening import name_of, open_inside, read_inside
+from lemonx.checkpoints.opening import file_inside, name_of, open_inside, read_inside
 from lemonx.checkpoints.safetensors_file import dtype_name
 from lemonx.checkpoints.weight_sets import weights_in
 from lemonx.errors import BadCheckpoint, LemonxError
@@ -59,7 +58,7 @@ def convert(folder: Path, parent: Path, name: str, named: str | None = None) -> 
             f"names the tensor {missing[0]!r}, which no shard holds", "save it again", file=folder / PICKLE_INDEX
         )
     carried = other_files(folder, {CONFIG})[0]
-    beside = {name: partial(open_companion, folder, name, companion) for name, companion in carried.items()}
+    beside = {name: partial(file_inside, folder, name) for name in carried}
     pieces = (piece for shard in shards for piece in _pieces(load_tensors(folder, shard, named)))
     return write_copy(parent / (folder.name or "model"), list(entries.values()), pieces, config, beside)
 

@@ -34,12 +34,11 @@ from lemonx.checkpoints.folder import (
     has,
     has_weights,
     no_weights,
-    open_companion,
     other_files,
     pickled_weights,
     weight_map,
 )
-from lemonx.checkpoints.opening import changed, identity, open_inside, read_inside
+from lemonx.checkpoints.opening import changed, file_inside, identity, open_inside, read_inside
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.runs import Naming, RunFolder
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, torch_dtype
@@ -111,12 +110,11 @@ class Checkpoint:
                 self._files = self._open_shards()
                 self.tensors = {tensor.name: tensor for file in self._files for tensor in file.tensors}
             used = {CONFIG, INDEX, WEIGHTS, *(file.path.name for file in self._files)}
-            self._companions, self.left_behind = other_files(self._beside, used)
+            self.companions, self.left_behind = other_files(self._beside, used)
         except BaseException:
             self.close()
             raise
         self.nbytes = sum(info.nbytes for info in self.tensors.values())
-        self.companions = {name: companion.path for name, companion in self._companions.items()}
 
     @classmethod
     def open(
@@ -212,8 +210,8 @@ class Checkpoint:
         self._kept.append(other)
 
     def open_companion(self, name: str) -> BinaryIO:
-        """Open a companion: the file that was checked when the checkpoint was opened, and no other."""
-        return open_companion(self._beside, name, self._companions[name])
+        """Open a companion."""
+        return file_inside(self._beside, name)
 
     def read(
         self,
@@ -314,8 +312,7 @@ class Checkpoint:
     def bare(self) -> Path:
         """A folder with only the weights, under the names that loaders know; `close` removes it.
 
-        What no safetensors hold is copied there. Otherwise it has links to the open files, so what is loaded from it is
-        what was checked, whatever happens to the original folder meanwhile.
+        What no safetensors hold is copied there. Otherwise it has links to the files.
         """
         self._require_weights()
         temporary = Temporary()
