@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.checkpoints.reader import NotDownloaded
+from lemonx.checkpoints.safetensors_store import NotDownloaded
 from lemonx.hub.download import Wish, located
 from lemonx.methods import Lessons
 from lemonx.models.sources import open_source, opened

@@ -62,7 +62,7 @@ Views = Mapping[str, tuple[Part, ...]]
 
 @dataclass(frozen=True, slots=True)
 class InChunks(TensorInfo):
-    """A tensor that lies in chunks; `begin` is 0, and `end` its bytes."""
+    """A tensor that lies in chunks."""
 
     chunks: tuple[Chunk, ...] = ()
 

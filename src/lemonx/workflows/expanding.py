@@ -16,12 +16,13 @@ from lemonx.checkpoints.adapters import Adapter
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.safetensors_file import torch_dtype
+from lemonx.checkpoints.shards import config_text
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.universal import UniversalFolder
 from lemonx.errors import BadTarget, NotVerified
 from lemonx.execution.ramp import write_ramp
 from lemonx.execution.runner import Sink, run_plan, write_made
-from lemonx.execution.sidecar_files import Carried, companions, config_text
+from lemonx.execution.sidecar_files import Carried, companions
 from lemonx.guards.results import Result
 from lemonx.methods import Lessons
 from lemonx.models import in_memory
@@ -118,7 +119,7 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
             _write_tensors(plan, checkpoint, writer, writing)
             if plan.ramp:
                 write_ramp(plan, checkpoint, writer, threads=writing.threads)
-            writer.add_text(CONFIG, config_text(plan))
+            writer.add_text(CONFIG, config_text(plan.target_config))
             for name, content in beside.items():
                 if isinstance(content, str):
                     writer.add_text(name, content)

@@ -15,7 +15,7 @@ from lemonx.checkpoints.chunks import InChunks, Part, Views, put, stored_shapes,
 from lemonx.checkpoints.dcp import DcpFolder, optimizer_beside
 from lemonx.checkpoints.dcp_files import DcpFiles, Way
 from lemonx.checkpoints.pickles import read_pickle
-from lemonx.checkpoints.runs import Stored
+from lemonx.checkpoints.runs import RunStore, Stored
 from lemonx.checkpoints.shards import Entry
 from lemonx.checkpoints.universal_files import UniversalFiles
 from lemonx.errors import BadCheckpoint, LemonxError, Refused
@@ -70,7 +70,8 @@ class RunState:
         below = optimizer_beside(self.run.below)
         if below is not None and (source.path / below).is_dir():
             self.held, self.out = DcpFolder(source.path, below, weights=False), DcpFiles(below, processes)
-            source.keep(self.held)
+            assert isinstance(source.store, RunStore)
+            source.store.keep(self.held)
         else:
             self.held, self.out = self.run, out
         self.views = source_views(source)

@@ -52,7 +52,7 @@ def shrink_folder(large: Path, output: Path, *, force: bool, tables: Tables) -> 
         with recovered_plan(target, grown, tables) as (plan, small):
             found = source_entries(plan, sums=not grown.trained)
             _require_tensors(target, found)
-            files = shards(grown.layout, small)
+            files = shards(grown.layout, large)
             with CheckpointWriter(output, (), max_shard_size=0, force=force, source=large, shards=files) as writer:
                 _write(plan, small, target, found, writer)
                 writer.add_text(CONFIG, grown.layout.config)
