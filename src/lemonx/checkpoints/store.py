@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import TensorInfo, dtype_name, torch_dtype
 from lemonx.checkpoints.shards import Shard, config_text, index_text, lay_out
+from lemonx.errors import BadCheckpoint, LemonxError
+from lemonx.guards.shown import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -234,6 +236,13 @@ def blocks(info: TensorInfo, fill: Callable[[int, memoryview], None]) -> Iterato
 def from_packages(path: Path) -> TensorStore | None:
     """Return the store that another package makes of a path; None if no package knows it."""
     for entry in sorted(entry_points(group="lemonx.stores"), key=lambda entry: entry.name):
-        if store := entry.load()(path):
+        try:
+            store = entry.load()(path)
+        except LemonxError:
+            raise
+        except Exception as error:  # whatever the code of others raises
+            found = f"cannot be read by the store {entry.name!r} ({one_line(error)})"
+            raise BadCheckpoint(found, "mend or uninstall its package", file=path) from error
+        if store:
             return store
     return None
