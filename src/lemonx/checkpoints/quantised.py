@@ -81,8 +81,20 @@ class Dequantised(Computed):
         stored = read_rows(self._stored, name, rows.start, rows.stop)
         if name not in self._scales:
             return stored
-        scale = whole(self._stored, self._scales[name]).float()
-        return stored.float().mul_(_spread(scale, self._blocks[name], rows, stored.shape[1]))
+        return self._scaled(stored.float(), self._scales[name], rows, *self._blocks[name])
+
+    def _scaled(self, values: torch.Tensor, name: str, rows: range, high: int, wide: int) -> torch.Tensor:
+        """Multiply some rows by the scales of their blocks, which are `high` rows by `wide` columns."""
+        import torch
+
+        if self._stored.tensors[name].numel == 1:
+            return values.mul_(whole(self._stored, name).float().reshape(1, 1))
+        first, stop = rows.start // high, -(-rows.stop // high)
+        scale = read_rows(self._stored, name, first, stop).float().reshape(stop - first, -1)
+        scale = scale[torch.arange(rows.start, rows.stop) // high - first]
+        if values.shape[1] % wide:
+            return values.mul_(scale.repeat_interleave(wide, 1)[:, : values.shape[1]])
+        return values.unflatten(1, (-1, wide)).mul_(scale.unsqueeze(-1)).flatten(1)
 
     def _block(self, info: TensorInfo, scale: str) -> tuple[int, int]:
         """Return how many rows and columns share a scale; BadCheckpoint if the scales do not fit the weight."""
@@ -137,14 +149,3 @@ def _is_kept(info: TensorInfo, scales: Mapping[str, str]) -> bool:
             file=info.file,
         )
     return True
-
-
-def _spread(scale: torch.Tensor, block: tuple[int, int], rows: range, columns: int) -> torch.Tensor:
-    """The scale of every entry of some rows."""
-    import torch
-
-    if scale.numel() == 1:
-        return scale.reshape(1, 1)
-    high = torch.arange(rows.start, rows.stop) // block[0]
-    wide = torch.arange(columns) // block[1]
-    return scale.reshape(scale.shape[0], -1)[high][:, wide]
