@@ -65,6 +65,7 @@ KNOWN = {
 KNOWN_IN = {
     ("architectures/__init__.py", "point.load"): "a package that the user installed",
     ("cli/__init__.py", "_commands.load"): "a package that the user installed",
+    ("checkpoints/store.py", "entry.load"): "a package that the user installed",
     ("methods/__init__.py", "package.load"): "a package that the user installed",
     ("lemonx_lab/survey/by_command.py", "TemporaryFile"): "what a command prints, without a name",
     ("checkpoints/envelopes.py", "torch.save"): "into memory",

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import lemonx
 import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner
-from lemonx.checkpoints import copying
+from lemonx.checkpoints import store
 from lemonx.models.sources import open_source
 from lemonx.verification.float64 import Float64
 
@@ -57,7 +57,7 @@ def adapted(name: str, folder: Path, dtype: torch.dtype = torch.float64, **setti
 )  # fmt: skip
 def test_what_peft_merges(name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = adapted(name, tmp_path, **settings)
-    monkeypatch.setattr(copying, "BLOCK", 5000)
+    monkeypatch.setattr(store, "PIECE", 5000)
     with open_source(tmp_path / "adapter") as merged, open_source(tmp_path / "base") as base:
         assert merged.tensors.keys() == wanted.keys() == base.tensors.keys()
         for key, tensor in wanted.items():

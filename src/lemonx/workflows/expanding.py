@@ -16,12 +16,13 @@ from lemonx.checkpoints.adapters import Adapter
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.safetensors_file import torch_dtype
+from lemonx.checkpoints.shards import config_text
 from lemonx.checkpoints.temporary import Temporary
-from lemonx.checkpoints.zero import ZeroFolder
+from lemonx.checkpoints.universal import UniversalFolder
 from lemonx.errors import BadTarget, NotVerified
 from lemonx.execution.ramp import write_ramp
 from lemonx.execution.runner import Sink, run_plan, write_made
-from lemonx.execution.sidecar_files import Carried, companions, config_text
+from lemonx.execution.sidecar_files import Carried, companions
 from lemonx.guards.results import Result
 from lemonx.models import in_memory
 from lemonx.models.building import check_builds
@@ -121,7 +122,7 @@ def expand_folder(source: Path, given: PathLike, options: Expansion) -> Expanded
             _write_tensors(plan, checkpoint, writer, options)
             if plan.ramp:
                 write_ramp(plan, checkpoint, writer, threads=options.threads)
-            writer.add_text(CONFIG, config_text(plan))
+            writer.add_text(CONFIG, config_text(plan.target_config))
             for name, content in beside.items():
                 if isinstance(content, str):
                     writer.add_text(name, content)
@@ -163,7 +164,7 @@ def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutp
     DeepSpeed has no checkpoint without an optimizer: the weights of one alone are a folder of safetensors.
     """
     processes = parse_shards(writing.shards)[1]
-    if checkpoint.run is not None and (writing.with_optimizer or not isinstance(checkpoint.run, ZeroFolder)):
+    if checkpoint.run is not None and (writing.with_optimizer or not isinstance(checkpoint.run, UniversalFolder)):
         return RunOutput(plan, checkpoint, processes=processes, with_state=writing.with_optimizer)
     if processes is not None:
         raise BadTarget(

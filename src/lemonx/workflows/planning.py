@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.checkpoints.reader import NotDownloaded
+from lemonx.checkpoints.safetensors_store import NotDownloaded
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
 from lemonx.hub.download import Wish, located
 from lemonx.models.sources import open_source, opened

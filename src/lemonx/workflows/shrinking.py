@@ -55,7 +55,7 @@ def shrink_folder(large: Path, given: PathLike, options: Shrinking) -> Shrunk:
         with recovered_plan(target, grown, options) as (plan, small):
             found = source_entries(plan, sums=not grown.trained)
             _require_tensors(target, found)
-            files = shards(grown.layout, small)
+            files = shards(grown.layout, large)
             with CheckpointWriter(
                 output, (), max_shard_size=0, force=options.force, source=large, shards=files
             ) as writer:
