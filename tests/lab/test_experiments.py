@@ -274,7 +274,7 @@ def test_growth_inside_and_training_without_growth(tmp_path: Path) -> None:
         {"label": "two growths", "source": "wider", "lengths": [1.0]},
         {"label": "as it is", "method": "none", "lengths": [1.0]},
     ]
-    train = {**TINY["train"], "loop": "lean", "beside": {"old": TINY["train"]["data"]}}
+    train = {**TINY["train"], "beside": {"old": TINY["train"]["data"]}}
     target = {"expand": {"width": 32, "depth": 2}, "train": TINY["target"]["train"]}
     asked = tiny(arms=arms, sources={"source": first, "wider": second}, train=train, target=target, baseline="slow")
     asked = asked.model_copy(update={"seeds": (0,)})

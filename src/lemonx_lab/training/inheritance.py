@@ -1,4 +1,4 @@
-"""What a teacher adds to the loss of an update, in either loop.
+"""The part of an update's loss that comes from a teacher.
 
 Knowledge inheritance, (1 - alpha) task loss + alpha loss against the teacher's predictions (the paper's baseline,
 appendix A.3); and late-to-early training, task loss + alpha distance of an early hidden state from the teacher's last.

@@ -77,8 +77,8 @@ def _kind(recipe: Recipe) -> type[TrainingJob]:
     """The kind of job: under torchrun with several processes, they share the model."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return TrainingJob
-    if recipe.train == "new" or recipe.beside:
-        raise BadRecipe("`train: new` and `beside` are for one process", "start it without torchrun")
+    if recipe.train == "new" or recipe.beside or recipe.lora or recipe.optimizer.kind == "muon":
+        raise BadRecipe("`train: new`, `beside`, `lora` and muon are for one process", "start it without torchrun")
     from lemonx_lab.training.sharded_run import SharedJob
 
     return SharedJob
@@ -102,7 +102,7 @@ class TrainingJob:
         total = self.schedule.total
         self.legs = legs(recipe, total)
         self.evaluate = recipe.eval_every or -(-total // _EVALUATIONS)
-        self.save = -(-total // _SAVES) if recipe.save_every is None else recipe.save_every
+        self.save = -(-total // _SAVES) if recipe.save_every is None and recipe.lora is None else recipe.save_every or 0
         self.beside = {name: _prepared(recipe, section) for name, section in recipe.beside.items()}
         self._entries: SourceEntries | None = None
 
@@ -179,6 +179,7 @@ class TrainingJob:
     def _train(
         self, leg: Leg, trained: PreTrainedModel, saved: Saved | None, history: list[curves.CurveRow]
     ) -> list[curves.CurveRow]:
+        from lemonx_lab.training.adapters import adapted
         from lemonx_lab.training.trainer import Rhythm, arguments
 
         # A grown model is evaluated before it trains, as every model is.
@@ -186,23 +187,10 @@ class TrainingJob:
         args, ramp = arguments(self.recipe, self.output, end=leg.end, fresh=fresh), self._ramp(leg)
         keep = self._keep(trained, saved)
         # Examples meet the model here: what the one holds and the other cannot take shows.
-        with in_one_line("train this model on this data", "give others", BadRecipe, but=(OSError,)):
-            if self.recipe.loop == "lean":
-                from lemonx_lab.training.adapters import adapted
-                from lemonx_lab.training.lean import LeanLoop
-
-                with adapted(trained, self.recipe.lora):
-                    loop = LeanLoop(
-                        trained,
-                        args,
-                        self.recipe,
-                        self.data,
-                        self.schedule,
-                        keep=keep,
-                        teacher=self._teacher(),
-                        beside=self.beside,
-                    )
-                    return loop.train(self.evaluate, self._tell, ramp)
+        with (
+            in_one_line("train this model on this data", "give others", BadRecipe, but=(OSError,)),
+            adapted(trained, self.recipe.lora),
+        ):
             trainer = self._trainer()(
                 trained,
                 args,
@@ -263,6 +251,8 @@ class TrainingJob:
         return done
 
     def _notes(self) -> Iterator[str]:
+        if self.recipe.loop is not None:
+            yield "the key loop has no effect: there is one loop now; leave it out"
         asked, given = self.recipe.warmup_steps(len(self.data.train)), self.schedule
         if given.warmup < asked:
             yield f"the warm-up of {asked} steps does not fit into a run of {given.total}: it had {given.warmup}"

@@ -90,11 +90,8 @@ class SharedJob(TrainingJob):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        if self.recipe.loop == "lean" or any(leg.ramp is not None for leg in self.legs):
-            raise BadRecipe(
-                "a ramp and the lean loop need the whole model in one process",
-                "train in one process, or leave them out",
-            )
+        if any(leg.ramp is not None for leg in self.legs):
+            raise BadRecipe("a ramp needs the whole model in one process", "train in one process, or leave it out")
         self.mesh = sharded.start()
         self.first = dist.get_rank() == 0
         batch = self.recipe.batch_size // self.recipe.gradient_accumulation

@@ -25,7 +25,8 @@ from lemonx.training.curve import CurveRow
 from lemonx.training.schedule import Schedule
 from lemonx_lab.data import Prepared
 from lemonx_lab.training.inheritance import Teaching
-from lemonx_lab.training.recipe import Recipe
+from lemonx_lab.training.muon import MuonWithAdamW, hidden_matrices
+from lemonx_lab.training.recipe import Optimizer, Recipe
 from lemonx_lab.training.run_folder import saved_folders
 from lemonx_lab.training.stream import training_examples
 
@@ -116,6 +117,7 @@ class LemonTrainer(Trainer):
             train_dataset=training_examples(recipe, data, self.beside, schedule.total),
             eval_dataset=data.validation,
             compute_metrics=_metrics(data),
+            optimizer_cls_and_kwargs=_muon(model, args, recipe.optimizer),
         )
         self.remove_callback(PrinterCallback)
 
@@ -215,6 +217,14 @@ class LemonTrainer(Trainer):
             for other in saved_folders(folder):
                 if other.name != name:
                     remove(other)
+
+
+def _muon(model: PreTrainedModel, args: TrainingArguments, asked: Optimizer) -> tuple[Any, dict[str, Any]] | None:
+    """The optimizer that Trainer makes if the recipe asks for Muon; None for AdamW, which Trainer makes by itself."""
+    if asked.kind != "muon" or not (hidden := hidden_matrices(model)):
+        return None
+    muon = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "momentum": asked.momentum}
+    return MuonWithAdamW, dict(hidden=hidden, muon=muon, adamw=Trainer.get_optimizer_cls_and_kwargs(args, model))
 
 
 def require_finite(figures: Mapping[str, float], step: int) -> None:
