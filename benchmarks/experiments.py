@@ -14,9 +14,9 @@ import re
 import pages
 
 from lemonx_lab.experiments import compare, report, verdict, wording
-from lemonx_lab.experiments.forgetting import forgettings
+from lemonx_lab.experiments.answer import forgettings
 from lemonx_lab.experiments.result_file import Result
-from lemonx_lab.experiments.rivals import answer_line
+from lemonx_lab.experiments.verdict import answer_line
 
 DOCS = pages.ROOT / "docs"
 RESULTS = DOCS / "results"
@@ -24,14 +24,14 @@ RESULTS = DOCS / "results"
 
 def section(content: Result) -> str:
     """What one experiment says, in Markdown."""
-    experiment = content["experiment"]
+    experiment = content.experiment
     lines = [
-        f"## {experiment['name']}: {experiment['title']}",
+        f"## {experiment.name}: {experiment.title}",
         "",
-        f"Claim: {experiment['claim']} In the paper: {experiment['paper']['finding']}",
+        f"Claim: {experiment.claim} In the paper: {experiment.paper.finding}",
         "",
         f"**{headline(content)}** Mark: {wording.mark_text(content)}; {wording.seeds_text(content)}. "
-        f"`lemonx compare {experiment['name']}`",
+        f"`lemonx compare {experiment.name}`",
         "",
         *table(content),
         "",
@@ -44,8 +44,8 @@ def answers(results: list[Result]) -> list[str]:
     """A table with a line for each experiment: what is saved against scratch, and who is ahead of whom."""
     rows = []
     for content in results:
-        name = content["experiment"]["name"]
-        anchor = re.sub(r"[^\w -]", "", f"{name}: {content['experiment']['title']}".lower()).replace(" ", "-")
+        name = content.experiment.name
+        anchor = re.sub(r"[^\w -]", "", f"{name}: {content.experiment.title}".lower()).replace(" ", "-")
         rows.append([f"[{name}](#{anchor})", *answer_line(content)])
     return markdown(["experiment", "steps saved", "source counted", "against the best other method"], rows)
 
@@ -72,10 +72,10 @@ def more_tables(content: Result) -> list[str]:
         return [*markdown(names, rows), ""]
     names, *rows = wording.head_start_table(content)
     lines = [*markdown(names, rows), ""] if rows else []
-    steps_are_asked = content["experiment"]["name"] in PAPER and wording.has_savings(content)
+    steps_are_asked = content.experiment.name in PAPER and wording.has_savings(content)
     if steps_are_asked or not (pairs := verdict.finals(content)):
         return lines
-    better = f"{wording.name(content['experiment']['metric'])} is better by"
+    better = f"{wording.name(content.experiment.metric)} is better by"
     rows = [
         [
             c.arm,

@@ -119,7 +119,7 @@ def result(folder: Path) -> Path:
     experiment = pretend.experiment(arms=pretend.EXPERIMENT["arms"][:2], seeds=[0])
     content = pretend.made(experiment, folder / "cache", pretend.SPEEDS)
     shutil.rmtree(folder / "cache")
-    (folder / "result.json").write_text(json.dumps(content))
+    (folder / "result.json").write_text(json.dumps(content.as_json()))
     return folder / "result.json"
 
 

@@ -37,8 +37,8 @@ def progress(*, quiet: bool) -> Iterator[Tell]:
 
 
 def print_result(content: Result, page: Path) -> None:
-    out, experiment = Out(), content["experiment"]
-    out.line(styled("bold", experiment["title"]))
+    out = Out()
+    out.line(styled("bold", content.experiment.title))
     out.line(f"mark: {wording.mark_text(content)}; {wording.seeds_text(content)}")
     names, *rows = wording.table(content, {"steps": "saved"})
     answer = table(*names)

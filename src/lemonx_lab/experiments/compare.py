@@ -9,7 +9,6 @@ from pathlib import Path
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.folder import parse_object
 from lemonx.checkpoints.opening import read_inside
-from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
 from lemonx_lab.experiments import result_file
 from lemonx_lab.experiments.nodes import cells, check
@@ -60,10 +59,10 @@ def compare(
     check(asked)
     wanted = [node for cell in cells(asked) for node in (cell.trained, *cell.downstream.values())]
     run_all(wanted, cache, jobs=jobs or min(2, os.cpu_count() or 1), tell=tell)
-    text = json.dumps(result(asked, cache, quick=quick), indent=1) + "\n"
+    found = result(asked, cache, quick=quick)
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / result_file.FILE, text)
-    return parse_json(text)
+    write_whole(output / result_file.FILE, json.dumps(found.as_json(), indent=1) + "\n")
+    return found
 
 
 def _check_result(path: Path) -> None:
