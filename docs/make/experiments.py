@@ -1,9 +1,9 @@
 """The experiments' results in docs/: tables and figures from the result.json files that `lemonx compare` wrote.
 
 lemonx compare vit -o docs/results/vit       run it (what is in the cache is not run again), and keep its result
-python benchmarks/experiments.py             print the tables of all results under docs/results
-python benchmarks/experiments.py --write     put them into docs/experiments.md
-python benchmarks/experiments.py --report    write docs/report.html: all results on one page, with their curves
+python docs/make/experiments.py             print the tables of all results under docs/results
+python docs/make/experiments.py --write     put them into docs/experiments.md
+python docs/make/experiments.py --report    write docs/report.html: all results on one page, with their curves
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def main() -> None:
     text = "\n\n".join(map(section, results))
     print(text)
     if options.write:
-        pages.write("docs/experiments.md", "answers", "\n".join(answers(results)) + "\n")
-        pages.write("docs/experiments.md", "results", f"\n{text}\n")
+        pages.write("answers", "\n".join(answers(results)) + "\n")
+        pages.write("results", f"\n{text}\n")
 
 
 # As in the paper, and what goes beyond it last.

@@ -1,7 +1,7 @@
 """How well does `lemonx recipe` predict the length that a grown model needs? Every growth predicted from others.
 
-python benchmarks/prediction.py          print the tables, from the results under docs/results and the paper's growths
-python benchmarks/prediction.py --write  put them into docs/training.md, and the growths beside the code that uses them
+python docs/make/prediction.py          print the tables, from the results under docs/results and the paper's growths
+python docs/make/prediction.py --write  put them into docs/training.md, and the growths beside the code that uses them
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import geometric_mean, median
 
 import pages
+from growths import measured_growths
 
 from lemonx.training.advice import EVIDENCE, SCRATCH
 from lemonx.training.prediction import COVERED, MEASURED, Growth, fit, leave_out
 from lemonx_lab.experiments import report
-from lemonx_lab.experiments.measured import measured_growths
 from lemonx_lab.experiments.wording import percent
 
-ROOT = Path(__file__).resolve().parents[1]
 # Within so much of the length needed, a prediction counts as right.
 NEAR = 0.15
 PAPER = "paper"
@@ -30,7 +28,8 @@ PAPER = "paper"
 
 def growths() -> list[Growth]:
     """Those measured here, and the paper's, whose sources trained as long as their targets from scratch."""
-    found = measured_growths([report.read(path) for path in sorted((ROOT / "docs" / "results").glob("*/result.json"))])
+    results = sorted((pages.ROOT / "docs" / "results").glob("*/result.json"))
+    found = measured_growths(list(map(report.read, results)))
     for one in EVIDENCE:
         length = SCRATCH[one.kind].length
         found.append(Growth(one.share, length, length, name=f"{PAPER}: {one}", ahead=length - one.length))
@@ -109,7 +108,7 @@ def main() -> None:
     if parser.parse_args().write:
         rows = ",\n".join(json.dumps(asdict(one)) for one in found)
         MEASURED.write_text(f"[\n{rows}\n]\n")
-        pages.write("docs/training.md", "prediction", f"\n{text}\n")
+        pages.write("prediction", f"\n{text}\n")
     print(text)
 
 
