@@ -23,7 +23,7 @@ from lemonx_lab.training import model, run_folder
 from lemonx_lab.training.run import FinishedRun, TrainingJob
 from lemonx_lab.training.run_folder import Saved
 from lemonx_lab.training.stages import Leg, grow
-from lemonx_lab.training.trainer import FORWARDS, LemonTrainer, forward_flops
+from lemonx_lab.training.trainer import LemonTrainer, forward_flops
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,28 +61,16 @@ class ShardedTrainer(LemonTrainer):
         super()._save_checkpoint(model, trial)
         dist.barrier()
 
-    def floating_point_ops(self, inputs: dict[str, torch.Tensor | Any]) -> int:
-        """Counted without the processes having to meet: they may see examples of different shapes.
+    def _forward_flops(self, model: Any, inputs: Mapping[str, Any]) -> int:
+        """FLOPs of one forward pass, counted on a model without values, so that the processes need not meet.
 
-        Masks and labels are left out: they cost no product, and a mask without values cannot be read.
+        The meta device would count attention differently. Masks and labels are left out: they cost no product, and a
+        mask without values cannot be read.
         """
-        shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if torch.is_tensor(value))
-        teacher = None if self.teaching is None else self.teaching.active(self.state.global_step)
-        known = (shapes, teacher is not None)
-        if known not in self._counted:
-            example = inputs[self._shared.main_input_name][:1]
-            self._counted[known] = FORWARDS * _flops(self._shared, example)
-            if teacher is not None:
-                self._counted[known] += _flops(teacher, example)
-        return self._counted[known] * len(next(iter(inputs.values())))
-
-
-def _flops(shared: PreTrainedModel, example: torch.Tensor) -> int:
-    """FLOPs of a forward pass, counted on a model without values; the meta device would count attention differently."""
-    kind: Any = next(base for base in type(shared).__mro__ if not base.__name__.startswith("FSDP"))
-    with torch.random.fork_rng(devices=[]), FakeTensorMode():
-        example = torch.empty(example.shape, dtype=example.dtype)
-        return forward_flops(kind(shared.config), {shared.main_input_name: example})
+        kind: Any = next(base for base in type(model).__mro__ if not base.__name__.startswith("FSDP"))
+        with torch.random.fork_rng(devices=[]), FakeTensorMode():
+            example = torch.empty(inputs[model.main_input_name].shape, dtype=inputs[model.main_input_name].dtype)
+            return forward_flops(kind(model.config), {model.main_input_name: example})
 
 
 class SharedJob(TrainingJob):

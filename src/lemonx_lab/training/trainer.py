@@ -178,10 +178,20 @@ class LemonTrainer(Trainer):
     # FLOPs and the curve.
 
     def floating_point_ops(self, inputs: dict[str, Tensor | Any]) -> int:
-        """Counted once for every shape of an example."""
-        model = self.accelerator.unwrap_model(self.model)
+        """FLOPs of an update with this batch, counted once for every shape of an example."""
+        inputs = self._prepare_inputs(inputs)
+        shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if isinstance(value, Tensor))
         teacher = None if self.teaching is None else self.teaching.active(self.state.global_step)
-        return batch_flops(model, self._prepare_inputs(inputs), self._counted, teacher)
+        known = (shapes, teacher is not None)
+        if known not in self._counted:
+            one = {name: value[:1] for name, value in inputs.items()}
+            taught = 0 if teacher is None else self._forward_flops(teacher, one)
+            self._counted[known] = FORWARDS * self._forward_flops(self.model, one) + taught
+        return self._counted[known] * len(next(iter(inputs.values())))
+
+    def _forward_flops(self, model: Any, inputs: Mapping[str, Any]) -> int:
+        """FLOPs of one forward pass."""
+        return forward_flops(self.accelerator.unwrap_model(model), inputs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self.store_flos()
@@ -233,23 +243,6 @@ def require_finite(figures: Mapping[str, float], step: int) -> None:
         raise BadRecipe(
             f"the loss is not finite at step {step}", "lower learning_rate, lengthen the warm-up, or set clip"
         )
-
-
-def batch_flops(
-    model: torch.nn.Module,
-    inputs: Mapping[str, Any],
-    known: dict[tuple[Any, ...], int],
-    teacher: torch.nn.Module | None = None,
-) -> int:
-    """FLOPs of an update with this batch; `known` keeps what was counted, once for every shape of an example."""
-    shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if isinstance(value, Tensor))
-    key = (shapes, teacher is not None)
-    if key not in known:
-        one = {name: value[:1] for name, value in inputs.items()}
-        known[key] = FORWARDS * forward_flops(model, one)
-        if teacher is not None:
-            known[key] += forward_flops(teacher, one)
-    return known[key] * len(next(iter(inputs.values())))
 
 
 def forward_flops(model: torch.nn.Module, inputs: Mapping[str, Any]) -> int:
