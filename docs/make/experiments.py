@@ -15,7 +15,7 @@ import pages
 
 from lemonx_lab.experiments import compare, report, verdict, wording
 from lemonx_lab.experiments.answer import forgettings
-from lemonx_lab.experiments.result_file import Result
+from lemonx_lab.experiments.result_file import LEMON, SCRATCH, Result
 from lemonx_lab.experiments.verdict import answer_line
 
 DOCS = pages.ROOT / "docs"
@@ -73,7 +73,7 @@ def more_tables(content: Result) -> list[str]:
     names, *rows = wording.head_start_table(content)
     lines = [*markdown(names, rows), ""] if rows else []
     steps_are_asked = content.experiment.name in PAPER and wording.has_savings(content)
-    if steps_are_asked or not (pairs := verdict.finals(content)):
+    if steps_are_asked or not (pairs := finals(content)):
         return lines
     better = f"{wording.name(content.experiment.metric)} is better by"
     rows = [
@@ -87,6 +87,20 @@ def more_tables(content: Result) -> list[str]:
         for c in pairs
     ]
     return [*lines, *markdown(["method", "against", "steps", better, "that is"], rows), ""]
+
+
+def finals(content: Result) -> list[verdict.ArmComparison]:
+    """Variants, and other methods against LEMON arms from their source, by final quality at equal lengths."""
+    first = verdict.references(content)
+    pairs = [(arm, first[arm.source]) for arm in verdict.challengers(content)]
+    others = [arm for arm in content.arms if arm.method not in (LEMON, SCRATCH)]
+    pairs += [(arm, other) for other in others for arm in verdict.lemons(content) if arm.source == other.source]
+    return [
+        verdict.at_equal_length(content, arm, other, length)
+        for arm, other in pairs
+        if arm is not other
+        for length in sorted(verdict.common_lengths(arm, other))
+    ]
 
 
 def _noise(c: verdict.ArmComparison) -> str:

@@ -216,7 +216,7 @@ def test_every_growth_of_a_shipped_experiment_is_defined(name: str, tmp_path: Pa
         ({"baseline": "nothing"}, "is not an arm"),
         ({"arms": [{"label": "scratch", "source": "x"}]}, "not among the sources"),
         ({"arms": [{"label": "scratch"}, {"label": "scratch"}]}, "one label"),
-        ({"lengths": [0.0]}, "fraction"),
+        ({"lengths": [0.0]}, "lengths.0: Input should be greater than 0"),
         ({"speed": 3}, "speed"),
         ({"seeds": []}, "seeds"),
         ({"seeds": [0, 0]}, "a seed stands twice"),

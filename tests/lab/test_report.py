@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -298,7 +300,7 @@ def test_arms_are_compared_seed_by_seed() -> None:
     assert found.noise == pytest.approx(abs(lead[0] - lead[1]) / 2**0.5)
 
 
-def test_variants_are_compared_with_the_reference() -> None:
+def test_variants_are_compared_with_the_reference(making: Callable[[str], ModuleType]) -> None:
     content = _content(CLEAR, SLOWER)
     content.arms.append(content.arms[1].model_copy(update={"label": "other choice"}))
     assert [(c.arm, c.other) for c in verdict.variants(content)] == [("other choice", "LEMON")]
@@ -306,7 +308,7 @@ def test_variants_are_compared_with_the_reference() -> None:
     assert [(c.arm, c.other) for c in verdict.variants(content)] == [("LEMON", "other choice")]
     # Also where the reference is what sets the mark; finals are compared at every length, with other methods too.
     content.experiment.reference = content.experiment.baseline = "LEMON"
-    found = [(c.arm, c.other, c.length, round(c.advantage, 3)) for c in verdict.finals(content)]
+    found = [(c.arm, c.other, c.length, round(c.advantage, 3)) for c in making("experiments").finals(content)]
     assert found[:2] == [("other choice", "LEMON", 400, 0.0), ("other choice", "LEMON", 800, 0.0)]
     assert found[2:4] == [("LEMON", "AKI", 400, 0.4), ("LEMON", "AKI", 800, 0.1)] and len(found) == 6
 
@@ -512,7 +514,7 @@ def test_the_summary_shows_the_arm_that_the_claim_is_judged_by() -> None:
         assert section.lead is not None and section.lead.label == label
 
 
-def test_the_readme_says_what_the_report_says() -> None:
+def test_the_readme_says_what_the_report_says(making: Callable[[str], ModuleType]) -> None:
     """The savings of the default start to the percent, and every outcome other than "reproduces" in its word."""
     readme = (DOCS.parent / "README.md").read_text()
     [section] = [part for part in readme.split("\n## ") if part.startswith("Train the larger model")]
@@ -548,7 +550,8 @@ def test_the_readme_says_what_the_report_says() -> None:
     assert f"15 tokens per parameter {_percent(ramp.net)} with a ramp of the new layers, {_percent(plain.net)}" in flat
     assert not ramp.bound and not plain.bound
     for name in ("baselines", "baselines-large"):
-        starts = {(c.arm, c.other): c.outcome for c in verdict.finals(report.read(DOCS / "results" / name))}
+        found = making("experiments").finals(report.read(DOCS / "results" / name))
+        starts = {(c.arm, c.other): c.outcome for c in found}
         assert starts["own copies, no warm-up, WSD", "warm start"] == verdict.AHEAD
 
 

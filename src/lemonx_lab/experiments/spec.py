@@ -22,7 +22,8 @@ GROWN_FROM = "grown"
 
 
 Seeds = Annotated[tuple[int, ...], Field(min_length=1)]
-Lengths = Annotated[tuple[float, ...], Field(min_length=1)]
+# Fractions of the target's steps.
+Lengths = Annotated[tuple[Annotated[float, Field(gt=0, le=4)], ...], Field(min_length=1)]
 
 
 class _Strict(BaseModel):
@@ -124,9 +125,6 @@ class Experiment(_Strict):
         tasks = [task.name for task in self.downstream]
         if len(set(tasks)) != len(tasks):
             raise ValueError("two downstream tasks have one name")
-        for length in (*self.lengths, *(n for arm in self.arms for n in arm.lengths or ())):
-            if not 0 < length <= 4:
-                raise ValueError(f"length {length}: want a fraction of the target's steps")
         steps = self.target.train.get("steps")
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError("target.train needs steps, the length of training from scratch")

@@ -170,26 +170,11 @@ def references(content: Result) -> dict[str, ArmResult]:
     return first
 
 
-def _variants(content: Result) -> list[tuple[ArmResult, ArmResult]]:
-    """The further LEMON arms of a source, each with the reference."""
-    first = references(content)
-    return [(arm, first[arm.source]) for arm in challengers(content) if arm is not first[arm.source]]
-
-
 def variants(content: Result) -> list[ArmComparison]:
     """The further LEMON arms of a source against its reference."""
-    return [judge(content, arm, other) for arm, other in _variants(content)]
-
-
-def finals(content: Result) -> list[ArmComparison]:
-    """Variants, and other methods against LEMON arms from their source, by final quality at equal lengths."""
-    others = [arm for arm in content.arms if arm.method not in (LEMON, SCRATCH)]
-    pairs = [(arm, other) for other in others for arm in lemons(content) if arm.source == other.source]
-    return [
-        at_equal_length(content, arm, other, length)
-        for arm, other in [*_variants(content), *pairs]
-        for length in sorted(common_lengths(arm, other))
-    ]
+    first = references(content)
+    pairs = [(arm, first[arm.source]) for arm in challengers(content)]
+    return [judge(content, arm, other) for arm, other in pairs if arm is not other]
 
 
 def tuned(content: Result) -> list[tuple[str, ArmComparison]]:
