@@ -23,7 +23,7 @@ RESULTS = DOCS / "results"
 
 
 def section(content: Result) -> str:
-    """What one experiment says, in Markdown."""
+    """One experiment in Markdown."""
     experiment = content.experiment
     lines = [
         f"## {experiment.name}: {experiment.title}",
@@ -51,7 +51,7 @@ def answers(results: list[Result]) -> list[str]:
 
 
 def headline(content: Result) -> str:
-    """What becomes of the claim; where variants of LEMON are compared, what becomes of each."""
+    """The fate of the claim, or of each variant where variants of LEMON are compared."""
     found = [] if forgettings(content) else verdict.variants(content)
     said = [verdict.answer(content)[1]] if verdict.claims(content) or not found else []
     for other in dict.fromkeys(c.other for c in found):
@@ -63,7 +63,7 @@ def headline(content: Result) -> str:
 
 
 def more_tables(content: Result) -> list[str]:
-    """What each source is worth; and beyond the paper's own questions, how far the finals of two arms lie apart.
+    """Tables of the worth of each source and, beyond the paper's own questions, of the distance between finals.
 
     Where the question is what is forgotten, that alone.
     """

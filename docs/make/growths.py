@@ -1,4 +1,4 @@
-"""What results say of growths: one for every source, with the head start of the best LEMON arm that grows from it.
+"""Growths in results: one for every source, with the head start of the best LEMON arm from it.
 
 Head starts are over training from scratch under WSD, since one against the cosine would promise too much. They are
 those of means over seeds: a single seed's runs differ by more than lengths that are near each other do. Between two
@@ -34,7 +34,7 @@ class Length:
 
 
 def length_at(levels: Mapping[int, float], finals: Finals) -> Length | None:
-    """The length whose runs end where these seeds do, in the mean; None where no runs are near enough.
+    """The length whose runs end where these seeds do, in the mean, if some runs are near enough.
 
     >>> length_at({0: 1.5}, {100: {0: 2.0}, 400: {0: 1.0}})
     Length(steps=200.0, error=0.0)
@@ -47,7 +47,7 @@ def length_at(levels: Mapping[int, float], finals: Finals) -> Length | None:
     steps = _crossing(level, points)
     if steps is None or not points[0][0] / BEYOND <= steps <= points[-1][0] * BEYOND:
         return None
-    # Seeds are paired, so what counts is how much the difference from the nearest length varies among them.
+    # Seeds are paired: the error is the variation of the difference from the nearest length among them.
     near = min(finals, key=lambda one: abs(math.log(one / steps)))
     apart = [levels[seed] - finals[near][seed] for seed in seeds]
     off = stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
@@ -56,7 +56,7 @@ def length_at(levels: Mapping[int, float], finals: Finals) -> Length | None:
 
 
 def _crossing(level: float, points: Sequence[tuple[int, float]]) -> float | None:
-    """Where a line through two neighbours, in the logarithm of steps, passes the level."""
+    """The steps at which a line through two neighbours, in the logarithm of steps, passes the level."""
     pairs = list(pairwise(points))
     inside = [pair for pair in pairs if min(pair[0][1], pair[1][1]) <= level <= max(pair[0][1], pair[1][1])]
     first, last = points[0][1], points[-1][1]
@@ -123,7 +123,7 @@ def _add(finals: Finals, arm: ArmResult) -> None:
 
 
 def _identity(content: Result, arm: ArmResult) -> object:
-    """What runs of several lengths and experiments have in common if they are one run until it decays."""
+    """The common mark of runs of several lengths and experiments that are one run until it decays."""
     run = arm.runs[0]
     return run.flops / run.steps, _train(content, arm.label).get("cooldown", COOLDOWN), _losses(content, arm)
 

@@ -1,4 +1,4 @@
-"""How well does `lemonx recipe` predict the length that a grown model needs? Every growth predicted from others.
+"""Predictions of `lemonx recipe` for the length that a grown model needs: every growth predicted from the others.
 
 python docs/make/prediction.py          print the tables, from the results under docs/results and the paper's growths
 python docs/make/prediction.py --write  put them into docs/training.md, and the growths beside the code that uses them
@@ -37,7 +37,7 @@ def growths() -> list[Growth]:
 
 
 def summary(found: Sequence[Growth], title: str) -> str:
-    """What became of the predictions, when a growth is left out and when its whole experiment is."""
+    """The quality of the predictions, when a growth is left out and when its whole experiment is."""
     lines = [f"*{title}*, {len(found)} growths:", ""]
     for group, what in ((_name, "the growth"), (_experiment, "its whole experiment")):
         left = leave_out(found, group)
@@ -68,7 +68,7 @@ def _experiment(one: Growth) -> str:
 
 
 def _same(found: Sequence[Growth], group: Callable[[Growth], str]) -> int:
-    """How many lengths are within NEAR if every head start is taken to be the mean part of scratch of the others."""
+    """The number of lengths within NEAR if every head start is taken to be the mean part of scratch of the others."""
     near = 0
     for one in found:
         mean = geometric_mean(other.ahead / other.scratch for other in found if group(other) != group(one))
@@ -77,7 +77,7 @@ def _same(found: Sequence[Growth], group: Callable[[Growth], str]) -> int:
 
 
 def _best(found: Sequence[Growth]) -> float:
-    """How many lengths a perfect law would have within NEAR, if seeds scatter those measured as they do."""
+    """The number of lengths that a perfect law would have within NEAR, if seeds scatter those measured as they do."""
     return sum(math.erf(NEAR * one.length / (one.error * math.sqrt(2))) for one in found)
 
 

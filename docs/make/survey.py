@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def survey_markdown(rows: Sequence[Row], transformers: str, jobs: int) -> str:
-    """The same for a page: counts, the reasons by how many types they stop, and a folded table for every task.
+    """The survey for a page: counts, the reasons by how many types they stop, and a folded table for every task.
 
     `jobs`: how many rows a whole survey has.
     """

@@ -110,7 +110,7 @@ def _counts(found: Count) -> str:
 
 
 def exact_text(found: Count, column: str) -> str:
-    """How many types grow exactly; those that do so to eps behind a plus.
+    """The number of types that grow exactly; types that do so to eps stand behind a plus.
 
     >>> from lemonx_lab.survey.counting import Count
     >>> exact_text(Count(9, 9, 9, 9, {"depth +1": 5}, {"depth +1": 2}), "depth +1")

@@ -168,8 +168,8 @@ def _head_start(
     return HeadStart(arm.label, arm.source, length, figure(ahead), figure(net), " and ".join(sorted(bounds)))
 
 
-# Nothing is forgotten where the old loss rises by at most so much, and the new text is learned where the loss on it is
-# at most so much above that of full fine-tuning.
+# An arm keeps the old text if the old loss rises by at most OLD. It learns the new text if the loss there is at most
+# NEW above that of full fine-tuning.
 OLD, NEW = 0.005, 0.02
 
 

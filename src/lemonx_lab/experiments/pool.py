@@ -90,7 +90,7 @@ def _with_needs(wanted: Iterable[Node]) -> dict[str, Node]:
 
 
 def _raise_named(future: Future[None], node: Node) -> None:
-    """What stopped a piece of work, if anything did; where it names no file, it names which of the many it was."""
+    """Raise the error that stopped a piece of work, if any; an error without a file names the piece."""
     try:
         future.result()
     except LemonxError as error:
@@ -107,7 +107,7 @@ _silence = ExitStack()
 
 
 def _begin() -> None:
-    """What each worker does first: it is quiet, takes one core, and ends when the process that started it does."""
+    """Prepare a worker: it is quiet, takes one core, and ends when the process that started it does."""
     _silence.enter_context(silenced())
     import torch
     from transformers.utils import logging

@@ -170,7 +170,7 @@ class PaperFinding(Part):
 
 
 class Question(Part):
-    """What the experiment asks; the keys are those of its TOML file."""
+    """The question of the experiment; the keys are those of its TOML file."""
 
     name: str
     title: str
@@ -272,7 +272,7 @@ class Result(Part):
         return [arm for arm in self.arms if arm.method == SCRATCH]
 
     def best(self, arms: list[ArmResult], steps: int) -> ArmResult:
-        """The arm that ends best after so many steps."""
+        """The arm that ends best after this number of steps."""
         best = min if self.experiment.better == "lower" else max
         return best(arms, key=lambda arm: arm.after(steps).mean)
 

@@ -31,7 +31,7 @@ class _Strict(BaseModel):
 
 
 class Paper(_Strict):
-    """What the paper found and its recipes at full scale, by the names of `lemonx train --list`."""
+    """The finding of the paper, and its recipes at full scale, by the names of `lemonx train --list`."""
 
     finding: str
     recipes: tuple[str, ...] = ()
@@ -40,9 +40,8 @@ class Paper(_Strict):
 class Arm(_Strict):
     """One way to the target: a method from a source, trained for several lengths.
 
-    `expand` and `train` go beyond the experiment's own (the options of `lemonx expand`, the keys of a recipe); the
-    method "none" grows nothing, and trains the source on;
-    `lengths` are fractions of the target's steps, each a separate run with its own schedule.
+    `expand` (options of `lemonx expand`) and `train` (keys of a recipe) go beyond the experiment's own. The method
+    "none" trains the source on as it is. `lengths` are fractions of the target's steps, each a run with its schedule.
     """
 
     label: str
@@ -69,7 +68,7 @@ class Downstream(_Strict):
 
 
 class Quick(_Strict):
-    """What `--quick` leaves of it."""
+    """The parts that `--quick` runs."""
 
     seeds: Seeds
     lengths: Lengths | None = None

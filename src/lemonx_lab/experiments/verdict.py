@@ -1,9 +1,9 @@
 """Does the paper's claim hold here? One verdict per comparison, from the numbers alone.
 
-Runs of one seed share the source and the order of the data, so arms are compared seed by seed: LEMON is ahead of
-another arm if the mean of these differences in steps to the mark exceeds their standard deviation. Where bounds leave
-that open (the shortest run had passed the mark already, the longest had not), the final quality of the longest runs of
-equal length decides, if there are any.
+Runs of one seed share the source and the order of the data, so arms are compared seed by seed. LEMON is ahead of
+another arm if the mean difference in steps to the mark exceeds the standard deviation of the differences. Bounds can
+leave that open: the shortest run had passed the mark already, or the longest had not. Then the final quality of the
+longest runs of equal length decides, if there are any.
 """
 
 from __future__ import annotations

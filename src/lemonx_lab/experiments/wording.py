@@ -95,7 +95,7 @@ def saved_bound(arm: ArmResult) -> str:
 
 
 def not_reached(arm: ArmResult) -> str:
-    """How far the best run of an arm stays from a mark that not every seed reaches."""
+    """The distance of the best run of an arm from a mark that not every seed reaches."""
     reach = arm.reach
     # Where some seeds reach it, the mean of the best runs may lie on either side of the mark.
     if reach.reached or reach.short_of is None:
@@ -112,7 +112,7 @@ def reach_text(content: Result, arm: ArmResult) -> str:
 
 
 def has_savings(content: Result) -> bool:
-    """Whether the mark is that of training from scratch, and some run is shorter: else nothing is saved or spent."""
+    """True if training from scratch sets the mark and some run is shorter; otherwise no run can save anything."""
     return any(map(content.is_baseline, content.scratch)) and set(content.lengths) != {content.steps}
 
 

@@ -77,7 +77,7 @@ class Lora(Strict):
 
 
 class Stage(Strict):
-    """Steps at one size, after an `expand`; Adam's moments grow with the weights ("grown") or start at 0 ("anew").
+    """Steps at one size, after an `expand`; Adam's moments grow with the weights (`grown`) or start at 0 (`anew`).
 
     `ramp`: over how many steps the copied output weights of added blocks come in.
     """
@@ -89,7 +89,7 @@ class Stage(Strict):
 
 
 class Recipe(Strict):
-    """What to train, on what, for how long and how; the field names are the keys of the YAML file."""
+    """The whole of a training run; the field names are the keys of the YAML file."""
 
     called = "a recipe"
 
@@ -191,7 +191,7 @@ class Recipe(Strict):
             yield "rehearse: every batch needs examples of the data and of each section; change a share or batch_size"
 
     def rehearsed(self) -> dict[str, int]:
-        """How many examples of every batch are of each section beside the data."""
+        """The examples of every batch that come from each section beside the data."""
         return {name: round(share * self.batch_size) for name, share in self.rehearse.items()}
 
     def total_steps(self, examples: int) -> int:

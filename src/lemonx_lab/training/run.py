@@ -94,7 +94,7 @@ def _prepared(recipe: Recipe, section: Mapping[str, JsonValue] | None = None) ->
 
 
 class TrainingJob:
-    """What the stages of a run share."""
+    """A run: the parts that its stages share."""
 
     def __init__(self, recipe: Recipe, output: Path, prepared: data.Prepared, progress: TellProgress | None) -> None:
         self.recipe, self.output, self.data, self.progress = recipe, output, prepared, progress
@@ -140,13 +140,13 @@ class TrainingJob:
         if self.recipe.train == "new":
             from lemonx.training.kept import SourceEntries
 
-            # Read anew: a run that was stopped before its first checkpoint may have begun with another growth.
+            # Read again: a run that was stopped before its first checkpoint may have begun with another growth.
             self._entries = SourceEntries(source)
             run_folder.remember(self.output, KEY, dict(self._entries.record))
         return self._loaded(source, self.data.model)
 
     def _keep(self, trained: PreTrainedModel, saved: Saved | None) -> KeepSource | None:
-        """What keeps the source's numbers in the model, if only what was added is trained."""
+        """The callback that keeps the source's numbers in the model, if only added entries are trained."""
         if self.recipe.train != "new":
             return None
         from lemonx.training.kept import KeepSource, SourceEntries
@@ -186,7 +186,7 @@ class TrainingJob:
         fresh = saved is None or saved.step == leg.start
         args, ramp = arguments(self.recipe, self.output, end=leg.end, fresh=fresh), self._ramp(leg)
         keep = self._keep(trained, saved)
-        # Examples meet the model here: what the one holds and the other cannot take shows.
+        # Examples meet the model here: this is where a misfit shows.
         with (
             in_one_line("train this model on this data", "give others", BadRecipe, but=(OSError,)),
             adapted(trained, self.recipe.lora),
@@ -209,7 +209,7 @@ class TrainingJob:
         return trainer.state.log_history
 
     def _ramp(self, leg: Leg) -> RampCallback | None:
-        """What opens the blocks that were added at the beginning of this stage."""
+        """The callback that opens the blocks which were added at the beginning of this stage."""
         if leg.ramp is None:
             return None
         from lemonx.training.ramp import RampCallback

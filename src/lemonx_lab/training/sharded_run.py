@@ -1,4 +1,4 @@
-"""The same run in many processes under torchrun: they share the model, and the first process writes common files."""
+"""A run in many processes under torchrun: they share the model, and the first process writes common files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ShardedTrainer(LemonTrainer):
-    """A Trainer for a sharded model; no process ever holds the whole of what it saves."""
+    """A Trainer for a sharded model; no process ever holds a whole checkpoint."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -112,7 +112,7 @@ class SharedJob(TrainingJob):
 
     def _start(self) -> PreTrainedModel:
         found = super()._start()
-        # Fresh parameters are drawn whole, as one process draws them; what was read is sharded already.
+        # Fresh parameters are drawn whole, as one process draws them; a model that was read is sharded already.
         return sharded.shard(found, self.mesh) if self.recipe.config is not None else found
 
     def _bring_along(self, source: Path, expansion: Plan | None = None) -> None:

@@ -161,7 +161,7 @@ class LemonTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _share(self, teaching: Teaching, inputs: Any, items: Any) -> Any:
-        """Of the positions that the task's loss is averaged over, those of these inputs."""
+        """The part that these inputs have of all positions over which the task's loss is averaged."""
         if items is None or not self.model_accepts_loss_kwargs:
             return None
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
@@ -230,7 +230,7 @@ class LemonTrainer(Trainer):
 
 
 def _muon(model: PreTrainedModel, args: TrainingArguments, asked: Optimizer) -> tuple[Any, dict[str, Any]] | None:
-    """The optimizer that Trainer makes if the recipe asks for Muon; None for AdamW, which Trainer makes by itself."""
+    """The class and the keywords of an optimizer with Muon; AdamW is Trainer's own choice and needs no answer."""
     if asked.kind != "muon" or not (hidden := hidden_matrices(model)):
         return None
     muon = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "momentum": asked.momentum}

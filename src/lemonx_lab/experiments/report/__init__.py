@@ -23,7 +23,7 @@ __all__ = ["read", "write", "render", "check_page"]
 
 # Twenty times what an experiment of twelve arms writes.
 MAX_RESULT = 1_000_000
-# By what a page of ours is known, and within how many bytes of its beginning.
+# The text that marks a page of ours, and the bytes at its beginning that are searched for it.
 _MARK, _WITHIN = b": lemonx report</title>", 1 << 16
 
 

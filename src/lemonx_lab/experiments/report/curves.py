@@ -27,7 +27,7 @@ class Across(NamedTuple):
 
 
 def charts(content: Result, looks: Mapping[str, Style], key: str) -> dict[str, Chart | None]:
-    """The charts by name; None where there is no curve to draw."""
+    """The charts by name; a chart without curves is None."""
     shown = shown_curves(content)
     steps = Across("step", "steps", wording.steps, "steps")
     flops = Across("flops", "FLOPs of the target's training", human, "FLOPs")
@@ -79,7 +79,7 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _digits(values: Sequence[float]) -> Text:
-    """As many digits as are needed to make the ticks differ."""
+    """A format with enough digits to make the ticks differ."""
     width = max(values) - min(values)
     digits = next((n for n in range(1, 5) if width * 10**n >= 20), 4)
     return lambda value: f"{value:.{digits}f}"

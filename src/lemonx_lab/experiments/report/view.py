@@ -96,7 +96,7 @@ class Section:
 
     @property
     def costs_more(self) -> bool:
-        """Whether the lead spends more FLOPs than the baseline, its source counted."""
+        """True if the lead spends more FLOPs than the baseline, its source counted."""
         saved = self.lead.arm.saved if self.lead and self.lead.has_savings else None
         return saved is not None and saved.flops_with_source.mean < 0
 
