@@ -84,10 +84,6 @@ KNOWN_IN = {
     ("diagnostics/stored_matrix.py", "FILE.read_text"): "a file of this package",
     ("lemonx_lab/survey/configs.py", "Path(found.origin).read_text"): "the code of transformers",
     ("lemonx_lab/experiments/fingerprint.py", "path.read_bytes"): "the package's own code",
-    (
-        "lemonx_lab/experiments/report/__init__.py",
-        "resources.files('lemonx_lab.experiments.report').joinpath(name).read_text",
-    ): ("files of this package"),
     ("lemonx_lab/training/shipped.py", "path.read_text"): "recipes of this package",
     ("training/curve.py", "figure.savefig"): "into memory",
     ("verification/memory.py", "Path('/proc/meminfo').read_text"): "the system's own",

@@ -6,13 +6,13 @@ have files of their own (test_faults_*.py).
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -271,10 +271,8 @@ def test_memory_that_runs_out_during_verification(server: Callable[[], Server], 
     assert os.listdir(tmp_path) == ["source"]
 
 
-def test_the_document_lists_what_is_said(good: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_document_lists_what_is_said(good: Callable[..., Path], making: Callable[[str], ModuleType]) -> None:
     """docs/guarantees.md is written from the table, and says what the commands say now."""
-    root = Path(__file__).parents[1]
-    monkeypatch.syspath_prepend(root / "benchmarks")
-    table = importlib.import_module("guarantees").table()
-    document = (root / "docs" / "guarantees.md").read_text()
+    table = making("guarantees").table()
+    document = (Path(__file__).parents[1] / "docs" / "guarantees.md").read_text()
     assert f"<!-- faults -->\n{table}\n<!-- /faults -->" in document, "run `make guarantees`, then read the diff"

@@ -56,14 +56,14 @@ def legs(recipe: Recipe, total: int) -> list[Leg]:
 
 
 def _checked(leg: Leg) -> Leg:
-    """The same; BadRecipe if a ramp would not come to its end, and leave a model that is half open."""
+    """The leg itself; BadRecipe if its ramp would not come to its end, and leave a model that is half open."""
     if leg.ramp is not None and leg.ramp >= leg.end - leg.start:
         raise BadRecipe(f"the ramp takes {leg.ramp} of {leg.end - leg.start} steps", "shorten it, or train longer")
     return leg
 
 
 def ramp_of(leg: Leg, output: Path) -> Path:
-    """Where a run keeps the output weights that come in during this stage."""
+    """The file of the output weights that come in during this stage."""
     return output / f".ramp-{leg.stage}.safetensors"
 
 

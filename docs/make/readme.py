@@ -1,7 +1,7 @@
 """The example in the README: commands on a real model (tests/data/stories260K), and what they print.
 
-python benchmarks/readme.py            print it
-python benchmarks/readme.py --write    put it into README.md
+python docs/make/readme.py            print it
+python docs/make/readme.py --write    put it into README.md
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     lines = example()
     print("\n".join(lines))
     if parser.parse_args().write:
-        pages.write_printed("README.md", "example", lines)
+        pages.write("example", "\n".join(["```", *lines, "```"]))
 
 
 def example() -> list[str]:

@@ -1,4 +1,4 @@
-"""What mkdocs.yml adds to the pages: notebooks become pages, and brackets in the tables of errors are text."""
+"""Hooks of mkdocs.yml: notebooks become pages, and brackets in the tables of errors are text."""
 
 from __future__ import annotations
 

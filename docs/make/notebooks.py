@@ -2,7 +2,7 @@
 
 Warnings of other libraries and progress bars are not stored.
 
-python benchmarks/notebooks.py [NAME ...]
+python docs/make/notebooks.py [NAME ...]
 """
 
 from __future__ import annotations

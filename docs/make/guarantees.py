@@ -3,8 +3,8 @@
 Each row is made by breaking a small real checkpoint (tests/faults.py), or by putting an attack beside it
 (tests/attacks_of_size.py), and running the command: what is said is what it says.
 
-    python benchmarks/guarantees.py            print the lists
-    python benchmarks/guarantees.py --write    put them into docs/guarantees.md, between their markers
+    python docs/make/guarantees.py            print the lists
+    python docs/make/guarantees.py --write    put them into docs/guarantees.md, between their markers
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     for name, text in (("faults", table()), ("attacks", attacks_table())):
         if options.write:
-            pages.write("docs/guarantees.md", name, text)
+            pages.write(name, text)
         else:
             print(text)
 

@@ -1,7 +1,7 @@
-"""How well does `lemonx recipe` predict the length that a grown model needs? Every growth predicted from others.
+"""Predictions of `lemonx recipe` for the length that a grown model needs: every growth predicted from the others.
 
-python benchmarks/prediction.py          print the tables, from the results under docs/results and the paper's growths
-python benchmarks/prediction.py --write  put them into docs/training.md, and the growths beside the code that uses them
+python docs/make/prediction.py          print the tables, from the results under docs/results and the paper's growths
+python docs/make/prediction.py --write  put them into docs/training.md, and the growths beside the code that uses them
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import geometric_mean, median
 
 import pages
+from growths import measured_growths
 
 from lemonx.training.advice import EVIDENCE, SCRATCH
 from lemonx.training.prediction import COVERED, MEASURED, Growth, fit, leave_out
 from lemonx_lab.experiments import report
-from lemonx_lab.experiments.measured import measured_growths
 from lemonx_lab.experiments.wording import percent
 
-ROOT = Path(__file__).resolve().parents[1]
 # Within so much of the length needed, a prediction counts as right.
 NEAR = 0.15
 PAPER = "paper"
@@ -30,7 +28,8 @@ PAPER = "paper"
 
 def growths() -> list[Growth]:
     """Those measured here, and the paper's, whose sources trained as long as their targets from scratch."""
-    found = measured_growths([report.read(path) for path in sorted((ROOT / "docs" / "results").glob("*/result.json"))])
+    results = sorted((pages.ROOT / "docs" / "results").glob("*/result.json"))
+    found = measured_growths(list(map(report.read, results)))
     for one in EVIDENCE:
         length = SCRATCH[one.kind].length
         found.append(Growth(one.share, length, length, name=f"{PAPER}: {one}", ahead=length - one.length))
@@ -38,7 +37,7 @@ def growths() -> list[Growth]:
 
 
 def summary(found: Sequence[Growth], title: str) -> str:
-    """What became of the predictions, when a growth is left out and when its whole experiment is."""
+    """The quality of the predictions, when a growth is left out and when its whole experiment is."""
     lines = [f"*{title}*, {len(found)} growths:", ""]
     for group, what in ((_name, "the growth"), (_experiment, "its whole experiment")):
         left = leave_out(found, group)
@@ -69,7 +68,7 @@ def _experiment(one: Growth) -> str:
 
 
 def _same(found: Sequence[Growth], group: Callable[[Growth], str]) -> int:
-    """How many lengths are within NEAR if every head start is taken to be the mean part of scratch of the others."""
+    """The number of lengths within NEAR if every head start is taken to be the mean part of scratch of the others."""
     near = 0
     for one in found:
         mean = geometric_mean(other.ahead / other.scratch for other in found if group(other) != group(one))
@@ -78,7 +77,7 @@ def _same(found: Sequence[Growth], group: Callable[[Growth], str]) -> int:
 
 
 def _best(found: Sequence[Growth]) -> float:
-    """How many lengths a perfect law would have within NEAR, if seeds scatter those measured as they do."""
+    """The number of lengths that a perfect law would have within NEAR, if seeds scatter those measured as they do."""
     return sum(math.erf(NEAR * one.length / (one.error * math.sqrt(2))) for one in found)
 
 
@@ -109,7 +108,7 @@ def main() -> None:
     if parser.parse_args().write:
         rows = ",\n".join(json.dumps(asdict(one)) for one in found)
         MEASURED.write_text(f"[\n{rows}\n]\n")
-        pages.write("docs/training.md", "prediction", f"\n{text}\n")
+        pages.write("prediction", f"\n{text}\n")
     print(text)
 
 

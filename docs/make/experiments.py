@@ -1,9 +1,9 @@
 """The experiments' results in docs/: tables and figures from the result.json files that `lemonx compare` wrote.
 
 lemonx compare vit -o docs/results/vit       run it (what is in the cache is not run again), and keep its result
-python benchmarks/experiments.py             print the tables of all results under docs/results
-python benchmarks/experiments.py --write     put them into docs/experiments.md
-python benchmarks/experiments.py --report    write docs/report.html: all results on one page, with their curves
+python docs/make/experiments.py             print the tables of all results under docs/results
+python docs/make/experiments.py --write     put them into docs/experiments.md
+python docs/make/experiments.py --report    write docs/report.html: all results on one page, with their curves
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import re
 import pages
 
 from lemonx_lab.experiments import compare, report, verdict, wording
-from lemonx_lab.experiments.forgetting import forgettings
-from lemonx_lab.experiments.result_file import Result
-from lemonx_lab.experiments.rivals import answer_line
+from lemonx_lab.experiments.answer import forgettings
+from lemonx_lab.experiments.result_file import LEMON, SCRATCH, Result
+from lemonx_lab.experiments.verdict import answer_line
 
 DOCS = pages.ROOT / "docs"
 RESULTS = DOCS / "results"
 
 
 def section(content: Result) -> str:
-    """What one experiment says, in Markdown."""
-    experiment = content["experiment"]
+    """One experiment in Markdown."""
+    experiment = content.experiment
     lines = [
-        f"## {experiment['name']}: {experiment['title']}",
+        f"## {experiment.name}: {experiment.title}",
         "",
-        f"Claim: {experiment['claim']} In the paper: {experiment['paper']['finding']}",
+        f"Claim: {experiment.claim} In the paper: {experiment.paper.finding}",
         "",
         f"**{headline(content)}** Mark: {wording.mark_text(content)}; {wording.seeds_text(content)}. "
-        f"`lemonx compare {experiment['name']}`",
+        f"`lemonx compare {experiment.name}`",
         "",
         *table(content),
         "",
@@ -44,14 +44,14 @@ def answers(results: list[Result]) -> list[str]:
     """A table with a line for each experiment: what is saved against scratch, and who is ahead of whom."""
     rows = []
     for content in results:
-        name = content["experiment"]["name"]
-        anchor = re.sub(r"[^\w -]", "", f"{name}: {content['experiment']['title']}".lower()).replace(" ", "-")
+        name = content.experiment.name
+        anchor = re.sub(r"[^\w -]", "", f"{name}: {content.experiment.title}".lower()).replace(" ", "-")
         rows.append([f"[{name}](#{anchor})", *answer_line(content)])
     return markdown(["experiment", "steps saved", "source counted", "against the best other method"], rows)
 
 
 def headline(content: Result) -> str:
-    """What becomes of the claim; where variants of LEMON are compared, what becomes of each."""
+    """The fate of the claim, or of each variant where variants of LEMON are compared."""
     found = [] if forgettings(content) else verdict.variants(content)
     said = [verdict.answer(content)[1]] if verdict.claims(content) or not found else []
     for other in dict.fromkeys(c.other for c in found):
@@ -63,7 +63,7 @@ def headline(content: Result) -> str:
 
 
 def more_tables(content: Result) -> list[str]:
-    """What each source is worth; and beyond the paper's own questions, how far the finals of two arms lie apart.
+    """Tables of the worth of each source and, beyond the paper's own questions, of the distance between finals.
 
     Where the question is what is forgotten, that alone.
     """
@@ -72,10 +72,10 @@ def more_tables(content: Result) -> list[str]:
         return [*markdown(names, rows), ""]
     names, *rows = wording.head_start_table(content)
     lines = [*markdown(names, rows), ""] if rows else []
-    steps_are_asked = content["experiment"]["name"] in PAPER and wording.has_savings(content)
-    if steps_are_asked or not (pairs := verdict.finals(content)):
+    steps_are_asked = content.experiment.name in PAPER and wording.has_savings(content)
+    if steps_are_asked or not (pairs := finals(content)):
         return lines
-    better = f"{wording.name(content['experiment']['metric'])} is better by"
+    better = f"{wording.name(content.experiment.metric)} is better by"
     rows = [
         [
             c.arm,
@@ -87,6 +87,20 @@ def more_tables(content: Result) -> list[str]:
         for c in pairs
     ]
     return [*lines, *markdown(["method", "against", "steps", better, "that is"], rows), ""]
+
+
+def finals(content: Result) -> list[verdict.ArmComparison]:
+    """Variants, and other methods against LEMON arms from their source, by final quality at equal lengths."""
+    first = verdict.references(content)
+    pairs = [(arm, first[arm.source]) for arm in verdict.challengers(content)]
+    others = [arm for arm in content.arms if arm.method not in (LEMON, SCRATCH)]
+    pairs += [(arm, other) for other in others for arm in verdict.lemons(content) if arm.source == other.source]
+    return [
+        verdict.at_equal_length(content, arm, other, length)
+        for arm, other in pairs
+        if arm is not other
+        for length in sorted(verdict.common_lengths(arm, other))
+    ]
 
 
 def _noise(c: verdict.ArmComparison) -> str:
@@ -119,8 +133,8 @@ def main() -> None:
     text = "\n\n".join(map(section, results))
     print(text)
     if options.write:
-        pages.write("docs/experiments.md", "answers", "\n".join(answers(results)) + "\n")
-        pages.write("docs/experiments.md", "results", f"\n{text}\n")
+        pages.write("answers", "\n".join(answers(results)) + "\n")
+        pages.write("results", f"\n{text}\n")
 
 
 # As in the paper, and what goes beyond it last.

@@ -1,7 +1,7 @@
 """The pictures of docs/how-it-works.md: weights of real modules before and after `lemonx.grow`, as SVG.
 
-python benchmarks/pictures.py            say what would be drawn
-python benchmarks/pictures.py --write    draw docs/pictures/*.svg
+python docs/make/pictures.py            say what would be drawn
+python docs/make/pictures.py --write    draw docs/pictures/*.svg
 """
 
 from __future__ import annotations
