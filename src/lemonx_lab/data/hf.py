@@ -10,7 +10,7 @@ from lemonx.errors import BadData
 from lemonx.models import door
 from lemonx.models.foreign import foreign
 from lemonx_lab.data import Prepared
-from lemonx_lab.data.examples import SIDES, digest, split, spread
+from lemonx_lab.data.examples import SIDES, digest, split
 from lemonx_lab.data.files import UserPath, read_bytes, require, require_folder
 from lemonx_lab.data.language import Windows, join
 from lemonx_lab.data.model import Model
@@ -79,12 +79,10 @@ class Saved(Columns, Decoded, Windows):
         files = sorted(self.path.rglob("*.arrow"))
         names = [f"{file.relative_to(self.path).as_posix()} {file.stat().st_size}" for file in files]
         seen = digest([labels.train, labels.validation, *names])
-        kept = spread(len(validation), self.validation_examples)
-        labels = labels._replace(validation=labels.validation[kept])
         # Left as they are stored: datasets would fetch an image that is an address.
         sides = [
             rows.select_columns([self.image]).cast_column(self.image, Image(decode=False))
-            for rows in (train, validation.select(kept))
+            for rows in (train, validation)
         ]
         return self.stored(sides, _decoded, labels, seen, seed)
 

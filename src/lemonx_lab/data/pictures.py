@@ -6,6 +6,7 @@ import gzip
 import io
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,10 @@ from lemonx_lab.data.model import Model
 if TYPE_CHECKING:
     from PIL import Image
 
+# Gives the pixels of an image in [0, 1], channels first, by its index, five random numbers, and what to augment.
+Read = Callable[[int, np.ndarray, Sequence[str]], torch.Tensor]
+# Gives an image of PIL's for an item of the data.
+Decode = Callable[[Any], "Image.Image"]
 # Inception's random crop: shares of the area, and ratios of width to height.
 _AREAS, _RATIOS = (0.08, 1.0), (3 / 4, 4 / 3)
 # Small images in arrays are shifted instead, by up to this share of their size.
@@ -42,59 +47,25 @@ _SPLIT, _WHOLE = ("x_train", "y_train", "x_test", "y_test"), ("images", "labels"
 
 
 class Images(Examples):
-    """Images by index, augmented if they are for training; a subclass says what their pixels are."""
+    """Images by index, at most `limit` of them, augmented if they are for training."""
 
-    def __init__(self, labels: np.ndarray, options: Pictures, seed: int | None) -> None:
+    def __init__(
+        self, read: Read, labels: np.ndarray, options: Pictures, seed: int | None, limit: int | None = None
+    ) -> None:
         super().__init__(seed)
-        self._labels, self._options = torch.from_numpy(labels), options
+        self._read, self._options = read, options
+        self._chosen = spread(len(labels), limit)
+        self._labels = torch.from_numpy(labels[self._chosen])
         self._augment = options.augment if seed is not None else ()
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def pixels(self, index: int, draw: np.ndarray) -> torch.Tensor:
-        """The pixels of an image in [0, 1], as five random numbers say; channels first."""
-        raise NotImplementedError
-
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        draws = self.uniforms(indices, 5)
-        pixels = torch.stack([self.pixels(int(index), draw) for index, draw in zip(indices, draws, strict=True)])
+        draws = zip(self._chosen[np.asarray(indices)], self.uniforms(indices, 5), strict=True)
+        pixels = torch.stack([self._read(int(index), draw, self._augment) for index, draw in draws])
         pixels, labels = self._options.normalised(pixels), self._labels[torch.as_tensor(indices)]
         return [{"pixel_values": each, "labels": label} for each, label in zip(pixels, labels, strict=True)]
-
-
-class ArrayImages(Images):
-    """Images held in memory, of shape (number, channels, height, width): uint8, or floats in [0, 1]."""
-
-    def __init__(self, images: torch.Tensor, labels: np.ndarray, options: Pictures, seed: int | None) -> None:
-        super().__init__(labels, options, seed)
-        self._images = images
-
-    def pixels(self, index: int, draw: np.ndarray) -> torch.Tensor:
-        """The image, shifted over a black background and mirrored, as the random numbers say."""
-        pixels = _as_float(self._images[index])
-        if "flip" in self._augment and draw[0] < 0.5:
-            pixels = pixels.flip(-1)
-        if "crop" in self._augment:
-            high, wide = pixels.shape[-2:]
-            far = (max(1, round(high * _SHIFT)), max(1, round(wide * _SHIFT)))
-            top, left = (int(share * (2 * most + 1)) for share, most in zip(draw[1:3], far, strict=True))
-            padded = F.pad(pixels, (far[1], far[1], far[0], far[0]))
-            pixels = padded[:, top : top + high, left : left + wide]
-        return pixels
-
-
-class StoredImages(Images):
-    """Images that are decoded when they are read; `decode` makes an image of PIL's of an item of `stored`."""
-
-    def __init__(
-        self, stored: Any, decode: Callable[[Any], Image.Image], labels: np.ndarray, options: Decoded, seed: int | None
-    ) -> None:
-        super().__init__(labels, options, seed)
-        self._stored, self._decode, self._size, self._channels = stored, decode, options.image_size, options.channels
-
-    def pixels(self, index: int, draw: np.ndarray) -> torch.Tensor:
-        return pixels(self._decode(self._stored[index]), self._size, self._channels, self._augment, draw)
 
 
 class Pictures(Data):
@@ -117,12 +88,14 @@ class Pictures(Data):
         mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (self.mean, self.std))
         return (pixels - mean) / std
 
-    def prepared(self, train: Images, validation: Images, seen: str, classes: int, shape: Sequence[int]) -> Prepared:
+    def images(self, reads: Sequence[Read], labels: Labels, seen: str, shape: Sequence[int], seed: int) -> Prepared:
         """Examples of images of one shape (channels, height, width)."""
         self.normalised(torch.empty(*shape))  # a wrong number of means is known now, not in the first step
         channels, high, wide = shape
         size = high if high == wide else [high, wide]
-        fields = {"num_labels": classes, "image_size": size, "num_channels": channels}
+        fields = {"num_labels": labels.classes, "image_size": size, "num_channels": channels}
+        train = Images(reads[0], labels.train, self, seed)
+        validation = Images(reads[1], labels.validation, self, None, self.validation_examples)
         return Prepared(train, validation, stack, seen, fields, accuracy)
 
     def arrays(self, sides: Sequence[Sequence[np.ndarray]], seed: int) -> Prepared:
@@ -149,14 +122,21 @@ class Pictures(Data):
         labels = classes(numbers, self.where)
         seen = digest([*(each.numpy() for each in images), labels.train, labels.validation])
         images = [_resized(each, self.image_size) for each in images]
-        kept = spread(len(images[1]), self.validation_examples)
-        return self.prepared(
-            ArrayImages(images[0], labels.train, self, seed),
-            ArrayImages(images[1][torch.from_numpy(kept)], labels.validation[kept], self, None),
-            seen,
-            labels.classes,
-            images[0].shape[1:],
-        )
+        return self.images([partial(_shifted, each) for each in images], labels, seen, images[0].shape[1:], seed)
+
+
+def _shifted(images: torch.Tensor, index: int, draw: np.ndarray, augment: Sequence[str]) -> torch.Tensor:
+    """An image, shifted over a black background and mirrored, as the random numbers say."""
+    pixels = _as_float(images[index])
+    if "flip" in augment and draw[0] < 0.5:
+        pixels = pixels.flip(-1)
+    if "crop" in augment:
+        high, wide = pixels.shape[-2:]
+        far = (max(1, round(high * _SHIFT)), max(1, round(wide * _SHIFT)))
+        top, left = (int(share * (2 * most + 1)) for share, most in zip(draw[1:3], far, strict=True))
+        padded = F.pad(pixels, (far[1], far[1], far[0], far[0]))
+        pixels = padded[:, top : top + high, left : left + wide]
+    return pixels
 
 
 def _channels_first(images: np.ndarray, where: str) -> torch.Tensor:
@@ -276,14 +256,17 @@ class Decoded(Pictures):
     image_size: int = Field(224, ge=1, le=LARGEST_PICTURE)  # pyright: ignore[reportIncompatibleVariableOverride]
     channels: Literal[1, 3] = 3
 
-    def stored(
-        self, sides: Sequence[Any], decode: Callable[[Any], Image.Image], labels: Labels, seen: str, seed: int
-    ) -> Prepared:
+    def stored(self, sides: Sequence[Any], decode: Decode, labels: Labels, seen: str, seed: int) -> Prepared:
         """Examples of images that `decode` makes of the items of both sides."""
-        train = StoredImages(sides[0], decode, labels.train, self, seed)
-        validation = StoredImages(sides[1], decode, labels.validation, self, None)
         shape = (self.channels, self.image_size, self.image_size)
-        return self.prepared(train, validation, seen, labels.classes, shape)
+        reads = [partial(_read, stored, decode, self.image_size, self.channels) for stored in sides]
+        return self.images(reads, labels, seen, shape, seed)
+
+
+def _read(
+    stored: Any, decode: Decode, size: int, channels: int, index: int, draw: np.ndarray, augment: Sequence[str]
+) -> torch.Tensor:
+    return pixels(decode(stored[index]), size, channels, augment, draw)
 
 
 class Folder(Decoded):
@@ -308,8 +291,6 @@ class Folder(Decoded):
         else:
             held = {path: name for path, name in train.items() if held_out(path.relative_to(root).as_posix())}
             train = {path: name for path, name in train.items() if path not in held}
-        kept = spread(len(held), self.validation_examples)
-        held = dict([*held.items()][place] for place in kept)
         labels = classes([[*train.values()], [*held.values()]], self.where, sorted({*train.values()}))
         if not held:
             raise BadData("has too few images to hold some out", "give a validation folder", file=root)
