@@ -27,8 +27,8 @@ from lemonx_lab.data.model import Model
 if TYPE_CHECKING:
     from PIL import Image
 
-# Gives the pixels of an image in [0, 1], channels first, by its index, five random numbers, and what to augment.
-Read = Callable[[int, np.ndarray, Sequence[str]], torch.Tensor]
+# Gives the pixels of images in [0, 1], channels first, by their indices, five random numbers each, and what to augment.
+Read = Callable[[np.ndarray, np.ndarray, Sequence[str]], torch.Tensor]
 # Gives an image of PIL's for an item of the data.
 Decode = Callable[[Any], "Image.Image"]
 # Inception's random crop: shares of the area, and ratios of width to height.
@@ -62,8 +62,7 @@ class Images(Examples):
         return len(self._labels)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        draws = zip(self._chosen[np.asarray(indices)], self.uniforms(indices, 5), strict=True)
-        pixels = torch.stack([self._read(int(index), draw, self._augment) for index, draw in draws])
+        pixels = self._read(self._chosen[np.asarray(indices)], self.uniforms(indices, 5), self._augment)
         pixels, labels = self._options.normalised(pixels), self._labels[torch.as_tensor(indices)]
         return [{"pixel_values": each, "labels": label} for each, label in zip(pixels, labels, strict=True)]
 
@@ -122,12 +121,18 @@ class Pictures(Data):
         labels = classes(numbers, self.where)
         seen = digest([*(each.numpy() for each in images), labels.train, labels.validation])
         images = [_resized(each, self.image_size) for each in images]
-        return self.images([partial(_shifted, each) for each in images], labels, seen, images[0].shape[1:], seed)
+        return self.images([partial(_in_memory, each) for each in images], labels, seen, images[0].shape[1:], seed)
 
 
-def _shifted(images: torch.Tensor, index: int, draw: np.ndarray, augment: Sequence[str]) -> torch.Tensor:
+def _in_memory(images: torch.Tensor, indices: np.ndarray, draws: np.ndarray, augment: Sequence[str]) -> torch.Tensor:
+    pixels = _as_float(images[torch.from_numpy(indices)])
+    if not augment:
+        return pixels
+    return torch.stack([_shifted(each, draw, augment) for each, draw in zip(pixels, draws, strict=True)])
+
+
+def _shifted(pixels: torch.Tensor, draw: np.ndarray, augment: Sequence[str]) -> torch.Tensor:
     """An image, shifted over a black background and mirrored, as the random numbers say."""
-    pixels = _as_float(images[index])
     if "flip" in augment and draw[0] < 0.5:
         pixels = pixels.flip(-1)
     if "crop" in augment:
@@ -259,14 +264,21 @@ class Decoded(Pictures):
     def stored(self, sides: Sequence[Any], decode: Decode, labels: Labels, seen: str, seed: int) -> Prepared:
         """Examples of images that `decode` makes of the items of both sides."""
         shape = (self.channels, self.image_size, self.image_size)
-        reads = [partial(_read, stored, decode, self.image_size, self.channels) for stored in sides]
+        reads = [partial(_from_files, stored, decode, self.image_size, self.channels) for stored in sides]
         return self.images(reads, labels, seen, shape, seed)
 
 
-def _read(
-    stored: Any, decode: Decode, size: int, channels: int, index: int, draw: np.ndarray, augment: Sequence[str]
+def _from_files(
+    stored: Any,
+    decode: Decode,
+    size: int,
+    channels: int,
+    indices: np.ndarray,
+    draws: np.ndarray,
+    augment: Sequence[str],
 ) -> torch.Tensor:
-    return pixels(decode(stored[index]), size, channels, augment, draw)
+    pairs = zip(indices.tolist(), draws, strict=True)
+    return torch.stack([pixels(decode(stored[index]), size, channels, augment, draw) for index, draw in pairs])
 
 
 class Folder(Decoded):
