@@ -199,6 +199,7 @@ def judged(small: Any, large: Any, batch: Batch, names: frozenset[str], loss: fl
     if missing := one.keys() - other.keys():
         return Cell(WRONG, why=f"outputs are missing: {sorted(missing)}")
     worst = max((difference(one[name], _first(other[name], one[name])) for name in names), default=float("inf"))
+    worst = float(f"{worst:.1e}")
     if worst <= LARGEST:
         return Cell(EXACT, worst)
     why = f"outputs differ by {worst:.1e} of the largest"
