@@ -29,7 +29,7 @@ from lemonx_lab.cli.show_survey import survey_markdown
 from lemonx_lab.survey import by_command as surveying
 from lemonx_lab.survey import classes, counting, measuring, pool
 from lemonx_lab.survey.configs import tiny_config
-from lemonx_lab.survey.measuring import Grown, difference, judged, measure
+from lemonx_lab.survey.measuring import Grown, difference, judged, learned, measure, read_by
 from lemonx_lab.survey.randomise import randomise
 from lemonx_lab.survey.rows import (
     COLUMNS,
@@ -44,7 +44,6 @@ from lemonx_lab.survey.rows import (
     Record,
     Row,
 )
-from lemonx_lab.survey.running import learned, read_by
 
 
 @pytest.mark.parametrize(
