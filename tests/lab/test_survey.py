@@ -25,11 +25,12 @@ from lemonx.models.foreign import foreign
 from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
 from lemonx.verification.media import LENGTH
+from lemonx.verification.modules import relative_difference
 from lemonx_lab.cli.show_survey import survey_markdown
 from lemonx_lab.survey import by_command as surveying
 from lemonx_lab.survey import classes, counting, measuring, pool
 from lemonx_lab.survey.configs import tiny_config
-from lemonx_lab.survey.measuring import Grown, difference, judged, learned, measure, read_by
+from lemonx_lab.survey.measuring import Grown, judged, learned, measure, read_by
 from lemonx_lab.survey.randomise import randomise
 from lemonx_lab.survey.rows import (
     COLUMNS,
@@ -293,7 +294,7 @@ def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_differences(x: list[float], y: list[float], found: float) -> None:
-    assert difference(torch.tensor(x), torch.tensor(y)) == found
+    assert relative_difference(torch.tensor(x), torch.tensor(y)) == found
 
 
 def waits(source: Path, output: Path, options: Sequence[str]) -> Grown:

@@ -19,6 +19,7 @@ from lemonx.models.foreign import reason
 from lemonx.verification.finding import Outputs, find_inputs, outputs
 from lemonx.verification.float64 import Float64
 from lemonx.verification.media import Batch
+from lemonx.verification.modules import relative_difference
 from lemonx_lab.survey import classes
 from lemonx_lab.survey.randomise import randomise
 from lemonx_lab.survey.rows import (
@@ -195,8 +196,7 @@ def judged(small: Any, large: Any, batch: Batch, names: frozenset[str], loss: fl
     one, other = outputs(small, batch), outputs(large, batch)
     if missing := one.keys() - other.keys():
         return Cell(WRONG, why=f"outputs are missing: {sorted(missing)}")
-    begins = {name: other[name][tuple(map(slice, one[name].shape))] for name in names}
-    worst = max((difference(one[name], begins[name]) for name in names), default=float("inf"))
+    worst = max((relative_difference(one[name], other[name]) for name in names), default=float("inf"))
     worst = float(f"{worst:.1e}")
     if worst <= LARGEST:
         return Cell(EXACT, worst)
@@ -204,15 +204,6 @@ def judged(small: Any, large: Any, batch: Batch, names: frozenset[str], loss: fl
     if worst <= loss:
         return Cell(UP_TO_EPS, worst, f"{why}, as the eps of norms in added Post-LN blocks makes them")
     return Cell(WRONG, worst, why)
-
-
-def difference(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The largest difference of two outputs of one size, relative to the largest entry."""
-    finite = torch.isfinite(x)
-    if not x.numel() or not torch.equal(finite, torch.isfinite(y)) or not torch.equal(x[~finite], y[~finite]):
-        return 0.0 if not x.numel() else float("inf")
-    x, y = x[finite], y[finite]
-    return float((x - y).abs().max() / (x.abs().max() or 1.0)) if x.numel() else 0.0
 
 
 def learned(model: Any, batch: Batch) -> frozenset[str]:
