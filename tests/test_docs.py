@@ -27,7 +27,7 @@ from lemonx.specs import norms, spaces, weights
 from lemonx.specs.family import architecture
 from lemonx.specs.spec import Spec, Stack
 from lemonx.training.recipe_file import parse_yaml
-from lemonx_lab.data.kinds import KINDS, TASKS, module
+from lemonx_lab.data.kinds import KINDS, TASKS
 from lemonx_lab.training.recipe import Expand, Recipe, parse_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -368,7 +368,7 @@ def test_the_table_of_data_has_every_option_and_its_default() -> None:
         kind = name.strip("`")
         assert tasks == ("all" if set(KINDS[kind].tasks) == set(TASKS) else ", ".join(KINDS[kind].tasks))
         named = {name: default for name, default in re.findall(r"`(\w+)` ?([^,]*)", options)}
-        known = module(kind).Options.model_fields
+        known = KINDS[kind].data_class().model_fields
         assert named.keys() == known.keys(), kind
         for option, default in named.items():
             told = known[option].default

@@ -18,12 +18,10 @@ import lemonx_lab.data
 from lemonx.errors import BadData
 from lemonx_lab.data import Prepared
 from lemonx_lab.data.digits import ROTATION, SHIFT, affine, originals
-from lemonx_lab.data.examples import Examples, normals, uniforms
-from lemonx_lab.data.kinds import KINDS, TASKS, module
-from lemonx_lab.data.splitting import held_out
-from lemonx_lab.data.stdlib import SUBSTITUTE, sources
+from lemonx_lab.data.examples import Data, Examples, held_out, normals, uniforms
+from lemonx_lab.data.kinds import KINDS, TASKS
+from lemonx_lab.data.language import IGNORED, SUBSTITUTE, MaskedWindows, sources
 from lemonx_lab.data.vocabulary import BYTES, Vocabulary
-from lemonx_lab.data.windows import IGNORED, MaskedWindows
 
 EMBEDDED = {
     "stdlib": "causal-lm",
@@ -46,11 +44,11 @@ def differ(a: Examples, b: Examples, name: str) -> bool:
     return not torch.equal(a[3][name], b[3][name])
 
 
-def test_every_kind_has_a_module_and_help():
+def test_every_kind_has_a_class_and_help():
     assert set(EMBEDDED) == {name for name, kind in KINDS.items() if kind.embedded}
-    for name, kind in KINDS.items():
+    for kind in KINDS.values():
         assert set(kind.tasks) <= set(TASKS)
-        assert callable(module(name).prepare) and module(name).Options.model_config["extra"] == "forbid"
+        assert issubclass(kind.data_class(), Data) and kind.data_class().model_config["extra"] == "forbid"
     assert list(lemonx_lab.data.describe()) == list(EMBEDDED)
     assert set(lemonx_lab.data.describe(embedded=False)) == set(KINDS) - set(EMBEDDED)
 
@@ -335,13 +333,13 @@ def test_adjacent_sentences_are_adjacent():
     ("causal-lm", {}, "no kind: choose stdlib, text"),
     ("causal-lm", {"kind": "nothing"}, "'nothing': choose stdlib"),
     ("causal-lm", {"kind": "digits"}, "is for image-classification, not for causal-lm: choose stdlib"),
-    ("causal-lm", {"kind": "stdlib", "lenght": 3}, "'stdlib' has a wrong lenght .*options are length"),
-    ("causal-lm", {"kind": "stdlib", "length": "long"}, "'stdlib' has a wrong length .*integer"),
-    ("causal-lm", {"kind": "stdlib", "length": 0}, "'stdlib' has a wrong length .*greater"),
-    ("causal-lm", {"kind": "text"}, "'text' has a wrong path .*required"),
+    ("causal-lm", {"kind": "stdlib", "lenght": 3}, "'stdlib': 'lenght' is not a key of .*: did you mean 'length'"),
+    ("causal-lm", {"kind": "stdlib", "length": "long"}, "'stdlib': length: .*integer"),
+    ("causal-lm", {"kind": "stdlib", "length": 0}, "'stdlib': length: .*greater"),
+    ("causal-lm", {"kind": "text"}, "'text': 'path' is missing: add it"),
     ("causal-lm", "stdlib", "write data: {kind: stdlib}"),
     ("speech", {"kind": "stdlib"}, "no task 'speech': choose causal-lm"),
-    ("sequence-classification", {"kind": "glue", "name": "sst2", "path": "x"}, "'glue' has a wrong name .*'sst-2'"),
+    ("sequence-classification", {"kind": "glue", "name": "sst2", "path": "x"}, "'glue': name: .*'sst-2'"),
 ])  # fmt: skip
 def test_wrong_options_are_one_line(task: str, data: dict, match: str):
     with pytest.raises(BadData, match=match) as caught:

@@ -59,7 +59,7 @@ def short_text(folder: Path) -> dict[str, Any]:
     return {"kind": "text", "path": folder / "short.txt"}
 
 
-@case(LM, r"latin\.txt' is not UTF-8 \(byte 0xe9 at 3\): convert it")
+@case(LM, r"latin\.txt' \(.*can't decode byte 0xe9 in position 3.*: convert it")
 def latin_text(folder: Path) -> dict[str, Any]:
     (folder / "latin.txt").write_bytes("café".encode("latin-1") * 500)
     return {"kind": "text", "path": folder / "latin.txt"}
@@ -79,20 +79,20 @@ def broken_tokenizer(folder: Path) -> dict[str, Any]:
     return {"kind": "text", "path": folder / "a.txt", "tokenizer": folder}
 
 
-@case(LM, r"x\.npy' is not an \.npy file of numbers")
+@case(LM, r"cannot read .*x\.npy' \(.*\): write it with numpy\.save")
 def text_as_tokens(folder: Path) -> dict[str, Any]:
     (folder / "x.npy").write_text("1 2 3")
     return {"kind": "tokens", "path": folder / "x.npy"}
 
 
-@case(LM, r"x\.npy' is not an \.npy file of numbers")
+@case(LM, r"cannot read .*x\.npy' \(.*\): write it with numpy\.save")
 def truncated_tokens(folder: Path) -> dict[str, Any]:
     np.save(folder / "x.npy", np.arange(5000))
     (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()[:1000])
     return {"kind": "tokens", "path": folder / "x.npy"}
 
 
-@case(LM, r"x\.npy' is not an \.npy file of numbers")
+@case(LM, r"cannot read .*x\.npy' \(.*\): write it with numpy\.save")
 def tokens_with_a_header_that_does_not_end(folder: Path) -> dict[str, Any]:
     np.save(folder / "x.npy", np.arange(500))
     (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes().replace(b"}", b"(", 1))
@@ -105,7 +105,7 @@ def real_tokens(folder: Path) -> dict[str, Any]:
     return {"kind": "tokens", "path": folder / "x.npy"}
 
 
-@case(LM, r"x\.npy' is not an \.npy file of numbers")
+@case(LM, r"cannot read .*x\.npy' \(.*\): write it with numpy\.save")
 def pickled_tokens(folder: Path) -> dict[str, Any]:
     np.save(folder / "x.npy", np.array([{"a": 1}], object), allow_pickle=True)
     return {"kind": "tokens", "path": folder / "x.npy"}
@@ -164,7 +164,7 @@ def empty_class(folder: Path) -> dict[str, Any]:
     return {"kind": "images", "path": folder}
 
 
-@case(IMAGES, r"0\.png' is not an image that can be read .*: remove it")
+@case(IMAGES, r"cannot read .*0\.png' \(.*\): remove it")
 def broken_image(folder: Path) -> dict[str, Any]:
     save_images(folder, "cat", "dog")
     file = folder / "cat" / "0.png"
@@ -172,7 +172,7 @@ def broken_image(folder: Path) -> dict[str, Any]:
     return {"kind": "images", "path": folder}
 
 
-@case(IMAGES, "val' has the class 'fox', which has no training images")
+@case(IMAGES, "has the validation label 'fox', which is none of cat, dog")
 def unknown_class(folder: Path) -> dict[str, Any]:
     save_images(folder / "train", "cat", "dog")
     save_images(folder / "val", "cat", "dog", "fox")
@@ -247,22 +247,22 @@ def empty_idx(folder: Path) -> dict[str, Any]:
     return idx(folder, train_images_idx3_ubyte=b"")
 
 
-@case(IMAGES, "cannot be decompressed")
+@case(IMAGES, r"cannot read .*ubyte' \(.*\): download it again")
 def truncated_gzip(folder: Path) -> dict[str, Any]:
     return idx(folder, train_images_idx3_ubyte=gzip.compress(GOOD[FIRST])[:-9])
 
 
-@case(IMAGES, r"holds uint8 of shape \(6,\): give images as uint8 in three dimensions")
+@case(IMAGES, r"has images of uint8 and shape \(6,\): give images in three dimensions")
 def labels_instead_of_images(folder: Path) -> dict[str, Any]:
     return idx(folder, train_images_idx3_ubyte=GOOD["train-labels-idx1-ubyte"])
 
 
-@case(IMAGES, "has 6 training images and 5 labels: give one label per image")
+@case(IMAGES, r"images of shape \(6, 2, 2\) and labels of uint8 and shape \(5,\): give .*one integer per image")
 def too_few_labels(folder: Path) -> dict[str, Any]:
     return idx(folder, train_labels_idx1_ubyte=struct.pack(">HBBI", 0, 8, 1, 5) + bytes([0, 1, 0, 1, 0]))
 
 
-@case(IMAGES, "has the validation label 7, but only 2 classes")
+@case(IMAGES, "has the validation label 7, which is none of 0, 1")
 def idx_label_out_of_range(folder: Path) -> dict[str, Any]:
     return idx(folder, t10k_labels_idx1_ubyte=HEAD_LABELS + bytes([0, 1, 0, 1, 0, 7]))
 
@@ -286,9 +286,7 @@ def test_the_npz_file_is_good_before_it_is_broken(tmp_path: Path):
     assert len(lemonx_lab.data.prepare(IMAGES, npz(tmp_path), config=None, seed=0).train) > 150
 
 
-@case(
-    IMAGES, r"x\.npz' is not an \.npz file of numbers \(Object arrays cannot be loaded .*\): write it with numpy\.savez"
-)
+@case(IMAGES, r"cannot read .*x\.npz' \(Object arrays cannot be loaded .*\): write it with numpy\.savez")
 def pickled_npz(folder: Path) -> dict[str, Any]:
     return npz(folder, labels=np.array([{"a": 1}] * 200, object))
 
@@ -313,34 +311,34 @@ def npz_with_nan(folder: Path) -> dict[str, Any]:
     return npz(folder, images=np.full((200, 4, 4), np.nan, np.float32))
 
 
-@case(IMAGES, r"images of shape \(200, 16\): give")
+@case(IMAGES, r"images of uint8 and shape \(\d+, 16\): give")
 def flat_npz(folder: Path) -> dict[str, Any]:
     return npz(folder, images=np.zeros((200, 16), np.uint8))
 
 
-@case(IMAGES, r"has training labels of float64 and shape .*: give one integer per example")
+@case(IMAGES, r"labels of float64 and shape .*: give .*one integer per image")
 def npz_of_real_labels(folder: Path) -> dict[str, Any]:
     return npz(folder, labels=np.linspace(0, 1, 200))
 
 
-@case(IMAGES, "has the training label -1, which is negative: number the classes from 0")
+@case(IMAGES, "has the training label -1, which is none of 0")
 def npz_of_negative_labels(folder: Path) -> dict[str, Any]:
     return npz(folder, labels=np.arange(200) % 2 - 1)
 
 
-@case(IMAGES, r"has 200 images and labels of shape \(100,\)")
+@case(IMAGES, r"has images of shape \(200, 4, 4\) and labels of shape \(100,\)")
 def npz_of_few_labels(folder: Path) -> dict[str, Any]:
     return npz(folder, labels=np.arange(100) % 2)
 
 
-@case(IMAGES, r"x\.npz' is not an \.npz file")
+@case(IMAGES, r"cannot read .*x\.npz' \(.*\): write it with numpy\.savez")
 def truncated_npz(folder: Path) -> dict[str, Any]:
     data = npz(folder)
     data["path"].write_bytes(data["path"].read_bytes()[:-100])
     return data
 
 
-@case(IMAGES, r"x\.npz' is not an \.npz file of numbers")
+@case(IMAGES, r"cannot read .*x\.npz' \(.*\): write it with numpy\.savez")
 def npz_with_a_broken_member(folder: Path) -> dict[str, Any]:
     data = npz(folder)
     member = io.BytesIO()
@@ -351,7 +349,7 @@ def npz_with_a_broken_member(folder: Path) -> dict[str, Any]:
     return data
 
 
-@case(IMAGES, r"x\.npz' is not an \.npz file: write it with numpy\.savez")
+@case(IMAGES, r"cannot read .*x\.npz' \(it holds one array, without a name\): write it with numpy\.savez")
 def npy_as_npz(folder: Path) -> dict[str, Any]:
     with (folder / "x.npz").open("wb") as file:
         np.save(file, np.zeros(3))
@@ -415,7 +413,7 @@ def table_of_one_class(folder: Path) -> dict[str, Any]:
     return table(folder, "text,label\n" + ROWS.replace(",1\n", ",0\n"))
 
 
-@case(SEQUENCES, r"x\.csv' is not UTF-8 \(byte 0xff at 11\)")
+@case(SEQUENCES, r"x\.csv' \(.*can't decode byte 0xff in position 11")
 def table_of_bytes(folder: Path) -> dict[str, Any]:
     return table(folder, b"text,label\n\xff,1\n")
 
@@ -431,12 +429,12 @@ def unknown_label(folder: Path) -> dict[str, Any]:
     return table(folder, "text,label\n" + ROWS, validation=folder / "held.csv")
 
 
-@case(SEQUENCES, "has a training label that is not a number .*'good'.*: remove regression: true")
+@case(SEQUENCES, r"x\.csv' \(.*'good'\): give a number for each example, or remove regression: true")
 def names_for_regression(folder: Path) -> dict[str, Any]:
     return table(folder, "text,label\n" + ROWS.replace(",1\n", ",good\n"), regression=True)
 
 
-@case(SEQUENCES, "has a training label that is not finite: remove that example")
+@case(SEQUENCES, "has a label that is not finite: remove that example")
 def infinite_label(folder: Path) -> dict[str, Any]:
     return table(folder, "text,label\n" + ROWS.replace(",1\n", ",inf\n"), regression=True)
 
@@ -482,12 +480,12 @@ def broken_dataset(folder: Path) -> dict[str, Any]:
     return data
 
 
-@case(LM, "has no split 'train', only test: set train to one of them")
+@case(LM, "has no split 'train', only test: name others in train and validation")
 def no_train_split(folder: Path) -> dict[str, Any]:
     return saved(folder, test={"text": ["abc"] * 100})
 
 
-@case(LM, "has no split 'held', only train: set validation to one of them")
+@case(LM, "has no split 'held', only train: name others in train and validation")
 def no_validation_split(folder: Path) -> dict[str, Any]:
     return {**saved(folder, train={"text": ["abc"] * 100}), "validation": "held"}
 
@@ -497,12 +495,12 @@ def no_dataset_column(folder: Path) -> dict[str, Any]:
     return saved(folder, train={"body": ["abc"] * 100})
 
 
-@case(SEQUENCES, "has the training label -1, which is negative")
+@case(SEQUENCES, "has the training label -1, which is none of 0")
 def hidden_labels(folder: Path) -> dict[str, Any]:
     return saved(folder, train={"text": ["abc"] * 100, "label": [0, -1] * 50})
 
 
-@case(SEQUENCES, "holds real numbers in its column label: set regression")
+@case(SEQUENCES, "has real numbers as labels: set regression: true")
 def real_labels(folder: Path) -> dict[str, Any]:
     return saved(folder, train={"text": ["abc"] * 100, "label": [0.5, 1.0] * 50})
 
@@ -550,5 +548,5 @@ def test_an_image_that_breaks_later_names_itself(tmp_path: Path):
     )
     for file in (tmp_path / "dog").iterdir():
         file.write_bytes(b"no longer")
-    with pytest.raises(BadData, match=r"dog/.*\.png' is not an image"):
+    with pytest.raises(BadData, match=r"cannot read .*dog/.*\.png' \(.*\): remove it"):
         list(prepared.train)

@@ -13,8 +13,8 @@ import torch
 
 import lemonx_lab.data
 from lemonx_lab.data import Prepared
-from lemonx_lab.data.idx import read as read_idx
-from lemonx_lab.data.splitting import held_out
+from lemonx_lab.data.examples import held_out
+from lemonx_lab.data.pictures import read_idx
 from lemonx_lab.data.vocabulary import BYTES
 
 NOISE = np.random.default_rng(0)
@@ -261,7 +261,7 @@ def test_image_folder_without_validation_is_split_by_paths(tmp_path: Path):
 def test_the_middle_square_is_kept_and_crops_lie_inside(tmp_path: Path):
     from PIL import Image
 
-    from lemonx_lab.data.pixels import pixels
+    from lemonx_lab.data.pictures import pixels
 
     # Black, with a white square of 10x10 in the middle of 30x10.
     array = np.zeros((10, 30), np.uint8)

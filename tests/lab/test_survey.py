@@ -26,10 +26,11 @@ from lemonx.models.foreign import foreign
 from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
 from lemonx.verification.media import LENGTH
+from lemonx.verification.modules import relative_difference
 from lemonx_lab.survey import by_command as surveying
-from lemonx_lab.survey import classes, counting, measuring, pool, record
+from lemonx_lab.survey import classes, counting, measuring, pool
 from lemonx_lab.survey.configs import tiny_config
-from lemonx_lab.survey.measuring import Grown, difference, judged, measure
+from lemonx_lab.survey.measuring import Grown, judged, learned, measure, read_by
 from lemonx_lab.survey.randomise import randomise
 from lemonx_lab.survey.rows import (
     COLUMNS,
@@ -41,9 +42,9 @@ from lemonx_lab.survey.rows import (
     UP_TO_EPS,
     WRONG,
     Cell,
+    Record,
     Row,
 )
-from lemonx_lab.survey.running import learned, read_by
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,7 @@ def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_differences(x: list[float], y: list[float], found: float) -> None:
-    assert difference(torch.tensor(x), torch.tensor(y)) == found
+    assert relative_difference(torch.tensor(x), torch.tensor(y)) == found
 
 
 def waits(source: Path, output: Path, options: Sequence[str]) -> Grown:
@@ -351,13 +352,13 @@ def test_reasons_are_ranked_without_the_names_of_one_model() -> None:
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     rows = [row("a"), Row("b", "CTC", why="no")]
-    record.write(tmp_path / "record.json", "5.0", rows)
-    assert record.read(tmp_path / "record.json") == record.Record("5.0", rows)
-    assert record.read(tmp_path / "none.json").rows == []
+    Record("5.0", rows).write(tmp_path / "record.json")
+    assert Record.read(tmp_path / "record.json") == Record("5.0", rows)
+    assert Record.read(tmp_path / "none.json").rows == []
     for broken in ("[1]", '{"transformers": "5", "rows": [{"cells": {}, "age": 3}]}'):
         (tmp_path / "record.json").write_text(broken)
         with pytest.raises(BadData, match="is not a record of a survey"):
-            record.read(tmp_path / "record.json")
+            Record.read(tmp_path / "record.json")
 
 
 def test_whoever_stops_a_survey_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,10 +370,10 @@ def test_whoever_stops_a_survey_keeps_what_was_measured(tmp_path: Path, monkeypa
     monkeypatch.setattr(pool, "survey", stopped)
     with pytest.raises(KeyboardInterrupt):
         surveying.survey(["bert"], kept, 1, lambda *_: None)
-    assert [found.task for found in record.read(kept).rows] == ["CAUSAL_LM"]
+    assert [found.task for found in Record.read(kept).rows] == ["CAUSAL_LM"]
     with pytest.raises(KeyboardInterrupt):  # and goes on with the next
         surveying.survey(["bert"], kept, 1, lambda *_: None)
-    assert [found.task for found in record.read(kept).rows] == ["CAUSAL_LM", "MASKED_LM"]
+    assert [found.task for found in Record.read(kept).rows] == ["CAUSAL_LM", "MASKED_LM"]
 
 
 @pytest.mark.parametrize("option", ["--record", "--from"])
@@ -380,7 +381,7 @@ def test_what_is_recorded_is_printed_and_not_measured_again(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     refused = {column: Cell(REFUSED, why="it cannot") for column in COLUMNS}
-    record.write(tmp_path / "r.json", "5.0", [row("gpt2", **refused)])
+    Record("5.0", [row("gpt2", **refused)]).write(tmp_path / "r.json")
     monkeypatch.setenv("COLUMNS", "80")
     arguments = ["lemonx", "survey", "--type", "gpt2", option, str(tmp_path / "r.json")]
     monkeypatch.setattr("sys.argv", arguments)

@@ -149,7 +149,7 @@ def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
     for a, b in zip(ours, theirs, strict=True):
         if isinstance(a, bool | int | float | str) and a != b:
             raise Refused(f"an output is {a} in the smaller module and {b} in the larger", "leave it out")
-    return max(_apart(a, b) for a, b in pairs)
+    return max(relative_difference(a, b) for a, b in pairs)
 
 
 def longer_axes(ours: Sequence[Any], theirs: Sequence[Any]) -> set[tuple[int, int, int]]:
@@ -168,7 +168,8 @@ def cast(inputs: Sequence[Example], dtype: torch.dtype) -> list[Example]:
     return [Example(*tree_map(placed, (one.args, dict(one.kwargs)))) for one in inputs]
 
 
-def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference of two outputs, relative to the largest number of the first; `theirs` may be larger."""
     if ours.dim() != theirs.dim() or any(a > b for a, b in zip(ours.shape, theirs.shape, strict=True)):
         raise NotVerified(f"an output is {list(ours.shape)} and {list(theirs.shape)}", _UNCHANGED)
     theirs = theirs[tuple(slice(size) for size in ours.shape)]  # a wider one begins with what there was

@@ -55,11 +55,10 @@ def prepare(
 
     `folder` is the source checkpoint's, for its tokenizer. The validation set does not depend on `seed`.
     """
-    from lemonx_lab.data.kinds import module
     from lemonx_lab.data.model import Model, require_fit
 
     chosen = options(task, data)
-    model = Model(config, None if folder is None else Path(folder))
-    prepared = module(data["kind"]).prepare(task, chosen, model, seed)
-    require_fit(prepared, config)
+    prepared = chosen.prepare(task, Model(config or {}, None if folder is None else Path(folder)), seed)
+    if config is not None:
+        require_fit(prepared, config)
     return prepared

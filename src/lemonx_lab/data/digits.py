@@ -15,14 +15,12 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from lemonx.errors import BadData
 from lemonx.guards.limits import MOST_EXAMPLES
-from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
-from lemonx_lab.data.examples import Example, Examples, digest, normals, stack
+from lemonx_lab.data.examples import Data, Example, Examples, digest, normals, split, stack
+from lemonx_lab.data.files import require
 from lemonx_lab.data.metrics import accuracy
 from lemonx_lab.data.model import Model
-from lemonx_lab.data.splitting import held_out
 
 # The largest distortions, drawn uniformly: radians, pixels of the canvas per 16, factors; and the noise's deviation.
 ROTATION, SHIFT, SCALE, SHEAR, NOISE = math.radians(15), 1.5, (0.8, 1.2), 0.2, 0.1
@@ -31,13 +29,7 @@ _VALIDATION = 0.2
 _MARGIN = 0.75
 
 
-class Options(Strict):
-    image_size: int = Field(16, ge=8, le=64)
-    examples: int = Field(60_000, ge=1, le=MOST_EXAMPLES)
-    validation_examples: int = Field(1024, ge=1, le=MOST_EXAMPLES)
-
-
-class Digits(NamedTuple):
+class Originals(NamedTuple):
     """Images in [0, 1], and what they show."""
 
     images: torch.Tensor
@@ -47,7 +39,7 @@ class Digits(NamedTuple):
 class DistortedDigits(Examples):
     """`count` examples; number i shows original i (modulo their number), distorted by its draws."""
 
-    def __init__(self, digits: Digits, size: int, count: int, seed: int | None) -> None:
+    def __init__(self, digits: Originals, size: int, count: int, seed: int | None) -> None:
         super().__init__(seed)
         self._digits, self._size, self._count = digits, size, count
 
@@ -82,28 +74,33 @@ def affine(draws: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def originals() -> tuple[Digits, Digits]:
+def originals() -> tuple[Originals, Originals]:
     """Training and validation digits, split by the hash of their numbers."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise BadData("kind digits needs scikit-learn", "pip install lemonx[lab]") from None
+    require("sklearn.datasets", "data of kind digits")
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(np.asarray(images, np.float32).reshape(-1, 8, 8) / 16)
     labels = torch.from_numpy(np.asarray(labels, np.int64))
-    out = torch.tensor([held_out(f"digit {number}", _VALIDATION) for number in range(len(labels))])
-    return Digits(images[~out], labels[~out]), Digits(images[out], labels[out])
+    sides = split((f"digit {number}" for number in range(len(labels))), _VALIDATION)
+    train, validation = (Originals(images[side], labels[side]) for side in sides)
+    return train, validation
 
 
-def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
+class Digits(Data):
     """Distorted digits: an endless supply for training, and fixed ones from other originals for validation."""
-    train, validation = originals()
-    size = options.image_size
-    return Prepared(
-        DistortedDigits(train, size, options.examples, seed),
-        DistortedDigits(validation, size, options.validation_examples, None),
-        stack,
-        digest(tensor.numpy() for digits in (train, validation) for tensor in digits),
-        {"num_labels": 10, "image_size": size, "num_channels": 1},
-        accuracy,
-    )
+
+    image_size: int = Field(16, ge=8, le=64)
+    examples: int = Field(60_000, ge=1, le=MOST_EXAMPLES)
+    validation_examples: int = Field(1024, ge=1, le=MOST_EXAMPLES)
+
+    def prepare(self, task: str, model: Model, seed: int) -> Prepared:
+        train, validation = originals()
+        return Prepared(
+            DistortedDigits(train, self.image_size, self.examples, seed),
+            DistortedDigits(validation, self.image_size, self.validation_examples, None),
+            stack,
+            digest(tensor.numpy() for digits in (train, validation) for tensor in digits),
+            {"num_labels": 10, "image_size": self.image_size, "num_channels": 1},
+            accuracy,
+        )

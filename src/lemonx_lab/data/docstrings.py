@@ -13,24 +13,19 @@ import bisect
 import functools
 import itertools
 import re
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from lemonx.errors import BadData
-from lemonx.guards.limits import LONGEST_TEXT
-from lemonx.training.strict import Strict
 from lemonx_lab.data import Prepared
-from lemonx_lab.data.examples import uniforms
-from lemonx_lab.data.files import UserPath
-from lemonx_lab.data.labels import integers
-from lemonx_lab.data.metrics import Metrics
+from lemonx_lab.data.examples import held_out, spread, uniforms
+from lemonx_lab.data.labels import classes
+from lemonx_lab.data.language import sources
 from lemonx_lab.data.model import Model
-from lemonx_lab.data.sequences import Texts, sequences
-from lemonx_lab.data.splitting import held_out, spread
-from lemonx_lab.data.stdlib import sources
-from lemonx_lab.data.vocabulary import choose
+from lemonx_lab.data.sentences import Sentences
+from lemonx_lab.data.vocabulary import Texts
 
 _FRACTION = 0.15
 # Tables of characters and a copy of the manual, which are not docstrings.
@@ -44,36 +39,35 @@ _LARGEST = 100
 _HEADER = re.compile(r"^[ \t]*(?:async )?(class|def) ", re.MULTILINE)
 _WORDS = (("class", "def"), ("def", "class"))
 
+# The module that a row is from, its sentences, and its label.
+Row = tuple[str, Texts, int]
 
-class Options(Strict):
-    question: Literal["subject", "order", "adjacent"] = "subject"
-    length: int = Field(128, ge=32, le=LONGEST_TEXT)
-    tokenizer: Literal["bytes"] | UserPath | None = None
+
+def _strings(text: str) -> Iterator[re.Match[str]]:
+    """The strings at the start of a line, with nothing but blanks or the r of a raw string before them.
+
+    Nearly all of them are docstrings, and others do not look like sentences. Parsing would take fifty times as long.
+    """
+    for match in _STRING.finditer(text):
+        if text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip() in ("", "r"):
+            yield match
+
+
+def _sentences(paragraph: str) -> list[str]:
+    return re.split(r"(?<=[.!?]) ", " ".join(paragraph.split()))
 
 
 @functools.cache
 def paragraphs() -> dict[str, list[list[str]]]:
-    """The paragraphs of each module's docstrings, as lists of sentences.
-
-    A string at the start of a line is nearly always a docstring, and other strings do not look like sentences. Parsing
-    the modules would take fifty times as long.
-    """
-    found: dict[str, list[list[str]]] = {}
-    for name, source in sources().items():
-        if not name.startswith(_LEFT_OUT):
-            text = source.decode("ascii")
-            strings = [match[1] for match in _STRING.finditer(text) if _starts_line(text, match.start())]
-            parts = (part for string in strings for part in re.split(r"\n\s*\n", string))
-            found[name] = [re.split(r"(?<=[.!?]) ", " ".join(part.split())) for part in parts]
-    return found
+    """The paragraphs of each module's docstrings, as lists of sentences."""
+    texts = {name: source.decode("ascii") for name, source in sources().items() if not name.startswith(_LEFT_OUT)}
+    return {
+        name: [_sentences(part) for match in _strings(text) for part in re.split(r"\n\s*\n", match[1])]
+        for name, text in texts.items()
+    }
 
 
-def _starts_line(text: str, place: int) -> bool:
-    """Whether only blanks, or the r of a raw string, are before this place in its line."""
-    return text[text.rfind("\n", 0, place) + 1 : place].strip() in ("", "r")
-
-
-def subject() -> list[tuple[str, Texts, int]]:
+def subject() -> list[Row]:
     """First sentences with their modules, as many about functions (label 1) as about classes (label 0).
 
     A sentence that occurs with both is left out.
@@ -83,47 +77,43 @@ def subject() -> list[tuple[str, Texts, int]]:
         text = source.decode("ascii")
         headers = [(match.start(), match[1]) for match in _HEADER.finditer(text)]
         starts = [start for start, _ in headers]
-        for match in _STRING.finditer(text):
+        for match in _strings(text):
             number = bisect.bisect(starts, match.start()) - 1
-            paragraph = re.split(r"\n\s*\n", match[1].strip())[0]
-            sentence = re.split(r"(?<=[.!?]) ", " ".join(paragraph.split()))[0]
-            if number >= 0 and _SENTENCE.fullmatch(sentence) and _is_docstring(text, starts[number], match.start()):
+            sentence = _sentences(re.split(r"\n\s*\n", match[1].strip())[0])[0]
+            # A docstring is the first thing after its header.
+            is_first = number >= 0 and text[starts[number] : match.start()].rstrip(" \nr").endswith(":")
+            if is_first and _SENTENCE.fullmatch(sentence):
                 found[headers[number][1]][sentence] = name
     modules = found["class"] | found["def"]
-    classes, functions = ([each for each in found[word] if each not in found[other]] for word, other in _WORDS)
-    rows: list[tuple[str, Texts, int]] = []
+    sides = [[each for each in found[word] if each not in found[other]] for word, other in _WORDS]
+    rows: list[Row] = []
     for held in (False, True):
-        sides = [[each for each in side if _is_held(modules[each]) == held] for side in (classes, functions)]
-        kept = [[side[place] for place in spread(len(side), min(map(len, sides)))] for side in sides]
-        rows += [(modules[each], (each,), label) for label, side in enumerate(kept) for each in side]
+        kept = [[each for each in side if _is_held(modules[each]) == held] for side in sides]
+        for label, side in enumerate(kept):
+            chosen = [side[place] for place in spread(len(side), min(map(len, kept)))]
+            rows += [(modules[each], (each,), label) for each in chosen]
     return rows
 
 
-def _is_docstring(text: str, header: int, place: int) -> bool:
-    """Whether the string at `place` is the first thing after the header."""
-    return _starts_line(text, place) and text[header:place].rstrip(" \nr").endswith(":")
-
-
-def order() -> list[tuple[str, Texts, int]]:
+def order() -> list[Row]:
     """Sentences with their modules, every second one with two words swapped; label 1 means unchanged."""
     sentences = {
         sentence: module
         for module, parts in paragraphs().items()
-        for part in parts
-        for sentence in part
+        for sentence in itertools.chain(*parts)
         if len(sentence) <= _LARGEST and _PLAIN.fullmatch(sentence) and _swaps(sentence)
     }
-    rows = []
-    for number, ((sentence, module), draw) in enumerate(zip(sentences.items(), _draws(len(sentences)), strict=True)):
-        rows.append((module, (sentence if number % 2 else _swapped(sentence, draw),), number % 2))
-    return rows
+    return [
+        (module, (sentence if number % 2 else _swapped(sentence, draw),), number % 2)
+        for number, ((sentence, module), draw) in enumerate(zip(sentences.items(), _draws(sentences), strict=True))
+    ]
 
 
 def _swaps(sentence: str) -> list[tuple[int, int]]:
     """The pairs of words that can change places: not the first, none with a comma, and not the same word twice."""
     words = sentence[:-1].split(" ")
     free = [place for place, word in enumerate(words) if place and not word.endswith(",")]
-    return [(i, j) for i in free for j in free if i < j and words[i].lower() != words[j].lower()]
+    return [(i, j) for i, j in itertools.combinations(free, 2) if words[i].lower() != words[j].lower()]
 
 
 def _swapped(sentence: str, draw: float) -> str:
@@ -139,7 +129,7 @@ def _swapped(sentence: str, draw: float) -> str:
     return " ".join(words) + "."
 
 
-def adjacent() -> list[tuple[str, Texts, int]]:
+def adjacent() -> list[Row]:
     """Pairs of sentences and their modules; every second one has another second sentence; label 1: it follows."""
     found = {
         (first, second): module
@@ -149,17 +139,16 @@ def adjacent() -> list[tuple[str, Texts, int]]:
         if _SENTENCE.fullmatch(first) and _SENTENCE.fullmatch(second)
     }
     sides = {held: [pair for pair, module in found.items() if _is_held(module) == held] for held in (False, True)}
-    rows = []
-    for number, ((pair, module), draw) in enumerate(zip(found.items(), _draws(len(found)), strict=True)):
-        if number % 2 == 0:
-            # From its own side, or validation sentences would be seen in training.
-            side = sides[_is_held(module)]
-            turned = itertools.chain(side[int(draw * len(side)) :], side)
-            other = next((other for other in turned if found[other] != module), None)
-            if other is None:
-                continue
-            pair = (pair[0], other[1])
-        rows.append((module, pair, number % 2))
+    rows: list[Row] = []
+    for number, ((pair, module), draw) in enumerate(zip(found.items(), _draws(found), strict=True)):
+        if number % 2:
+            rows.append((module, pair, 1))
+            continue
+        # From its own side, or validation sentences would be seen in training.
+        side = sides[_is_held(module)]
+        turned = itertools.chain(side[int(draw * len(side)) :], side)
+        if other := next((other for other in turned if found[other] != module), None):
+            rows.append((module, (pair[0], other[1]), 0))
     return rows
 
 
@@ -167,27 +156,23 @@ def _is_held(module: str) -> bool:
     return held_out(module, _FRACTION)
 
 
-def _draws(count: int) -> np.ndarray:
-    """A number in [0, 1) for each of `count` rows, the same in every run."""
-    return uniforms((count,), [0], count)[0]
+def _draws(rows: dict[Texts, str] | dict[str, str]) -> np.ndarray:
+    """A number in [0, 1) for each of the rows, the same in every run."""
+    return uniforms((len(rows),), [0], len(rows))[0]
 
 
-def prepare(task: str, options: Options, model: Model, seed: int) -> Prepared:
+class Docstrings(Sentences):
     """The sentences of one question."""
-    rows = {"subject": subject, "order": order, "adjacent": adjacent}[options.question]()
-    train, validation = ([row for row in rows if _is_held(row[0]) == held] for held in (False, True))
-    if not train or not validation:
-        raise BadData(
-            "this Python's standard library has no docstrings", "use a Python that has them, or data of kind table"
-        )
-    labels = [np.array([label for _, _, label in side], np.int64) for side in (train, validation)]
-    return sequences(
-        [texts for _, texts, _ in train],
-        [texts for _, texts, _ in validation],
-        integers(labels[0], labels[1], "docstrings"),
-        length=options.length,
-        vocabulary=choose(model, options.tokenizer),
-        model=model,
-        metrics=Metrics("matthews", "accuracy") if options.question == "order" else Metrics("accuracy"),
-        where="docstrings",
-    )
+
+    question: Literal["subject", "order", "adjacent"] = "subject"
+
+    def prepare(self, task: str, model: Model, seed: int) -> Prepared:
+        rows = {"subject": subject, "order": order, "adjacent": adjacent}[self.question]()
+        sides = [[row for row in rows if _is_held(row[0]) == held] for held in (False, True)]
+        if not all(sides):
+            raise BadData(
+                "this Python's standard library has no docstrings", "use a Python that has them, or data of kind table"
+            )
+        metrics = ("matthews", "accuracy") if self.question == "order" else ("accuracy",)
+        numbers = classes([[label for _, _, label in side] for side in sides], self.where)
+        return self.sentences([[texts for _, texts, _ in side] for side in sides], numbers, model, metrics)

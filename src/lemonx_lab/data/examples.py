@@ -1,18 +1,41 @@
-"""What all data sets share: examples by index, and randomness as a function of (seed, epoch, index)."""
+"""What all data sets share: examples by index, randomness as a function of (seed, epoch, index), and the split."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lemonx.training.strict import Strict
+from lemonx_lab.data import Prepared
+from lemonx_lab.data.model import Model
+
 Example = Mapping[str, Tensor]
 # What the validation set draws is the same in every run, and never what a training set draws.
 VALIDATION_STREAM, TRAINING_STREAM = 0, 1
+# The share of the data that is held out for validation.
+FRACTION = 0.05
+# Both sides of the data, in the order in which functions take them.
+SIDES = ("training", "validation")
+
+
+class Data(Strict):
+    """A kind of data: its fields are the options, and `prepare` makes the examples."""
+
+    called: ClassVar[str] = "this kind of data"
+
+    @property
+    def where(self) -> str:
+        """The path of the data, or the name of a kind that has none; for messages."""
+        return str(getattr(self, "path", type(self).__name__.lower()))
+
+    def prepare(self, task: str, model: Model, seed: int) -> Prepared:
+        raise NotImplementedError
 
 
 class Examples(Dataset[Example]):
@@ -103,3 +126,28 @@ def digest(parts: Iterable[bytes | str | np.ndarray]) -> str:
         total.update(len(part).to_bytes(8, "little"))
         total.update(part)
     return total.hexdigest()
+
+
+def held_out(name: str, fraction: float = FRACTION) -> bool:
+    """Whether the item of this name is for validation; this depends only on the name.
+
+    >>> sum(held_out(f"module_{i}.py") for i in range(2000))
+    104
+    """
+    return int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big") < fraction * 2**64
+
+
+def split(names: Iterable[str], fraction: float = FRACTION) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of training and of validation items, by the hash of their names; both can be empty."""
+    out = np.array([held_out(name, fraction) for name in names], bool)
+    return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+def spread(count: int, limit: int | None) -> np.ndarray:
+    """At most `limit` of `count` indices, evenly spread.
+
+    >>> spread(10, 3).tolist()
+    [0, 3, 6]
+    """
+    limit = min(count, limit or count)
+    return np.arange(limit) * count // max(limit, 1)

@@ -1,48 +1,54 @@
-"""The kinds of data, one row each: for which tasks, and the module whose `Options` and `prepare` serve it."""
+"""The kinds of data, one row each: for which tasks, and the class whose fields are the options."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lemonx.errors import BadData
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+    from lemonx_lab.data.examples import Data
 
 TASKS = ("causal-lm", "masked-lm", "image-classification", "sequence-classification")
-LANGUAGE = TASKS[:2]
-IMAGES = TASKS[2:3]
-SEQUENCES = TASKS[3:]
+LANGUAGE, IMAGES, SEQUENCES = TASKS[:2], TASKS[2:3], TASKS[3:]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of data; `embedded` data needs no file of the user's."""
+    """One kind of data. `embedded` data needs no file of the user's; `place` is the module and name of its class."""
 
     tasks: tuple[str, ...]
+    place: tuple[str, str]
     text: str
     embedded: bool = False
 
+    def data_class(self) -> type[Data]:
+        """The class of this kind."""
+        module, name = self.place
+        return getattr(importlib.import_module(f"lemonx_lab.data.{module}"), name)
 
-# The module of a kind has the kind's name. The table is apart from the modules so that help needs no torch.
+
+# The table is apart from the classes so that help needs no torch.
 KINDS = {
-    "stdlib": Kind(LANGUAGE, "the Python standard library's own source, as bytes", embedded=True),
-    "digits": Kind(IMAGES, "scikit-learn's digits, distorted afresh on a larger canvas", embedded=True),
+    "stdlib": Kind(LANGUAGE, ("language", "Stdlib"), "the Python standard library's own source, as bytes", True),
+    "digits": Kind(IMAGES, ("digits", "Digits"), "scikit-learn's digits, distorted afresh on a larger canvas", True),
     "docstrings": Kind(
-        SEQUENCES, "sentences of the standard library's docstrings: of a class? in order? adjacent?", embedded=True
+        SEQUENCES,
+        ("docstrings", "Docstrings"),
+        "sentences of the standard library's docstrings: of a class? in order? adjacent?",
+        True,
     ),
-    "text": Kind(LANGUAGE, "UTF-8 text, a file or a folder"),
-    "tokens": Kind(LANGUAGE, "token ids in .npy files"),
-    "images": Kind(IMAGES, "a folder of images, one folder per class"),
-    "idx": Kind(IMAGES, "a folder of IDX files, as MNIST's, gzipped or not"),
-    "npz": Kind(IMAGES, "images and labels in an .npz file"),
-    "glue": Kind(SEQUENCES, "a task of GLUE in its official TSV files"),
-    "table": Kind(SEQUENCES, "a CSV or TSV table with a header"),
-    "hf": Kind(TASKS, "a Hugging Face dataset saved on disk"),
+    "text": Kind(LANGUAGE, ("language", "Text"), "UTF-8 text, a file or a folder"),
+    "tokens": Kind(LANGUAGE, ("language", "Tokens"), "token ids in .npy files"),
+    "images": Kind(IMAGES, ("pictures", "Folder"), "a folder of images, one folder per class"),
+    "idx": Kind(IMAGES, ("pictures", "Idx"), "a folder of IDX files, as MNIST's, gzipped or not"),
+    "npz": Kind(IMAGES, ("pictures", "Npz"), "images and labels in an .npz file"),
+    "glue": Kind(SEQUENCES, ("sentences", "Glue"), "a task of GLUE in its official TSV files"),
+    "table": Kind(SEQUENCES, ("sentences", "Table"), "a CSV or TSV table with a header"),
+    "hf": Kind(TASKS, ("hf", "Saved"), "a Hugging Face dataset saved on disk"),
 }
 
 
@@ -55,38 +61,25 @@ def describe(*, embedded: bool = True) -> dict[str, str]:
     return {name: f"{kind.text} ({', '.join(kind.tasks)})" for name, kind in KINDS.items() if kind.embedded == embedded}
 
 
-def module(kind: str) -> ModuleType:
-    """The module that serves a kind of data."""
-    return importlib.import_module(f"lemonx_lab.data.{kind}")
-
-
-def options(task: str, data: Mapping[str, Any]) -> BaseModel:
+def options(task: str, data: Mapping[str, Any]) -> Data:
     """The checked options of a data section; nothing is read."""
     from pydantic import ValidationError
+
+    from lemonx.training.strict import first_problem
 
     if task not in TASKS:
         raise BadData(f"there is no task {task!r}", f"choose {', '.join(TASKS)}")
     if not isinstance(data, Mapping):
         raise BadData(f"data is {data!r}, not a section of keys and values", f"write data: {{kind: {data}}}")
     name = data.get("kind")
+    fitting = f"choose {', '.join(n for n, kind in KINDS.items() if task in kind.tasks)}"
     if not isinstance(name, str) or name not in KINDS:
-        found = "data has no kind" if name is None else f"there is no data of kind {name!r}"
-        raise BadData(found, f"choose {', '.join((n for n, k in KINDS.items() if task in k.tasks))}")
+        raise BadData("data has no kind" if name is None else f"there is no data of kind {name!r}", fitting)
     if task not in KINDS[name].tasks:
-        raise BadData(
-            f"data of kind {name!r} is for {', '.join(KINDS[name].tasks)}, not for {task}",
-            f"choose {', '.join((n for n, k in KINDS.items() if task in k.tasks))}",
-        )
+        raise BadData(f"data of kind {name!r} is for {', '.join(KINDS[name].tasks)}, not for {task}", fitting)
+    kind = KINDS[name].data_class()
     try:
-        return module(name).Options.model_validate({key: value for key, value in data.items() if key != "kind"})
+        return kind.model_validate({key: value for key, value in data.items() if key != "kind"})
     except ValidationError as error:
-        raise _first(name, error) from None
-
-
-def _first(kind: str, error: ValidationError) -> BadData:
-    """The first complaint of pydantic, with the options there are."""
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "options"
-    known = ", ".join(module(kind).Options.model_fields)
-    found = f"data of kind {kind!r} has a wrong {where} ({first['msg'].removeprefix('Value error, ')})"
-    return BadData(found, f"its options are {known}")
+        found, remedy = first_problem(error, kind)
+        raise BadData(f"data of kind {name!r}: {found}", remedy or "correct it") from None

@@ -18,30 +18,24 @@ _POSITIONS = ("max_position_embeddings", "n_positions")
 
 @dataclass(frozen=True)
 class Model:
-    """The model to train, as far as it exists: its config, and its folder."""
+    """The model to train, as far as it exists: its config (or nothing), and its folder."""
 
-    config: Mapping[str, Any] | None
+    config: Mapping[str, Any]
     folder: Path | None
 
-    def get(self, field: str) -> Any:
-        """A field of the config, or None."""
-        return None if self.config is None else self.config.get(field)
 
-
-def require_fit(prepared: Prepared, config: Mapping[str, Any] | None) -> None:
+def require_fit(prepared: Prepared, config: Mapping[str, Any]) -> None:
     """Raises unless a model of `config` can read the examples and has an output for each label."""
-    if config is None:
-        return
     needs = prepared.model
     vocabulary = config.get("vocab_size")
-    if "vocab_size" in needs and vocabulary is not None and vocabulary < needs["vocab_size"]:
+    if vocabulary is not None and vocabulary < needs.get("vocab_size", 0):
         raise BadData(
             f"the model has a vocabulary of {vocabulary}, but the data needs {needs['vocab_size']}",
             "use the tokenizer that the model was trained with, or train another model",
         )
     for field in _POSITIONS:
         positions = config.get(field)
-        if prepared.length is not None and isinstance(positions, int) and positions < prepared.length:
+        if isinstance(positions, int) and positions < (prepared.length or 0):
             raise BadData(
                 f"the model has {positions} positions ({field}), but the data has examples of {prepared.length} tokens",
                 f"set length to {positions} or less",
@@ -51,23 +45,16 @@ def require_fit(prepared: Prepared, config: Mapping[str, Any] | None) -> None:
     for field, remedy in (("image_size", "set image_size"), ("num_channels", "choose other images")):
         if field in needs and images.get(field) is not None and _pair(images[field]) != _pair(needs[field]):
             raise BadData(f"the model has {field} = {images[field]}, but the data has {needs[field]}", remedy)
-    labels = _labels(config)
-    if "num_labels" in needs and labels is not None and labels != needs["num_labels"]:
-        raise BadData(
-            f"the model has {labels} labels, but the data has {needs['num_labels']}",
-            f"choose a checkpoint without a head, or with a head for {needs['num_labels']} labels",
-        )
+    # A model that is no classifier yet has no labels. transformers writes none where there are two.
+    if any("Classification" in name for name in config.get("architectures") or ()):
+        labels = config.get("num_labels", len(config.get("id2label") or (0, 1)))
+        if labels != needs.get("num_labels", labels):
+            raise BadData(
+                f"the model has {labels} labels, but the data has {needs['num_labels']}",
+                f"choose a checkpoint without a head, or with a head for {needs['num_labels']} labels",
+            )
 
 
 def _pair(size: Any) -> tuple[Any, ...]:
     """A size as height and width."""
     return tuple(size) if isinstance(size, list | tuple) else (size, size)
-
-
-def _labels(config: Mapping[str, Any]) -> int | None:
-    """The number of outputs in a classifier's config; None if the model is not a classifier yet."""
-    if not any("Classification" in name for name in config.get("architectures") or ()):
-        return None
-    if "num_labels" in config:
-        return config["num_labels"]
-    return len(config.get("id2label") or (0, 1))  # transformers writes neither where there are two

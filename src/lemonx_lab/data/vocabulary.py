@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,9 @@ from lemonx_lab.data.model import Model
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
 # Characters handed to a tokenizer at once; the text is cut at the end of a line.
 _CHUNK = 1 << 20
+
+Texts = tuple[str, ...]
+"""One sentence, or two."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,22 @@ class Vocabulary:
         """The ids of a text, without special tokens."""
         if self.tokenizer is None:
             return np.frombuffer(text.encode(), np.uint8).astype(self.dtype)
-        with _splitting():
+        with foreign("split the text into tokens", "give another tokenizer", BadData):
             parts = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in _chunks(text)]
-            return np.concatenate([np.asarray(part, self.dtype) for part in parts] or [np.empty(0, self.dtype)])
+            return np.concatenate([np.empty(0, self.dtype), *(np.asarray(part, self.dtype) for part in parts)])
 
-    def encode_pair(self, texts: Sequence[str], length: int) -> Mapping[str, Any]:
-        """The ids of one text, or of two, with special tokens and types, cut to a length."""
-        with _splitting():
-            return self.tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=True)
+    def encode_sentences(self, texts: Texts, length: int) -> Mapping[str, list[int]]:
+        """Token ids and token types of one or two sentences, the longer one cut until all fits into `length`."""
+        if self.tokenizer is not None:
+            with foreign("split the text into tokens", "give another tokenizer", BadData):
+                return self.tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=True)
+        assert self.cls is not None and self.sep is not None  # the bytes have both
+        ids, types = [self.cls], [0]
+        parts = [text.encode() for text in texts]
+        for number, (part, kept) in enumerate(zip(parts, _shares(list(map(len, parts)), length), strict=True)):
+            ids += [*part[:kept], self.sep]
+            types += [number] * (kept + 1)
+        return {"input_ids": ids, "token_type_ids": types}
 
     def model(self) -> dict[str, int]:
         """The config fields that the vocabulary decides."""
@@ -62,6 +72,19 @@ class Vocabulary:
 
 # One vocabulary for all text that is read as bytes, so that a model can go from one corpus to another.
 BYTES = Vocabulary(size=260, pad=256, mask=257, cls=258, sep=259, special=frozenset(range(256, 260)))
+
+
+def _shares(sizes: list[int], length: int) -> list[int]:
+    """How many tokens of each sentence fit beside cls and the seps: the longer of two is cut first.
+
+    >>> _shares([100, 3], 16), _shares([100, 100], 16), _shares([100], 16)
+    ([10, 3], [7, 6], [14])
+    """
+    room = length - 1 - len(sizes)
+    if len(sizes) == 1:
+        return [min(sizes[0], room)]
+    first = min(sizes[0], max(room - sizes[1], room - room // 2))
+    return [first, min(sizes[1], room - first)]
 
 
 def has_tokenizer(folder: Path | None) -> bool:
@@ -88,21 +111,15 @@ def from_folder(folder: Path) -> Vocabulary:
         )
 
 
-def _splitting() -> AbstractContextManager[None]:
-    return foreign("split the text into tokens", "give another tokenizer", BadData)
-
-
 def choose(model: Model, tokenizer: Path | Literal["bytes"] | None) -> Vocabulary:
     """The requested vocabulary; by default the one in the model's folder, or else bytes."""
-    if tokenizer == "bytes":
-        return BYTES
     if isinstance(tokenizer, Path):
         return from_folder(tokenizer)
-    if model.folder is not None and has_tokenizer(model.folder):
+    if tokenizer is None and model.folder is not None and has_tokenizer(model.folder):
         return from_folder(model.folder)
     # Bytes would fit into any larger vocabulary, and mean something else there.
-    size = model.get("vocab_size")
-    if size not in (None, BYTES.size):
+    size = model.config.get("vocab_size")
+    if tokenizer is None and size not in (None, BYTES.size):
         raise BadData(
             f"the model has a vocabulary of {size} and no tokenizer in its folder, and bytes need {BYTES.size}",
             "set tokenizer to a folder that has one, or to bytes if you mean bytes",

@@ -12,9 +12,9 @@ from tempfile import TemporaryFile
 from typing import NoReturn
 
 from lemonx.errors import BadData, BadTarget
-from lemonx_lab.survey import pool, record
+from lemonx_lab.survey import pool
 from lemonx_lab.survey.measuring import Grown, told
-from lemonx_lab.survey.record import Record
+from lemonx_lab.survey.rows import Record
 
 
 def survey(only: list[str] | None, kept: Path | None, jobs: int, tell: Callable[[int, int, str], None]) -> Record:
@@ -24,7 +24,7 @@ def survey(only: list[str] | None, kept: Path | None, jobs: int, tell: Callable[
     """
     if unknown := sorted(set(only or []) - {model_type for model_type, _ in pool.all_jobs()}):
         raise BadTarget(f"transformers has no model type {unknown[0]!r} with a model class", "give another --type")
-    before = record.read(kept) if kept else Record.empty()
+    before = Record.read(kept)
     known = {(row.model_type, row.task): row for row in before.rows}
     wanted = [job for job in pool.all_jobs() if not only or job[0] in only]
     todo = [job for job in wanted if job not in known]
@@ -33,7 +33,7 @@ def survey(only: list[str] | None, kept: Path | None, jobs: int, tell: Callable[
         known[row.model_type, row.task] = row
         tell(done, len(todo), row.model_type)
         if kept:
-            record.write(kept, before.transformers, list(known.values()))
+            Record(before.transformers, list(known.values())).write(kept)
     return Record(before.transformers, [known[job] for job in wanted])
 
 
@@ -41,7 +41,7 @@ def recorded(only: list[str] | None, kept: Path) -> Record:
     """The rows of a file, and nothing else."""
     if not kept.exists():
         raise BadData("is not there", "measure it: --record", file=kept)
-    found = record.read(kept)
+    found = Record.read(kept)
     rows = sorted(found.rows, key=lambda row: (row.model_type, row.task))
     return Record(found.transformers, [row for row in rows if not only or row.model_type in only])
 
@@ -54,7 +54,7 @@ def expand(source: Path, output: Path, options: Sequence[str]) -> Grown:
     with TemporaryFile() as printed:
         if not (child := os.fork()):
             os.dup2(printed.fileno(), 1)
-            _run("expand", str(source), str(output), *options, "--json")
+            _end_with(["expand", str(source), str(output), *options, "--json"])
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         printed.seek(0)
         try:
@@ -64,7 +64,8 @@ def expand(source: Path, output: Path, options: Sequence[str]) -> Grown:
     return told(code, said)
 
 
-def _run(*words: str) -> NoReturn:
+def _end_with(words: Sequence[str]) -> NoReturn:
+    """Run a command of lemonx, and end this process with its exit code."""
     from lemonx.cli import main
 
     code: object = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from lemonx.models.foreign import reason
 from lemonx.verification.finding import Outputs, find_inputs, outputs
 from lemonx.verification.float64 import Float64
 from lemonx.verification.media import Batch
+from lemonx.verification.modules import relative_difference
 from lemonx_lab.survey import classes
 from lemonx_lab.survey.randomise import randomise
 from lemonx_lab.survey.rows import (
@@ -33,8 +35,9 @@ from lemonx_lab.survey.rows import (
     Cell,
     Row,
 )
-from lemonx_lab.survey.running import Read, learned, read_by
 
+# Parameters without a gradient that are drawn anew one by one: each takes a run.
+_MOST_DRAWN = 24
 # The largest difference of an output, relative to the largest output, that rounding in float64 accounts for.
 LARGEST = 1e-10
 _IN_LAYER = re.compile(r"\.\d+\.")
@@ -80,20 +83,22 @@ def measure(model_type: str, task: str, grow: Grow) -> Row:
         return replace(row, built=found[0], why=found[1])
     found = _deep_enough(found)
     row = replace(row, built=True, lacks=found.lacks)
+    cells, names = dict[str, Cell](), frozenset[str]()
     with Temporary() as parent:
-        source, model = parent / "source", found.model
+        source = parent / "source"
         try:
-            model.save_pretrained(source)
+            found.model.save_pretrained(source)
             small = _loaded(model_class, source)
             outputs(small, found.batch)
         except Exception as error:
             return replace(row, why=f"cannot be saved and loaded: {reason(error)}")
-        judge = _Judge(small, found)
-        cells = dict[str, Cell]()
+        fresh = find_inputs(small, seed=100)[0]
         for column, options in COLUMNS.items():
             target = parent / f"target {column}"
-            cells[column] = judge.cell(grow(source, target, options), partial(_loaded, model_class, target))
-    names = judge.compared or found.learned
+            grown = grow(source, target, options)
+            cells[column], compared = _cell(grown, partial(_loaded, model_class, target), small, fresh, found.learned)
+            names |= compared
+    names = names or found.learned
     read = read_by(small, found.batch, names)
     return replace(
         row,
@@ -110,30 +115,24 @@ def _loaded(model_class: Any, folder: Path) -> Any:
         return model_class.from_pretrained(folder, dtype=torch.float64).eval()
 
 
-class _Judge:
-    """Compares the small model with larger ones; `compared` are the names of all outputs that could be compared."""
-
-    def __init__(self, small: Any, subject: Subject) -> None:
-        self.small, self.learned = small, subject.learned
-        self.batch = find_inputs(small, seed=100)[0]
-        self.compared = frozenset[str]()
-
-    def cell(self, grown: Grown, load: Callable[[], Any]) -> Cell:
-        """Judge one growth by what was said and by what was written."""
-        if grown.code:
-            kind = REFUSED if grown.code in _REFUSED else NOT_VERIFIED if grown.code in _UNVERIFIED else FAILED
-            return Cell(kind, why=grown.why)
-        try:
-            large = load()
-            given = outputs(self.small, self.batch), outputs(large, self.batch)
-        except Exception as error:
-            return Cell(WRONG, why=f"what was written does not run: {reason(error)}")
-        names = same_size(*given) & self.learned
-        found = judged(self.small, large, self.batch, names or larger(*given) & self.learned, grown.loss)
-        if not names and found.kind == WRONG:  # a wider hidden state may have another basis
-            return Cell(NOT_COMPARED, why="only hidden states leave the model, and they are larger")
-        self.compared |= names or larger(*given) & self.learned
-        return found
+def _cell(
+    grown: Grown, load: Callable[[], Any], small: Any, batch: Batch, learned: frozenset[str]
+) -> tuple[Cell, frozenset[str]]:
+    """Judge one growth by its exit code and by the model that it wrote, and name the outputs that were compared."""
+    if grown.code:
+        kind = REFUSED if grown.code in _REFUSED else NOT_VERIFIED if grown.code in _UNVERIFIED else FAILED
+        return Cell(kind, why=grown.why), frozenset()
+    try:
+        large = load()
+        given = outputs(small, batch), outputs(large, batch)
+    except Exception as error:
+        return Cell(WRONG, why=f"what was written does not run: {reason(error)}"), frozenset()
+    alike = same_size(*given) & learned
+    names = alike or larger(*given) & learned
+    found = judged(small, large, batch, names, grown.loss)
+    if not alike and found.kind == WRONG:  # a wider hidden state may have another basis
+        return Cell(NOT_COMPARED, why="only hidden states leave the model, and they are larger"), frozenset()
+    return found, names
 
 
 def _deep_enough(subject: Subject) -> Subject:
@@ -182,11 +181,10 @@ def same_size(small: Outputs, large: Outputs) -> frozenset[str]:
 
 def larger(small: Outputs, large: Outputs) -> frozenset[str]:
     """The outputs of two models that are larger in the second, such as hidden states of a wider one."""
-    return frozenset(name for name, x in small.items() if name in large and _holds(large[name].shape, x.shape))
-
-
-def _holds(large: Sequence[int], small: Sequence[int]) -> bool:
-    return len(large) == len(small) and all(a >= b for a, b in zip(large, small, strict=True)) and large != small
+    shapes = {name: (x.shape, large[name].shape) for name, x in small.items() if name in large}
+    return frozenset(
+        name for name, (x, y) in shapes.items() if len(x) == len(y) and x != y and all(map(operator.le, x, y))
+    )
 
 
 def judged(small: Any, large: Any, batch: Batch, names: frozenset[str], loss: float = 0.0) -> Cell:
@@ -198,7 +196,8 @@ def judged(small: Any, large: Any, batch: Batch, names: frozenset[str], loss: fl
     one, other = outputs(small, batch), outputs(large, batch)
     if missing := one.keys() - other.keys():
         return Cell(WRONG, why=f"outputs are missing: {sorted(missing)}")
-    worst = max((difference(one[name], _first(other[name], one[name])) for name in names), default=float("inf"))
+    worst = max((relative_difference(one[name], other[name]) for name in names), default=float("inf"))
+    worst = float(f"{worst:.1e}")
     if worst <= LARGEST:
         return Cell(EXACT, worst)
     why = f"outputs differ by {worst:.1e} of the largest"
@@ -207,18 +206,66 @@ def judged(small: Any, large: Any, batch: Batch, names: frozenset[str], loss: fl
     return Cell(WRONG, worst, why)
 
 
-def _first(large: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
-    """As many first entries of each axis as another tensor has."""
-    return large[tuple(slice(size) for size in small.shape)]
+def learned(model: Any, batch: Batch) -> frozenset[str]:
+    """The outputs that depend on parameters, or all outputs of a model that has no gradients in this mode."""
+    try:
+        return frozenset(name for name, x in outputs(model, batch, grad=True).items() if x.requires_grad)
+    except Exception:
+        return frozenset(outputs(model, batch))
 
 
-def difference(x: torch.Tensor, y: torch.Tensor) -> float:
-    """The largest difference of two outputs of one size, relative to the largest entry."""
-    finite = torch.isfinite(x)
-    if not x.numel() or not torch.equal(finite, torch.isfinite(y)) or not torch.equal(x[~finite], y[~finite]):
-        return 0.0 if not x.numel() else float("inf")
-    x, y = x[finite], y[finite]
-    return float((x - y).abs().max() / (x.abs().max() or 1.0)) if x.numel() else 0.0
+@dataclass(frozen=True)
+class Read:
+    """The share of all numbers in trained parameters that outputs depend on, and the names of those that none reads."""
+
+    share: float
+    silent: tuple[str, ...]
+
+
+def read_by(model: Any, batch: Batch, of: frozenset[str]) -> Read:
+    """What these outputs read, told from the gradient of a random sum of them.
+
+    In a stack of matrices, of which some may be experts that no token is sent to, each matrix counts by itself. What
+    only decides a choice, such as whom to attend to, has no gradient: it is drawn anew, to see if an output changes.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    try:
+        gradients = _gradients(model, batch, of, list(trained))
+    except Exception:  # it has none, or not in this mode
+        gradients = dict.fromkeys(trained)
+    read, silent = 0, []
+    for name, grad in gradients.items():
+        if grad is not None and bool(grad.any()):
+            parts = grad.flatten(1).any(1) if grad.ndim == 3 else torch.ones(1)
+            read += int(parts.sum()) * (grad.numel() // len(parts))
+        elif len(silent) < _MOST_DRAWN and _decides(model, batch, of, trained[name]):
+            read += trained[name].numel()
+        else:
+            silent.append(name)
+    return Read(read / max(1, sum(p.numel() for p in trained.values())), tuple(silent))
+
+
+def _gradients(model: Any, batch: Batch, of: frozenset[str], names: list[str]) -> dict[str, torch.Tensor | None]:
+    generator = torch.Generator().manual_seed(1)
+    named = dict(model.named_parameters())
+    with Float64():
+        found = outputs(model, batch, grad=True)
+        chosen = [x for name, x in found.items() if x.requires_grad and name in of]
+        sums = [(torch.randn(x.shape, generator=generator) * x.nan_to_num(0, 0, 0)).sum() for x in chosen]
+        total = torch.stack(sums).sum()
+        wanted = [named[name] for name in names]
+        return dict(zip(names, torch.autograd.grad(total, wanted, allow_unused=True), strict=True))
+
+
+@torch.no_grad()
+def _decides(model: Any, batch: Batch, of: frozenset[str], parameter: torch.Tensor) -> bool:
+    """Whether an output changes if a parameter does."""
+    before, kept = outputs(model, batch), parameter.clone()
+    noise = torch.randn(kept.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    parameter.copy_(kept + noise * (kept.square().mean().sqrt() + 0.1))
+    after = outputs(model, batch)
+    parameter.copy_(kept)
+    return any(not torch.equal(before[name], after[name]) for name in of)
 
 
 def told(code: int, said: Mapping[str, Any]) -> Grown:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import resource
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
-from multiprocessing.connection import Connection, wait
-from time import monotonic
+from multiprocessing.connection import Connection
 from typing import Any
 
 from lemonx.guards.terminal import silence
@@ -22,13 +21,12 @@ SECONDS, MEMORY = 600.0, 8 * 2**30
 Job = tuple[str, str]
 # The module and the name of the function that grows a folder, which each process imports itself.
 Where = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class _Running:
-    process: Any
-    job: Job
-    until: float
+# Every surveyed model needs them: imported once, in the process that the others are forks of.
+_PRELOADED = [
+    "lemonx_lab.survey.measuring",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3_vl.modeling_qwen3_vl",
+]
 
 
 def all_jobs() -> list[Job]:
@@ -42,56 +40,49 @@ def survey(jobs: Sequence[Job], grow: Where, *, at_once: int = 1, seconds: float
     The processes are forks of one that has imported what all need; in each nothing is fetched, and nothing is printed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lemonx_lab.survey.preload"])
-    waiting, running = list(jobs)[::-1], dict[Connection, _Running]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                job = waiting.pop()
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(theirs, job, grow), daemon=True)
-                process.start()
-                theirs.close()
-                running[ours] = _Running(process, job, monotonic() + seconds)
-            soonest = min(one.until for one in running.values())
-            for ready in wait(list(running), timeout=max(0.0, soonest - monotonic())):
-                assert isinstance(ready, Connection)
-                yield _received(ready, running.pop(ready))
-            for late in [end for end, one in running.items() if one.until <= monotonic()]:
-                one = running.pop(late)
-                _end(one.process)
-                late.close()
-                yield Row(*one.job, why=f"stopped after {seconds:.0f} seconds")
-    finally:
-        for one in running.values():
-            _end(one.process)
+    context.set_forkserver_preload(_PRELOADED)
+    running: set[Any] = set()
+    with ThreadPoolExecutor(at_once) as threads:
+        try:
+            results = [threads.submit(_row, context, job, grow, seconds, running) for job in jobs]
+            for result in as_completed(results):
+                yield result.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                process.kill()
 
 
-def _received(end: Connection, one: _Running) -> Row:
+def _row(context: Any, job: Job, grow: Where, seconds: float, running: set[Any]) -> Row:
+    """The result of one process, which is in `running` while it runs."""
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(theirs, job, grow), daemon=True)
+    process.start()
+    running.add(process)
+    theirs.close()
     try:
-        return end.recv()
+        return ours.recv() if ours.poll(seconds) else Row(*job, why=f"stopped after {seconds:.0f} seconds")
     except EOFError:  # killed by the system, or out of memory
-        one.process.join()
-        return Row(*one.job, why=f"the process ended by itself ({one.process.exitcode})")
+        process.join()
+        return Row(*job, why=f"the process ended by itself ({process.exitcode})")
     finally:
-        end.close()
-        _end(one.process)
-
-
-def _end(process: Any) -> None:
-    process.kill()
-    process.join()
+        running.discard(process)
+        process.kill()
+        process.join()
+        ours.close()
 
 
 def _work(end: Connection, job: Job, grow: Where) -> None:
     """One job, in its own process."""
+    import torch
+
     silence()
+    torch.set_num_threads(1)  # threads would not survive the fork that grows
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    module, name = grow
     try:
-        module, name = grow
-        function = getattr(import_module(module), name)
         with foreign("survey this model type", "leave it out"):
-            end.send(measure(*job, function))
+            end.send(measure(*job, getattr(import_module(module), name)))
     except MemoryError:
         end.send(Row(*job, why=f"takes more than {MEMORY // 2**30} GiB"))
     except Exception as error:
