@@ -1,7 +1,7 @@
 """What does an expansion need of each kind of source: memory, temporary disk, seconds?
 
-    python benchmarks/stores.py --gb 2           measure
-    python benchmarks/stores.py --gb 2 --write   and put the table into docs/scale.md
+    python benchmarks/stores.py --gb 2              measure
+    python docs/make/measured.py stores --gb 2      and put the table into docs/scale.md
 
 Builds a synthetic Llama in bfloat16, the same in every other form, and doubles its depth in a process of its own,
 without verification. `anon` is the peak of memory without the page cache, above that of a process that has imported
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import expand
-import pages
+import shown
 
 WORK = """
 import sys, time
@@ -46,7 +46,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=2.0, help="size of the outputs in bfloat16")
     parser.add_argument("--only", nargs="*", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     lines = ["| source | size | output | anon | temporary | GB/s |", "|---|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory(prefix="lemonx-stores-") as place:
@@ -57,8 +56,7 @@ def main() -> None:
             lines.append(row(form, source, Path(place)))
             print(lines[-1], flush=True)
             shutil.rmtree(Path(place, "source"), ignore_errors=True)
-    if options.write:
-        pages.write("docs/scale.md", "stores", "\n".join(lines))
+    shown.TABLES["stores"] = "\n".join(lines)
 
 
 def row(form: str, source: Path, place: Path) -> str:

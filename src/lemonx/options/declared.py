@@ -11,16 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from lemonx.algebra.free_parameters import Free
 from lemonx.errors import BadTarget
 from lemonx.guards.limits import LARGEST_SEED
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lemonx.planning.plan import Plan
 
 # A path, as every function of Python's takes it.
 PathLike = str | os.PathLike[str]
@@ -83,14 +78,10 @@ _WORDS: Mapping[type, str] = {
 }
 
 
-# What only type checkers import is some object at run time.
-_NAMES = {**globals(), "Plan": object, "PreTrainedModel": object}
-
-
 @cache
 def declared(options: type) -> dict[str, tuple[tuple[type, ...], Help | None]]:
     """Return the fields of a class of options, in order: the types that a value may have, and the help text."""
-    hints = get_type_hints(options, _NAMES, include_extras=True)
+    hints = get_type_hints(options, include_extras=True)
     found: dict[str, tuple[tuple[type, ...], Help | None]] = {}
     for each in fields(options):  # pyright: ignore[reportArgumentType]
         hint = hints[each.name]
@@ -101,7 +92,7 @@ def declared(options: type) -> dict[str, tuple[tuple[type, ...], Help | None]]:
 
 def plain_types(options: type) -> dict[str, Any]:
     """Return the types of the fields, without their help texts."""
-    return get_type_hints(options, _NAMES)
+    return get_type_hints(options)
 
 
 def _kinds(hint: Any) -> Iterator[type]:
@@ -292,7 +283,8 @@ class Writing(Force, Work):
             WRITE,
         ),
     ] = False
-    planned: Callable[[Plan], None] | None = None
+    # It gets the Plan, a class that stands above this module.
+    planned: Callable[[Any], None] | None = None
     progress: Callable[[int], None] | None = None
     learned: Callable[[int, float], None] | None = None
 
@@ -321,7 +313,7 @@ class InPlace(Work, Table, Growth):
     """The options of `lemonx.grow_in_place`."""
 
     fresh_state: bool = False
-    shard: Callable[[PreTrainedModel], object] | None = None
+    shard: Callable[[Any], object] | None = None
     folder: PathLike | None = None
 
 
