@@ -85,9 +85,9 @@ def measure(model_type: str, task: str, grow: Grow) -> Row:
     row = replace(row, built=True, lacks=found.lacks)
     cells, names = dict[str, Cell](), frozenset[str]()
     with Temporary() as parent:
-        source = parent / "source"
+        source, model = parent / "source", found.model
         try:
-            found.model.save_pretrained(source)
+            model.save_pretrained(source)
             small = _loaded(model_class, source)
             outputs(small, found.batch)
         except Exception as error:
