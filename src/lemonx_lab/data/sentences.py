@@ -24,7 +24,7 @@ from lemonx_lab.data.metrics import REGRESSION, Metrics
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.vocabulary import Texts, Vocabulary, choose
 
-# What the columns of sentences are called, unless the options say.
+# The usual names of the columns of sentences.
 _USUAL = (("sentence1", "sentence2"), ("text",), ("sentence",))
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 

@@ -1,11 +1,10 @@
 """Upcycling: a dense MLP in every expert, or more copies of trained experts.
 
-Drop-Upcycling copies the MLP of a dense model into every expert, and draws a part of its units anew, another part in
-each expert.
+Drop-Upcycling copies the MLP of a dense model into every expert, and redraws another part of its units in each expert.
 
-Expert upcycling makes more copies of trained experts, of which a router goes on picking as many as before. A token
-costs what it cost. But of two copies with equal scores a router that picks several picks both, and leaves out an expert
-that it picked before. No choice of linear scores avoids that for all inputs while every copy is in use: where the
+Expert upcycling makes more copies of trained experts, and the router goes on picking as many as before. So a token
+costs as much as before. But a router that picks several picks both of two copies with equal scores, and leaves out an expert
+that it picked before. No choice of linear scores avoids that for all inputs while every copy is in use. Where the
 copies of the best expert change places their scores are equal, so next to that place both are picked.
 """
 
@@ -30,15 +29,15 @@ from lemonx_lab.rivals.new_targets import fresh
 if TYPE_CHECKING:
     import torch
 
-# The part of an expert's units that is drawn anew: the paper's choice.
+# The part of an expert's units that is redrawn: the paper's choice.
 DROPPED = 0.5
 DROP_PAPER = (
     "Nakamura et al., Drop-Upcycling: Training Sparse Mixture of Experts with Partial Re-initialization, ICLR 2025"
 )
 EXPERT_PAPER = "Dwivedi et al., Expert Upcycling: Shifting the Compute-Efficient Frontier of Mixture-of-Experts, 2026"
-# The noise that tells the scores of copies apart, of the spread of the router's weights: the paper's, on its biases.
+# The noise by which scores of copies differ, as a share of the spread of the router's weights (the paper: of biases).
 NOISE = 0.01
-# The size of a group's direction, of the same: scores of experts differ less than those of groups at most tokens.
+# The size of a group's direction, as such a share: at most tokens, scores of groups differ more than of experts.
 APART = 30.0
 
 
@@ -86,7 +85,7 @@ def _redrawn(weight: torch.Tensor, step: Step, plan: Plan) -> torch.Tensor:
 
 @method("drop-upcycling", paper=DROP_PAPER, grows=("width",), make=dropped)
 def drop_upcycling(change: Change, free: Free) -> GrowthPolicy:
-    """A dense model's MLP in every expert, half of its units drawn anew in each: not lossless."""
+    """A dense model's MLP in every expert, half of its units redrawn in each: not lossless."""
     spaces = change.source.spaces
     grown = {name for name, space in spaces.items() if change.target.spaces[name].size != space.size}
     if not grown or not all(isinstance(spaces[name], Experts) and spaces[name].size == 1 for name in grown):
@@ -97,12 +96,12 @@ def drop_upcycling(change: Change, free: Free) -> GrowthPolicy:
     return lossy(made="copied, half redrawn")
 
 
-# Changes the scores of a router, given which copy of its expert each of them belongs to.
+# Changes the scores of a router, given the number of the copy that each score belongs to.
 Tell = Callable[["torch.Tensor", "torch.Tensor", Step, Plan], None]
 
 
 def _upcycled(tell: Tell, plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, torch.Tensor]:
-    """The target with plain copies of experts and of their scores, after `tell` has told the scores apart."""
+    """The target with plain copies of experts and of their scores, after `tell` has made the scores differ."""
     import torch
 
     from lemonx.checkpoints.safetensors_file import torch_dtype
