@@ -3,9 +3,9 @@
 Drop-Upcycling copies the MLP of a dense model into every expert, and redraws another part of its units in each expert.
 
 Expert upcycling makes more copies of trained experts, and the router goes on picking as many as before. So a token
-costs as much as before. But a router that picks several picks both of two copies with equal scores, and leaves out an expert
-that it picked before. No choice of linear scores avoids that for all inputs while every copy is in use. Where the
-copies of the best expert change places their scores are equal, so next to that place both are picked.
+costs as much as before. But a router that picks several picks both of two copies with equal scores, and leaves out an
+expert that it picked before. No choice of linear scores avoids that for all inputs while every copy is in use. Where
+the copies of the best expert change places their scores are equal, so next to that place both are picked.
 """
 
 from __future__ import annotations
