@@ -68,45 +68,45 @@ bench: setup ## measure the speed and memory of an expansion, and add it to benc
 	$(BIN)/python benchmarks/expand.py --record
 
 commands: setup ## time every command from the moment that it is typed, and write docs/faq.md
-	$(BIN)/python benchmarks/commands.py --write
+	$(BIN)/python docs/make/measured.py commands
 
 table: setup ## write the README's example, the matrix of docs/families.md, and measure docs/exactness.md
-	$(BIN)/python benchmarks/readme.py --write
-	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py --write
+	$(BIN)/python docs/make/readme.py --write
+	HF_HUB_OFFLINE=1 $(BIN)/python docs/make/measured.py exactness
 
 fuzz: setup ## damage headers, indices and configs 100000 times (RUNS=...), and whole folders 20000 times (FOLDERS=...)
 	$(BIN)/python benchmarks/fuzz.py --runs $(or $(RUNS),100000)
 	$(BIN)/python benchmarks/fuzz.py --folders $(or $(FOLDERS),20000)
 
 configs: setup ## grow models of 3500 random configs, of which some 3000 run: RUNS=... for another number, CASE=... to repeat one, JOBS=...
-	$(BIN)/python benchmarks/configs.py --write --runs $(or $(RUNS),3500) --jobs $(or $(JOBS),1) $(if $(CASE),--case $(CASE),--write)
+	$(BIN)/python $(if $(CASE),benchmarks/configs.py --case $(CASE),docs/make/measured.py configs --runs $(or $(RUNS),3500) --jobs $(or $(JOBS),1))
 
 rooms: setup ## count lines and files of every room; REV=... beside those of an earlier commit
 	@$(BIN)/python benchmarks/rooms.py $(REV)
 
 tampering: setup ## change entries of every tensor and every field of every config.json: who notices, and what changes
-	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/tampering.py --write --entries $(or $(ENTRIES),3)
+	HF_HUB_OFFLINE=1 $(BIN)/python docs/make/measured.py tampering --entries $(or $(ENTRIES),3)
 
 guarantees: setup ## write the lists of faults and attacks in docs/guarantees.md from the tables that the tests read
-	$(BIN)/python benchmarks/guarantees.py --write
+	$(BIN)/python docs/make/guarantees.py --write
 
 survey: setup ## measure every model type of transformers, tiny, and write docs/families.md; goes on from RECORD=FILE
-	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/survey.py --write --record $(or $(RECORD),docs/results/survey.json) --jobs $(or $(JOBS),2)
+	HF_HUB_OFFLINE=1 $(BIN)/python docs/make/survey.py --write --record $(or $(RECORD),docs/results/survey.json) --jobs $(or $(JOBS),2)
 
 audit: setup ## compare every table with a run of its models, and write docs/add-an-architecture.md
-	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/audit.py --growths --write
+	HF_HUB_OFFLINE=1 $(BIN)/python docs/make/measured.py audit --growths
 
 modules: setup ## grow modules composed at random, 10000 of them (RUNS=...), and judge each by inputs of their own; CASE=... repeats one, RECORD=FILE goes on
-	$(BIN)/python benchmarks/fuzz_modules.py --runs $(or $(RUNS),10000) $(if $(RECORD),--record $(RECORD)) $(if $(CASE),--case $(CASE),--write)
+	$(BIN)/python $(if $(CASE),benchmarks/fuzz_modules.py --case $(CASE),docs/make/measured.py fuzz_modules --runs $(or $(RUNS),10000) $(if $(RECORD),--record $(RECORD)))
 
 notebooks: setup ## run the notebooks of docs/notebooks, and store what they print
-	$(BIN)/python benchmarks/notebooks.py
+	$(BIN)/python docs/make/notebooks.py
 
 report: setup ## write docs/report.html: all results with their curves
-	$(BIN)/python benchmarks/experiments.py --report
+	$(BIN)/python docs/make/experiments.py --report
 
 docs: report ## build this documentation as a site, in site/
-	$(BIN)/python benchmarks/pictures.py --write
+	$(BIN)/python docs/make/pictures.py --write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 

@@ -3,7 +3,6 @@
     python benchmarks/audit.py                      every pico model (a minute)
     python benchmarks/audit.py --classes            also every other class that transformers has for a family
     python benchmarks/audit.py --growths            also what inference reaches of what tables can grow (minutes)
-    python benchmarks/audit.py --growths --write    the same, and put both into docs/add-an-architecture.md
 
 A difference is a fault, or has one of the reasons of tests/auditing/explained.py. One that has none makes this command
 fail.
@@ -21,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import pages
+import shown
 
 if TYPE_CHECKING:
     from auditing.audit import Audit
@@ -30,15 +29,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
-PAGE = "docs/add-an-architecture.md"
+sys.path[:0] = [str(shown.ROOT / "tests"), str(shown.ROOT / "src")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", action="store_true", help="every class of transformers, too")
     parser.add_argument("--growths", action="store_true", help="compare what can grow")
-    parser.add_argument("--write", action="store_true", help=f"put what is printed into {PAGE}")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     import torch
@@ -51,13 +48,11 @@ def main() -> None:
     found = audits(options.classes)
     text = audited(found)
     print(f"{text}\n\n{time.process_time() - began:.0f} CPU-seconds")
-    if options.write:
-        pages.write(PAGE, "audit", text)
+    shown.table("audit", text)
     if options.growths:
         text = reached(measured())
         print(f"\n{text}")
-        if options.write:
-            pages.write(PAGE, "growths", text)
+        shown.table("growths", text)
     wrong = [(name, difference) for name, one in found.items() for difference in one.unexplained]
     for name, difference in wrong:
         print(f"{name}: {difference}")

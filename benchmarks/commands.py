@@ -1,7 +1,6 @@
 """How long does a command take, from the moment that it is typed? Each is a process of its own, imports and all.
 
     python benchmarks/commands.py                    every command, three times in turn
-    python benchmarks/commands.py --write            put the table into docs/faq.md
     python benchmarks/commands.py --setup            `make setup` in a copy of this tree, too: it downloads torch
 
 The model is tests/data/stories260K (1 MB); `org/small` is the same in a cache of the hub. A median beside the best of
@@ -20,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import pages
+import shown
 from processes import STORIES, Cost, command
 
 COMMIT = "0" * 40
@@ -48,7 +47,6 @@ def commands(folder: Path) -> dict[str, tuple[tuple[str, ...], float | None]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/faq.md")
     parser.add_argument("--setup", action="store_true", help="measure `make setup` in a copy of this tree")
     options = parser.parse_args()
     # As at a user's: Python keeps what it has compiled.
@@ -61,8 +59,7 @@ def main() -> None:
         if options.setup:
             lines.append(set_up(Path(folder, "tree")))
     print("\n".join(lines))
-    if options.write:
-        pages.write_printed("docs/faq.md", "commands", lines)
+    shown.printed("commands", lines)
 
 
 def cache(home: Path) -> Path:
@@ -96,7 +93,7 @@ def line(what: str, rows: list[Cost], most: float | None) -> str:
 
 def set_up(tree: Path) -> str:
     """`make setup` where nothing is installed; packages may come from pip's cache."""
-    archived = subprocess.run(["git", "archive", "HEAD"], cwd=pages.ROOT, check=True, stdout=subprocess.PIPE).stdout
+    archived = subprocess.run(["git", "archive", "HEAD"], cwd=shown.ROOT, check=True, stdout=subprocess.PIPE).stdout
     tree.mkdir()
     subprocess.run(["tar", "-x"], cwd=tree, input=archived, check=True)
     began = time.perf_counter()

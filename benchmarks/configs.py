@@ -4,7 +4,6 @@
     python benchmarks/configs.py --runs 300 --first 5000 --jobs 2
     python benchmarks/configs.py --case 1234            one case again, with all that it takes to repeat it
     python benchmarks/configs.py --record runs.jsonl    keep a line for every case, and go on from there next time
-    python benchmarks/configs.py --write                put the table into docs/guarantees.md
 
 A case is a model of a random class with a random config (tests/random_configs.py), expanded to random sizes with
 verification on, and then compared with its source by inputs and a comparison of their own (tests/random_outputs.py). It
@@ -29,13 +28,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pages
 import records
+import shown
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
+sys.path[:0] = [str(shown.ROOT / "tests"), str(shown.ROOT / "src")]
 # Bytes of address space for one process: a config that asks for far too much is one failed case.
 MEMORY = 12 * 10**9
 # What the messages of refusals are about, by words in them: the first that fits.
@@ -71,7 +70,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--case", type=int, help="repeat this case")
     parser.add_argument("--record", type=Path, help="a file of what every case came to; only faults in it run again")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
     parser.add_argument("--until", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is not None:
@@ -85,8 +83,7 @@ def main() -> None:
     lines = table(rows)
     print("\n".join(lines))
     faults = [row for row in rows if row["kind"] == "fault"]
-    if options.write:
-        pages.write_printed("docs/guarantees.md", "configs", lines)
+    shown.printed("configs", lines)
     sys.exit(1 if faults else 0)
 
 

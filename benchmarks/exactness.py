@@ -5,7 +5,6 @@ both are run in float64 on the same inputs (texts padded, generation with KV cac
 difference of an output relative to the largest output, over all heads of the family.
 
     python benchmarks/exactness.py              print both tables
-    python benchmarks/exactness.py --write      put them between their markers
     python benchmarks/exactness.py --matrix     the matrix alone, which needs no models
 """
 
@@ -19,10 +18,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pages
+import shown
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-sys.path.insert(0, str(pages.ROOT / "tests"))
+sys.path.insert(0, str(shown.ROOT / "tests"))
 
 COLUMNS = ("48 -> 96", "48 -> 72", "48 -> 120", "heads", "KV heads", "FFN", "depth", "all at once")
 # Family -> (shown as, options of each column; None where the family has no such size).
@@ -32,7 +31,7 @@ _DECODER = (
     {"width": 96}, {"width": 72}, {"width": 120}, {"heads": 8}, {"heads": 12, "kv_heads": 4}, {"ffn": 152}, _DEPTH,
     {"width": 72, "heads": 12, "kv_heads": 3, "ffn": 152, "depth": 3},
 )  # fmt: skip
-_STAGED = ({"width_factor": 2}, {"width_factor": 1.5}, {"width_factor": 2.5}, None, None)
+_STAGED = ({"width": "2x"}, {"width": "1.5x"}, {"width": "2.5x"}, None, None)
 FAMILIES: dict[str, tuple[str, tuple[dict[str, Any] | None, ...]]] = {
     "gpt2": ("GPT-2 (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 299, "depth": 3})),
     "vit": ("ViT (Pre-LN)", (*_COUPLED, {"width": 72, "ffn": 150, "depth": 3})),
@@ -53,13 +52,13 @@ FAMILIES: dict[str, tuple[str, tuple[dict[str, Any] | None, ...]]] = {
     "qwen2": ("Qwen2 (RMSNorm)", _DECODER),
     "resnet": (
         "ResNet (transformers)",
-        (*_STAGED, None, {"fields": {"depths": [3, 5]}}, {"width_factor": 1.5, "fields": {"depths": [3, 5]}}),
+        (*_STAGED, None, {"fields": {"depths": [3, 5]}}, {"width": "1.5x", "fields": {"depths": [3, 5]}}),
     ),
     "torchvision": (
         "ResNet (torchvision)",
         (
             *(*_STAGED, {"fields": {"inner_width": [17, 31]}}, {"fields": {"layers": [3, 5]}}),
-            {"width_factor": 1.5, "fields": {"layers": [3, 5]}},
+            {"width": "1.5x", "fields": {"layers": [3, 5]}},
         ),
     ),
 }
@@ -106,9 +105,6 @@ def table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--write", action="store_true", help="put the tables into docs/families.md and docs/exactness.md"
-    )
     parser.add_argument("--matrix", action="store_true", help="only the matrix")
     options = parser.parse_args()
     from lemonx.cli.render.catalogue import architectures_markdown
@@ -117,13 +113,12 @@ def main() -> None:
 
     cells = matrix()
     stored_matrix.FILE.write_text(stored_matrix.matrix_text(cells), encoding="utf-8")
-    tables = {("docs/families.md", "matrix"): architectures_markdown(cells)}
+    tables = {"matrix": architectures_markdown(cells)}
     if not options.matrix:
-        tables["docs/exactness.md", "exactness"] = table()
-    for (path, name), text in tables.items():
+        tables["exactness"] = table()
+    for name, text in tables.items():
         print(text)
-        if options.write:
-            pages.write(path, name, text)
+        shown.table(name, text)
 
 
 if __name__ == "__main__":

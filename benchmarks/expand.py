@@ -34,7 +34,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import pages
+import shown
 
 HISTORY = Path(__file__).parent / "history.csv"
 VOCAB = 32000
@@ -54,10 +54,7 @@ def main() -> None:
     parent = Path(options.dir) if options.dir else None
     with tempfile.TemporaryDirectory(prefix="lemonx-bench-", dir=parent) as folder:
         if options.memory:
-            lines = memory(Path(folder), options.memory)
-            if options.record:
-                pages.write_printed("docs/scale.md", "memory", lines)
-            return
+            return shown.printed("memory", memory(Path(folder), options.memory))
         for dtype in options.dtype:
             for kind in options.kind:
                 report(Path(folder), dtype, kind, options)
@@ -71,7 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", nargs="+", type=float, metavar="GB", help="only memory, against these sizes")
     parser.add_argument("--dir", help="where to put the files: several times --gb, removed at the end")
-    parser.add_argument("--record", action="store_true", help=f"append to {HISTORY.name}; memory: into docs/scale.md")
+    parser.add_argument("--record", action="store_true", help=f"append to {HISTORY.name}")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -327,8 +324,9 @@ def run_lemonx(folder: str, kind: str, threads: int) -> dict[str, float]:
 
     from lemonx.checkpoints import Checkpoint, CheckpointWriter
     from lemonx.execution.runner import run_plan
+    from lemonx.options.declared import Growth
     from lemonx.planning.plan import make_plan
-    from lemonx.workflows.options import sizes as wanted
+    from lemonx.planning.request import asked
 
     source = Path(folder, "source")
     layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
@@ -339,7 +337,7 @@ def run_lemonx(folder: str, kind: str, threads: int) -> dict[str, float]:
 
     def work() -> None:
         with Checkpoint.open(source) as checkpoint:
-            plan = make_plan(checkpoint, wanted(**sizes))
+            plan = make_plan(checkpoint, asked(Growth(**sizes)))
             entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
             writers.append(CheckpointWriter(Path(folder, "out"), entries, max_shard_size=10**9).__enter__())
             run_plan(plan, checkpoint, writers[0], threads=threads)

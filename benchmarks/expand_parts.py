@@ -25,8 +25,9 @@ from expand import WIDER, build, run_lemonx, run_load_save, size_of, timed
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.execution import noise, row_readers
 from lemonx.execution.runner import run_plan
+from lemonx.options.declared import Growth
 from lemonx.planning.plan import Plan, make_plan
-from lemonx.workflows.options import sizes
+from lemonx.planning.request import asked
 
 
 class Nowhere:
@@ -51,7 +52,7 @@ def main() -> None:
         (folder / "expanded").rmdir()
         (folder / "out").rename(folder / "expanded")
         with Checkpoint.open(folder / "source") as checkpoint:
-            plan = make_plan(checkpoint, sizes(width=WIDER))
+            plan = make_plan(checkpoint, asked(Growth(width=WIDER)))
             gigabytes, drawn = size_of(folder / "expanded") / 1e9, draws(plan, checkpoint)
             rounds = [measure(place, plan, checkpoint, drawn) for _ in range(options.rounds)]
     print(f"bfloat16, width: {gigabytes:.2f} GB written, {drawn / 1e9:.2f} G random numbers, {options.rounds} rounds")

@@ -25,10 +25,10 @@ import time
 from pathlib import Path
 
 import fuzz_folders
-import pages
+import shown
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
+sys.path[:0] = [str(shown.ROOT / "tests"), str(shown.ROOT / "src")]
 BATCH = 2000  # hypothesis remembers what it has tried: a fresh start now and then keeps it small
 
 
@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--memory", type=int, default=300, help="megabytes that a reader's process may take")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
     parser.add_argument("--folders", type=int, metavar="RUNS", help="damage whole folders instead")
     parser.add_argument("--failed", type=Path, default=Path("failed.jsonl"), help="where --folders writes bad cases")
     parser.add_argument("--case", type=Path, metavar="FILE", help="run these cases of --folders again")
@@ -51,7 +50,7 @@ def main() -> None:
     if options.folders:
         lines = fuzz_folders.fuzz(options.folders, options.seed, options.failed)
         print(*lines, sep="\n")
-        return pages.write_printed("docs/guarantees.md", "folders", lines) if options.write else None
+        return shown.printed("folders", lines)
     readers(options)
 
 
@@ -76,8 +75,7 @@ def readers(options: argparse.Namespace) -> None:
         print(lines[-1], flush=True)
     lines.append(f"{total} runs: no exception but LemonxError, no run over {seconds():.0f} s, memory within the limit")
     print(lines[-1])
-    if options.write:
-        pages.write_printed("docs/guarantees.md", "fuzz", lines)
+    shown.printed("fuzz", lines)
 
 
 def seconds() -> float:

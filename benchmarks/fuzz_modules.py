@@ -4,7 +4,6 @@
     python benchmarks/fuzz_modules.py --runs 500 --first 20000
     python benchmarks/fuzz_modules.py --case 1234           one case again, and what it is made of
     python benchmarks/fuzz_modules.py --record runs.jsonl   keep a line for every case, and go on from there next time
-    python benchmarks/fuzz_modules.py --write               put the counts into docs/any-model.md
 
 A case is a module of random operations at two sizes (tests/random_modules.py), some of which cannot be grown. What is
 claimed is judged by other inputs, of other lengths, in float64.
@@ -23,12 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pages
 import records
+import shown
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
+sys.path[:0] = [str(shown.ROOT / "tests"), str(shown.ROOT / "src")]
 
 
 KINDS = {
@@ -47,7 +46,6 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--case", type=int, help="repeat this case")
     parser.add_argument("--record", type=Path, help="a file of what every case came to; only faults in it run again")
-    parser.add_argument("--write", action="store_true", help="put the counts into docs/any-model.md")
     options = parser.parse_args()
     wanted = range(options.first, options.first + options.runs)
     if options.case is not None:
@@ -60,8 +58,7 @@ def main() -> None:
     counts += records.earlier(rows)
     print("\n".join(counts))
     print(f"{sum(row['seconds'] for row in rows) / max(1, len(rows)):.3f} CPU seconds a case")
-    if options.write:
-        pages.write_printed("docs/any-model.md", "modules", counts)
+    shown.printed("modules", counts)
     reasons = ("".join("#" if c.isdigit() else c for c in row["why"])[:90] for row in rows if row["kind"] == "refused")
     for why, count in collections.Counter(reasons).most_common(12):
         print(f"{count:6} {why}")

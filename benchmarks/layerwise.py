@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-import pages
+import shown
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
@@ -26,7 +26,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, nargs="+", default=[1.0, 2.0])
     parser.add_argument("--dir", help="where to put the files: several times --gb, removed at the end")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -42,8 +41,7 @@ def main() -> None:
             f"{row['anon']:>9.2f} {row['seconds']:>9.0f} {row['blocks']:>8} {row['difference']:>20.1e}"
         )
         print(lines[-1], flush=True)
-    if options.write:
-        pages.write_printed("docs/guarantees.md", "layerwise", lines)
+    shown.printed("layerwise", lines)
 
 
 def report(folder: Path, gigabytes: float) -> dict[str, float]:

@@ -8,11 +8,11 @@ import sys
 import time
 
 import expand as bench
-import pages
+import shown
 
 # CPU seconds, wall seconds, gigabytes.
 Cost = tuple[float, float, float]
-STORIES = pages.ROOT / "tests" / "data" / "stories260K"
+STORIES = shown.ROOT / "tests" / "data" / "stories260K"
 
 
 def command(*words: str, **environment: str) -> Cost:

@@ -9,12 +9,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import pages
+import shown
 
 
 def code() -> str:
     """What tells one state of src/ from another."""
-    files = sorted((pages.ROOT / "src").rglob("*.py"))
+    files = sorted((shown.ROOT / "src").rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 

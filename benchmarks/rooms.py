@@ -10,7 +10,7 @@ import argparse
 import subprocess
 from collections import Counter
 
-import pages
+import shown
 
 SOURCES = ("src/lemonx", "src/lemonx_lab")
 Count = tuple[int, int]
@@ -28,7 +28,7 @@ def rooms(revision: str) -> dict[str, Count]:
 
 
 def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=pages.ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(["git", *words], cwd=shown.ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def total(counts: dict[str, Count], package: str) -> Count:

@@ -1,11 +1,10 @@
-"""Computes what a growth on many GPUs takes, on paper: bytes read, memory per process; writes docs/scale.md's table.
+"""Computes what a growth on many GPUs takes, on paper: bytes read, memory per process.
 
 A folder of headers stands in for the source: config.json and a safetensors file whose tensors have their sizes and no
 content (a sparse file takes no disk), so that `lemonx plan` and this script see the real thing.
 
     python benchmarks/scale.py                          print the tables: Llama 7B to 13B on 8 processes; 8B, 70B, 405B
     python benchmarks/scale.py --table many             one of them: 70B on 64 processes, 405B on 512
-    python benchmarks/scale.py --write                  put them into docs/scale.md, between their markers
     python benchmarks/scale.py --headers FOLDER         leave the folder there, for `lemonx plan FOLDER ...`
     python benchmarks/scale.py --headers FOLDER --model 405B
 
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import expand
-import pages
+import shown
 
 SOURCE = {
     **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "dtype": "bfloat16"},
@@ -114,7 +113,7 @@ def many() -> str:
     for model, (depth, meshes) in MANY.items():
         with tempfile.TemporaryDirectory() as name:
             folder = headers(Path(name), config_of(model))
-            plan = lemonx.plan(folder, width_factor="5/4", depth=depth, solve=True)
+            plan = lemonx.plan(folder, width="5/4x", depth=depth, solve=True)
             source = sum(info.nbytes for info in plan.tensors.values())
             target = sum(math.prod(step.shape) for step in plan.steps)
             column = {"": f"Llama {model} to {target / 1e9:.0f}B, {Mesh(*meshes[0]).processes} processes"}
@@ -154,7 +153,7 @@ def sizes() -> str:
         with tempfile.TemporaryDirectory() as folder:
             headers(Path(folder), config_of(model))
             began = time.perf_counter()
-            command = ["plan", folder, "--width-factor", "5/4", "--depth", str(5 * SHAPES[model][1] // 4), "--json"]
+            command = ["plan", folder, "--width", "5/4x", "--depth", str(5 * SHAPES[model][1] // 4), "--json"]
             done = subprocess.run([sys.executable, "-m", "lemonx", *command], capture_output=True, check=True)
             seconds = time.perf_counter() - began
         source, written = json.loads(done.stdout)["bytes"]
@@ -228,7 +227,6 @@ def main() -> None:
     parser.add_argument("--headers", type=Path, help="only make the folder of headers")
     parser.add_argument("--model", choices=SHAPES, help="the headers of this model instead of Llama 7B")
     parser.add_argument("--table", action="append", choices=("scale", "many", "sizes", "speed"), help="only this one")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/scale.md")
     options = parser.parse_args()
     if options.headers:
         print(headers(options.headers, config_of(options.model) if options.model else SOURCE))
@@ -237,8 +235,7 @@ def main() -> None:
     for name in options.table or known:
         text = known[name]()
         print(f"{text}\n")
-        if options.write:
-            pages.write("docs/scale.md", name, text)
+        shown.table(name, text)
 
 
 def _scale(processes: int) -> str:

@@ -1,6 +1,5 @@
 """Changes entries of every tensor of an expansion, and every field of its config.json, and counts what is noticed.
 
-    python benchmarks/tampering.py --write            every family of tests/tampering.py
     python benchmarks/tampering.py --only gpt2-lm --entries 20
 
 A change that moves the outputs and that verification lets pass is printed, and the command fails.
@@ -15,10 +14,10 @@ import tempfile
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-import pages
+import shown
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path[:0] = [str(pages.ROOT / "tests"), str(pages.ROOT / "src")]
+sys.path[:0] = [str(shown.ROOT / "tests"), str(shown.ROOT / "src")]
 
 import torch  # noqa: E402
 from transformers.utils import logging  # noqa: E402
@@ -66,7 +65,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=3, help="entries of a tensor that are changed at random")
     parser.add_argument("--only", nargs="*", help="these families")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/guarantees.md")
     options = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -86,8 +84,7 @@ def main() -> None:
     print("\n".join(lines[-2:]))
     if failed:
         sys.exit("verification lets pass what changes the function")
-    if options.write:
-        pages.write_printed("docs/guarantees.md", "tampering", lines)
+    shown.printed("tampering", lines)
 
 
 def entries(case: Case, made: Grown, count: Count, each: int) -> bool:

@@ -1,7 +1,6 @@
 """What does verification cost? Time and memory of `expand` with it and without it, and of `verify` alone.
 
     python benchmarks/verification.py                a real model of 1 MB, a synthetic Llama grown to 0.5B parameters
-    python benchmarks/verification.py --write        put the tables into docs/guarantees.md
 
 Each command is a process of its own, imports and all; figures are medians of --rounds, with their range. Then `verify`
 runs beside two busy processes, as on a shared machine, with the threads that it chooses and with one thread. Below: the
@@ -21,7 +20,7 @@ import time
 from pathlib import Path
 
 import expand as bench
-import pages
+import shown
 from processes import STORIES, Cost, command
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -33,7 +32,6 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=1.0, help="the synthetic Llama's expansion, in bf16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", help="where to put the files: several times --gb, removed at the end")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/guarantees.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lemonx-bench-", dir=options.dir) as folder:
         large = Path(folder, "llama")
@@ -44,13 +42,12 @@ def main() -> None:
             "1 MB (stories260K)", STORIES, Path(folder, "a"), ["--width", "96", "--depth", "8"], options.rounds
         )
         name = f"{options.gb:g} GB in bf16"
-        lines += costs(name, large, Path(folder, "b"), ["--width-factor", "2"], options.rounds)
-        lines += costs(f"{name}, rounded", large, Path(folder, "c"), ["--width-factor", "1.5"], options.rounds)
+        lines += costs(name, large, Path(folder, "b"), ["--width", "2x"], options.rounds)
+        lines += costs(f"{name}, rounded", large, Path(folder, "c"), ["--width", "1.5x"], options.rounds)
         lines += shared(large, Path(folder, "b"), options.rounds)
         lines += ["", algebra(large, Path(folder, "b"), options.rounds)]
     print("\n".join(lines))
-    if options.write:
-        pages.write_printed("docs/guarantees.md", "cost", lines)
+    shown.printed("cost", lines)
 
 
 def costs(name: str, source: Path, output: Path, sizes: list[str], rounds: int) -> list[str]:

@@ -59,7 +59,7 @@ def recipe(rate: float, steps: int, **more: Any) -> dict[str, Any]:
     return {
         "task": "causal-lm", "data": {"kind": "stdlib", "length": 64}, "batch_size": 16, "eval_batch_size": 128,
         "warmup": 50, "learning_rate": rate, "min_learning_rate": rate / 10, "steps": steps,
-        "eval_every": max(4, steps // 30), "loop": "lean", "optimizer": {"betas": [0.9, 0.98], "weight_decay": 0.05},
+        "eval_every": max(4, steps // 30), "save_every": 0, "optimizer": {"betas": [0.9, 0.98], "weight_decay": 0.05},
         **more,
     }  # fmt: skip
 

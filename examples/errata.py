@@ -301,17 +301,17 @@ class Unchecked(LayerNorm):
 def final_norm(folder: Path) -> Iterator[Erratum]:
     """Appendix D.1 assumes that no LayerNorm stands before the decoder; Swin V2 has one, and it reads V_zero."""
     case = Case(folder, "res-post-norm", "Swin V2, as it is", swinv2())
-    assert "LayerNorm" in refusal(case, width_factor=1.5)
+    assert "LayerNorm" in refusal(case, width="1.5x")
 
     def change(spec: Spec) -> Spec:
         row = spec.rows["swinv2.layernorm"]
         return replace(spec, rows={**spec.rows, "swinv2.layernorm": Unchecked(row.reads, row.writes)})
 
     with altered_spec("swinv2", change):
-        forced = case.error(case.expand(width_factor=1.5))
+        forced = case.error(case.expand(width="1.5x"))
     wrong = "Res-Post-Norm grows to any width: factor 1.5"
     right = "refused; with a final LayerNorm only multiples: factor 2"
-    yield Erratum(case.name, case.label, wrong, forced, right, case.error(case.expand(width_factor=2)))
+    yield Erratum(case.name, case.label, wrong, forced, right, case.error(case.expand(width="2x")))
 
 
 ERRATA = (

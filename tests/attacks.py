@@ -1,7 +1,7 @@
 """What a stranger's folder, or a mistake, could do to a machine: each a real file, a command line, and what is said.
 
 `prepare` gets a folder with a sound checkpoint, `source`, in it, puts the attack beside or into that, and gives the
-command. The table is read by test_attacks.py, and by benchmarks/guarantees.py, which writes docs/guarantees.md from it.
+command. The table is read by test_attacks.py, and by docs/make/guarantees.py, which writes docs/guarantees.md from it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def result(folder: Path) -> Path:
     experiment = pretend.experiment(arms=pretend.EXPERIMENT["arms"][:2], seeds=[0])
     content = pretend.made(experiment, folder / "cache", pretend.SPEEDS)
     shutil.rmtree(folder / "cache")
-    (folder / "result.json").write_text(json.dumps(content))
+    (folder / "result.json").write_text(json.dumps(content.as_json()))
     return folder / "result.json"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,3 +100,10 @@ def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
     monkeypatch.setattr(kernels, "_loaded", compiled if request.param == "compiled" else None)
     return request.param
+
+
+@pytest.fixture
+def making(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A module of docs/make by its name."""
+    monkeypatch.syspath_prepend(DATA.parents[1] / "docs" / "make")
+    return importlib.import_module

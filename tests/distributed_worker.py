@@ -28,7 +28,7 @@ from lemonx import api
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import LemonxError
 from lemonx.execution import row_readers
-from lemonx.fsdp import bytes_read, held_tensors, load_expanded, shares
+from lemonx.fsdp import bytes_read, fill, held_tensors, load_expanded, shares
 from lemonx.in_place import measuring, shared
 from lemonx.training import sharded
 from lemonx_lab.training import model as models
@@ -216,12 +216,12 @@ def tampered(example: Any) -> dict[str, Any]:
     for attack in (weight, frequencies, disk):
 
         def wrong(large: Any, *given: Any, attack: Any = attack, **options: Any) -> Any:
-            load_expanded(large, *given, **options)
+            fill(large, *given, **options)
             with torch.no_grad():
                 attack(large)
             return large
 
-        patch.setattr(shared, "load_expanded", wrong)
+        patch.setattr(shared, "fill", wrong)
         try:
             lemonx.grow_in_place(model, optimizer, shard=shard, **{**example.GROWTH, "verify": True})
         except (LemonxError, OSError) as error:
@@ -325,7 +325,7 @@ def distributed_run(folder: Path, name: str, options: dict[str, Any], mesh: Any)
     if dist.get_rank() == 0:
         config = source / "config.json"
         lemonx.expand(
-            folder / "run", folder / "run-out", config=config, verify=False, processes=3, with_optimizer=True, **options
+            folder / "run", folder / "run-out", config=config, verify=False, shards=3, with_optimizer=True, **options
         )
     dist.barrier()
     large = sharded.allocate(models.empty("causal-lm", target, {}), mesh)

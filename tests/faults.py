@@ -1,7 +1,7 @@
 """Every way to break a checkpoint that lemonx must meet: the number in the list, how, and what is then said.
 
 The source is a small real Llama in four shards; `damage` breaks a copy of it on disk. The table is read by the tests
-(test_faults.py, test_fsck.py) and by benchmarks/guarantees.py, which writes docs/guarantees.md from it.
+(test_faults.py, test_fsck.py) and by docs/make/guarantees.py, which writes docs/guarantees.md from it.
 """
 
 from __future__ import annotations

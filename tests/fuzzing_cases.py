@@ -134,9 +134,9 @@ def _arguments(
 
 @st.composite
 def _odd_options(draw: st.DrawFn, command: str, grown: str) -> list[str]:
-    flags = ["--width", "--depth", "--heads", "--kv-heads", "--ffn", "--width-factor", "--seed", "--method", "--dtype",
-             "--free", "--depth-type"]  # fmt: skip
-    flags += ["--max-shard-size", "--threads", "--lessons", "--data"] if command == "written" else []
+    flags = ["--width", "--depth", "--heads", "--kv-heads", "--ffn", "--seed", "--method", "--dtype",
+             "--free"]  # fmt: skip
+    flags += ["--shards", "--threads"] if command == "written" else []
     kind = draw(st.integers(0, 4))
     if kind == 0:
         return ["--set", f"{draw(_FIELDS)}={draw(_ODD_TEXTS)}"]

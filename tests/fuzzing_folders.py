@@ -37,10 +37,10 @@ SIZES = {
     "t5": ("--ffn", "300"),
     "mixtral": ("--depth", "3"),
     "whisper": ("--width", "96"),
-    "swinv2-cls": ("--width-factor", "2"),
-    "resnet-basic": ("--width-factor", "2"),
+    "swinv2-cls": ("--width", "2x"),
+    "resnet-basic": ("--width", "2x"),
     "mamba": ("--width", "96"),
-    "clip": ("--width-factor", "2"),
+    "clip": ("--width", "2x"),
 }
 # One whose weights are in four files, so that there is an index.
 SHARDED = "llama-tied"
@@ -200,8 +200,7 @@ def _save_pair(name: str, folder: Path, sizes: tuple[str, ...]) -> None:
     (source / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48}))
     (source / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "Transformer"}]))
     options = dict(zip((flag[2:].replace("-", "_") for flag in sizes[::2]), sizes[1::2], strict=True))
-    wanted = {key: value if key == "width_factor" else int(value) for key, value in options.items()}
-    lemonx.expand(source, folder / "target", verify=False, **wanted)
+    lemonx.expand(source, folder / "target", verify=False, **options)
 
 
 def _save_run(run: Path, named: Path) -> None:

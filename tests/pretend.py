@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lemonx_lab.experiments import nodes
+from lemonx_lab.experiments.answer import figure
 from lemonx_lab.experiments.result import result
-from lemonx_lab.experiments.result_file import Result
+from lemonx_lab.experiments.result_file import ArmResult, FigureAt, Question, Reach, Result, RunResult
 from lemonx_lab.experiments.spec import Experiment, parse
 
 # How fast an arm learns: the final loss is FLOOR + GAP / (steps * speed) ** 0.5, and seeds are JITTER apart.
@@ -99,6 +100,31 @@ def made(asked: Experiment, cache: Path, speeds: Mapping[str, float] = SPEEDS, *
             score = 0.8 + 0.02 * number - 0.1 / speed + 0.01 * (cell.seed - 1)
             _write(node.folder(cache) / nodes.DONE, {"final": {"accuracy": score, "validation_loss": 1 - score}})
     return result(asked, cache, quick=quick)
+
+
+def arm(label: str, method: str, runs: list[RunResult], source: str = "source") -> ArmResult:
+    """An arm with these runs alone; its answers are left open."""
+    lengths = sorted({run.steps for run in runs})
+    finals = {n: dict(figure([run.final for run in runs if run.steps == n])) for n in lengths}
+    at = [FigureAt(steps=n, **found) for n, found in finals.items()]
+    reach = Reach(steps=None, bound="not reached", reached=0, seeds=1, short_of=0.0)
+    return ArmResult(
+        label=label, method=method, source=source, runs=runs, at=at, reach=reach, saved=None, downstream={}
+    )
+
+
+def ended(seed: int, steps: int, final: float, **more: Any) -> RunResult:
+    """A run that ends so."""
+    spent: dict[str, Any] = {"flops": 0.0, "source_flops": 0.0, "seconds": 0.0}
+    rest: dict[str, Any] = {"length": 1.0, "start": None, "source": None, "key": "", "downstream": {}}
+    return RunResult(seed=seed, steps=steps, final=final, **{**spent, **rest, **more})
+
+
+def compared(arms: list[ArmResult], **asked: Any) -> Result:
+    """A result of these arms, whose mark 1.0 scratch reaches in 1000 steps with each of its seeds."""
+    question = {"baseline": "scratch", "better": "lower", "metric": "validation_loss", "reference": None, **asked}
+    mark = figure([1.0 if question["better"] == "lower" else -1.0] * len({run.seed for run in arms[0].runs}))
+    return Result.model_construct(experiment=Question.model_construct(**question), steps=1000, mark=mark, arms=arms)
 
 
 def _done(node: nodes.Node, cache: Path, speed: float, start: float, flops: float) -> float:

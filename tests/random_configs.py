@@ -167,8 +167,12 @@ def with_growth(case: Case, folder: Path) -> Case:
     family = architectures.families()[case.model_type]
     sizes = {option: {name: of_config(config, name) for name in names} for option, names in family.sizes.items()}
     growth = r.choice([_factor, _factor, _wider, _wider, _deeper, _options, _by_name, _by_name, _all])(r, sizes)
-    growth |= {"free": r.choice(FREE), "depth_type": r.choice([None, None, 1, 2]), "seed": r.randrange(100)}
-    growth |= {"small_gains": True} if r.random() < 0.03 else {}
+    free, depth_type = r.choice(FREE), r.choice([None, None, 1, 2])
+    growth |= {
+        "free": {"like": free or "own"} | ({"depth_type": depth_type} if depth_type else {}),
+        "seed": r.randrange(100),
+    }
+    growth["free"] |= {"small_gains": True} if r.random() < 0.03 else {}
     return replace(case, growth={name: value for name, value in growth.items() if value is not None})
 
 
@@ -179,7 +183,7 @@ def _factor(r: random.Random, sizes: Sizes) -> dict[str, Any]:
     factors = [2, 2, 3, "3/2", "3/2", "4/3", "5/4"]
     # Most often one by which every size that follows stays whole.
     fitting = [factor for factor in factors if _is_whole(Fraction(factor), sizes)]
-    growth: dict[str, Any] = {"width_factor": r.choice(fitting if r.random() < 0.8 else factors)}
+    growth: dict[str, Any] = {"width": f"{r.choice(fitting if r.random() < 0.8 else factors)}x"}
     return growth | (_deeper(r, sizes) if r.random() < 0.5 else {})
 
 
@@ -198,7 +202,7 @@ def _wider(r: random.Random, sizes: Sizes) -> dict[str, Any]:
     followers = {name: size for option in ("heads", "kv_heads") for name, size in sizes.get(option, {}).items()}
     followers |= {n: _grown(r, size, depth=False) for n, size in sizes.get("ffn", {}).items() if _is_size(size)}
     width = widths[0] + heads[0] * r.randint(1, max(1, widths[0] // heads[0]))
-    return {"width": width, "fields": {name: size for name, size in followers.items() if size is not None}}
+    return {"width": width, "set": {name: size for name, size in followers.items() if size is not None}}
 
 
 def _deeper(r: random.Random, sizes: Sizes) -> dict[str, Any]:
@@ -206,7 +210,7 @@ def _deeper(r: random.Random, sizes: Sizes) -> dict[str, Any]:
     fields = {name: _grown(r, size, depth=True) for name, size in sizes["depth"].items() if size is not None}
     if len(fields) > 1 and r.random() < 0.3:
         fields.pop(r.choice(sorted(fields)))
-    return {"fields": fields}
+    return {"set": fields}
 
 
 def _options(r: random.Random, sizes: Sizes) -> dict[str, Any]:
@@ -220,7 +224,7 @@ def _by_name(r: random.Random, sizes: Sizes) -> dict[str, Any]:
     """Fields of the config by their names: the vocabulary, experts, states, the width of a head."""
     known = [(option, name, size) for option in sizes for name, size in sizes[option].items() if _is_size(size)]
     chosen = r.sample(known, k=min(len(known), r.choice([1, 1, 2, 3])))
-    return {"fields": {name: _grown(r, size, depth=option == "depth") for option, name, size in chosen}}
+    return {"set": {name: _grown(r, size, depth=option == "depth") for option, name, size in chosen}}
 
 
 def _all(r: random.Random, sizes: Sizes) -> dict[str, Any]:
@@ -235,7 +239,7 @@ def _all(r: random.Random, sizes: Sizes) -> dict[str, Any]:
                 fields[name] = _grown(r, size, depth=True)
             elif _is_size(size) and ratios[option] > 1 and option not in ("head_dim", "ffn_ratio", "expand"):
                 fields[name] = [ratios[option] * n for n in size] if isinstance(size, list) else ratios[option] * size
-    return {"fields": fields}
+    return {"set": fields}
 
 
 def _is_size(size: Any) -> bool:

@@ -36,7 +36,7 @@ EPS = 20.0
 # Whatever rounding does to a model: outputs that are off by as much as they are large show nothing of its source.
 CAP = 1.0
 BEFORE = (BadTarget, BadCheckpoint, Refused, UnknownArchitecture)
-SIZES = (*OPTIONS, "width_factor")
+SIZES = OPTIONS
 AWAY = "rounded away"
 GOOD = ("exact", "rounded", "amplified", "up to eps", "refused", AWAY)
 
@@ -178,7 +178,7 @@ class Advice:
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder, self.source = case, folder, folder / "source"
         self.growth = dict(case.growth or {})
-        self.fields = dict(self.growth.get("fields", {}))
+        self.fields = dict(self.growth.get("set", {}))
         self.options = [name for name in SIZES if name in self.growth]
         self.sizes = architectures.families()[case.model_type].sizes
 
@@ -192,7 +192,8 @@ class Advice:
 
     def leads_on(self, said: str, growth: dict[str, Any], more: str) -> bool:
         """Advice about the file, or about one of several wishes, may lead to what is wrong with another wish."""
-        wishes = sum(name in growth for name in (*SIZES, "small_gains")) + len(growth.get("fields", {}))
+        gains = "small_gains" in growth.get("free", {})
+        wishes = gains + sum(name in growth for name in SIZES) + len(growth.get("set", {}))
         return (wishes > 1 or "save " in said) and _shape(said) != _shape(more)
 
     def of(self, said: str) -> Iterator[tuple[dict[str, Any], Path]]:
@@ -211,15 +212,20 @@ class Advice:
         return folder
 
     def with_fields(self, **fields: Any) -> dict[str, Any]:
-        return self.growth | {"fields": {**self.fields, **fields}}
+        return self.growth | {"set": {**self.fields, **fields}}
 
     def without(self, *names: str) -> dict[str, Any]:
         return {name: value for name, value in self.growth.items() if name not in names}
 
+    def with_equal_gains(self) -> dict[str, Any]:
+        free = {name: value for name, value in self.growth.get("free", {}).items() if name != "small_gains"}
+        return self.growth | {"free": free}
+
     def resized(self, old: int, asked: int, new: int) -> Iterator[dict[str, Any]]:
         """The growth with `new` where it leads from `old` to `asked`."""
-        if "width_factor" in self.growth and Fraction(asked, old) == Fraction(self.growth["width_factor"]):
-            yield self.growth | {"width_factor": str(Fraction(new, old))}
+        width = str(self.growth.get("width", ""))
+        if width.endswith("x") and Fraction(asked, old) == Fraction(width[:-1]):
+            yield self.growth | {"width": f"{Fraction(new, old)}x"}
         else:
             yield from (self.growth | {name: new} for name in self.options if self.growth[name] == asked)
             config = hf.AutoConfig.from_pretrained(self.source)
@@ -240,13 +246,13 @@ def _options(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
         sizes = {flag[2:].replace("-", "_"): size for flag, size in zip(words[::2], words[1::2], strict=True)}
         fields = dict(text.split("=") for flag, text in zip(words[::2], words[1::2], strict=True) if flag == "--set")
         sizes.pop("set", None)
-        said = {"fields": {name: json.loads(value) for name, value in fields.items()}} if fields else {}
-        yield advice.without(*SIZES, "fields") | sizes | said
+        said = {"set": {name: json.loads(value) for name, value in fields.items()}} if fields else {}
+        yield advice.without(*SIZES, "set") | sizes | said
 
 
 def _set(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
     fields = {found[1]: False if found[2] == "false" else int(found[2])}
-    yield advice.without(*advice.options) | {"fields": fields} if found[3] else advice.with_fields(**fields)
+    yield advice.without(*advice.options) | {"set": fields} if found[3] else advice.with_fields(**fields)
 
 
 def _experts(advice: Advice, found: re.Match[str]) -> Iterator[dict[str, Any]]:
@@ -259,7 +265,7 @@ FOLLOWED: dict[str, Callable[[Advice, re.Match[str]], Iterator[dict[str, Any]]]]
     r"(?P<old>\d+) (?:->|to) (?P<asked>\d+).*: try (?P<tried>\d+ \(x.*)": _tried,
     r"try (\d+) of (\d+)$": _experts,
     r"--set (tie_word_embeddings|num_hidden_groups)=(\w+)( alone)?": _set,
-    r"leave (--small-gains|it) out": lambda advice, found: iter([advice.without("small_gains")]),
+    r"leave (small_gains|it) out": lambda advice, found: iter([advice.with_equal_gains()]),
 }
 
 

@@ -53,14 +53,14 @@ def test_transformers_reads_a_second_name(model_type: str, second: str, first: s
 # ----------------------------------------------------------------- a file that has them
 
 CASES: dict[str, dict[str, Any]] = {
-    "gpt2-lm": {"width": 72, "depth": 3, "fields": {"n_positions": 80}},
+    "gpt2-lm": {"width": 72, "depth": 3, "set": {"n_positions": 80}},
     "gptj": {"width": 96, "depth": 3},
     "bloom": {"width": 96, "depth": 3},
     "distilbert-base": {"width": 96, "depth": 3},
-    "t5": {"width": 72, "fields": {"num_layers": 3, "d_kv": 16}},
-    "whisper": {"width": 96, "fields": {"encoder_layers": 3}},
-    "qwen3-moe": {"width": 72, "fields": {"num_local_experts": 8, "num_experts_per_tok": 4}},
-    "olmoe": {"width": 72, "fields": {"num_experts": 8, "num_experts_per_tok": 4}},
+    "t5": {"width": 72, "set": {"num_layers": 3, "d_kv": 16}},
+    "whisper": {"width": 96, "set": {"encoder_layers": 3}},
+    "qwen3-moe": {"width": 72, "set": {"num_local_experts": 8, "num_experts_per_tok": 4}},
+    "olmoe": {"width": 72, "set": {"num_experts": 8, "num_experts_per_tok": 4}},
     "swinv2-cls": {"width": 48},
 }
 
@@ -95,7 +95,7 @@ def test_second_names_alone_are_enough(name: str, renamed: Any, tmp_path: Path) 
 
 def test_a_size_can_be_set_by_its_second_name(renamed: Any) -> None:
     folder, _ = renamed("gpt2-lm")
-    made = lemonx.plan(folder, fields={"hidden_size": 96, "num_attention_heads": 8, "num_hidden_layers": 4})
+    made = lemonx.plan(folder, set={"hidden_size": 96, "num_attention_heads": 8, "num_hidden_layers": 4})
     assert made.target_spec.spaces["residual"].size == 96
     assert {made.target_config[name] for name in ("hidden_size", "num_hidden_layers")} == {96, 4}
 

@@ -95,7 +95,10 @@ def test_small_gains_are_a_float32_where_it_matters() -> None:
 
 def test_small_gains_in_64_bits_lose_nothing_that_could_be_told(bert: Callable[[float], Path]) -> None:
     """A plan knows from what is stored how small they can be: in float32 a smaller loss would be of no use."""
-    lost = [lemonx.plan(bert(1e-5), depth=4, small_gains=True, dtype=d).expected_loss for d in ("float64", "float32")]
+    lost = [
+        lemonx.plan(bert(1e-5), depth=4, free={"small_gains": True}, dtype=d).expected_loss
+        for d in ("float64", "float32")
+    ]
     assert lost[0] < 1e-12 < 1e-10 < lost[1] < 1e-8
 
 
@@ -104,7 +107,8 @@ def test_the_limit() -> None:
     require_small([Chain(1e-5, 3)] * 90)
     require_small([Chain(1e-4, 2)] * 9)
     for eps, number in ((1e-4, 10), (1e-3, 1), (1e-1, 1), (1.0, 1), (5.0, 1), (math.inf, 1)):
-        with pytest.raises(Refused, match=r"^an added Post-LN layer [^\n]+: keep the depth, or use --small-gains$"):
+        advice = "keep the depth, or use --free '{small_gains: true}'"
+        with pytest.raises(Refused, match=rf"^an added Post-LN layer [^\n]+: {advice}$"):
             require_small([Chain(eps, 2)] * number)
     require_small([Chain(1e-1, 2, small=True)] * 12)
     with pytest.raises(Refused, match=r"in all 99 places, more than 4\.9e-04: keep the depth$"):
@@ -166,10 +170,10 @@ def bert(tmp_path: Path) -> Callable[[float], Path]:
 def test_a_large_eps_is_refused_before_anything_is_written(bert: Callable[[float], Path], tmp_path: Path) -> None:
     for eps in (1e-3, 1e-1):
         source = bert(eps)
-        with pytest.raises(Refused, match="--small-gains"):
+        with pytest.raises(Refused, match="small_gains: true"):
             lemonx.expand(source, tmp_path / "t", depth=3)
         assert not (tmp_path / "t").exists()
-        lemonx.plan(source, depth=3, small_gains=True)
+        lemonx.plan(source, depth=3, free={"small_gains": True})
         lemonx.plan(source, width=96)  # no block is added
     lemonx.plan(bert(1e-5), depth=9)
 
@@ -187,7 +191,7 @@ def test_a_plan_says_what_it_loses(bert: Callable[[float], Path]) -> None:
 
 
 def test_small_gains_in_a_plan(bert: Callable[[float], Path]) -> None:
-    plan = lemonx.plan(bert(1e-5), depth=4, width=96, small_gains=True, dtype="float32")
+    plan = lemonx.plan(bert(1e-5), depth=4, width=96, free={"small_gains": True}, dtype="float32")
     rules = {step.name.removeprefix("bert.encoder.layer."): step.rule for step in plan.steps if " x " in step.rule}
     first, between, last = (f"LayerNorm x {gain:.3g}" for gain in vars(small_gains(1e-5)).values())
     assert rules == {
@@ -202,10 +206,10 @@ def test_small_gains_in_a_plan(bert: Callable[[float], Path]) -> None:
     assert plan.is_rounded and {s.exactness for s in plan.steps if s.rule == last} == {ROUNDED}
 
 
-REFUSED: dict[str, tuple[str, dict[str, object], type[LemonxError], str]] = {
+REFUSED: dict[str, tuple[str, dict[str, Any], type[LemonxError], str]] = {
     "16 bits": ("bert-mlm", {"depth": 3, "dtype": "bfloat16"}, Refused, "stored in 16 bits.*--dtype float32"),
-    "pairs that cancel": ("bert-mlm", {"depth": 3, "depth_type": 2}, Refused, "--depth-type 1"),
-    "another method": ("bert-mlm", {"depth": 3, "method": "net2net"}, BadTarget, "net2net does not use --small-gains"),
+    "pairs that cancel": ("bert-mlm", {"depth": 3, "free": {"depth_type": 2}}, Refused, "depth_type: 1"),
+    "another method": ("bert-mlm", {"depth": 3, "method": "net2net"}, BadTarget, "net2net does not use small_gains"),
     "no added block": ("bert-mlm", {"width": 96}, BadTarget, "none are added here: leave it out"),
     "Pre-LN": ("gpt2-lm", {"depth": 3}, BadTarget, "none are added here: leave it out"),
 }
@@ -213,9 +217,11 @@ REFUSED: dict[str, tuple[str, dict[str, object], type[LemonxError], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_small_gains_are_refused(name: str, tmp_path: Path) -> None:
-    model, options, kind, says = REFUSED[name]
+    model, asked, kind, says = REFUSED[name]
+    options = dict(asked)
     with pytest.raises(kind, match=says) as caught:
-        lemonx.plan(save(PICO[model](), tmp_path / "s"), small_gains=True, **options)  # pyright: ignore[reportArgumentType]
+        given: Any = {**options, "free": {"small_gains": True, **options.pop("free", {})}}
+        lemonx.plan(save(PICO[model](), tmp_path / "s"), **given)
     assert "\n" not in str(caught.value)
 
 
@@ -229,7 +235,7 @@ def test_norms_without_gains_cannot_have_small_ones(tmp_path: Path) -> None:
     )  # fmt: skip
     source = save(hf.OPTForCausalLM(config).double(), tmp_path / "s")
     with pytest.raises(Refused, match="no weights that could be made small"):
-        lemonx.plan(source, depth=3, small_gains=True)
+        lemonx.plan(source, depth=3, free={"small_gains": True})
     # Without tensors to say so, the plan still knows, and so does the verification.
     assert lemonx.plan(source, depth=3).exactness == UP_TO_EPS
     measured = lemonx.verify(source, lemonx.expand(source, tmp_path / "t", depth=3, verify=False).path)

@@ -111,8 +111,8 @@ def largest_difference(model: Any, target: Path) -> float:
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_class_grows(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / "source")
-    factor = None if classes()[name] in NARROW else 2
-    sizes = {"width_factor": factor, "fields": deeper(folder, classes()[name])}
+    width = None if classes()[name] in NARROW else "2x"
+    sizes = {"width": width, "set": deeper(folder, classes()[name])}
     plans: list[Plan] = []
     target = lemonx.expand(folder, tmp_path / "target", verify=False, planned=plans.append, **sizes).path
     assert largest_difference(model, target) <= max(EXACT, 10 * plans[0].expected_loss)
@@ -122,7 +122,7 @@ def test_a_class_grows(name: str, tmp_path: Path) -> None:
 def test_a_class_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     _, folder = saved(name, tmp_path / "source")
     with pytest.raises(Refused, match=REFUSED[name]):
-        lemonx.plan(folder, width_factor=2)
+        lemonx.plan(folder, width="2x")
 
 
 def test_every_refusal_is_of_a_class_that_there_is() -> None:
@@ -135,7 +135,7 @@ def test_every_refusal_is_of_a_class_that_there_is() -> None:
 )
 def test_verification_runs_and_sees_every_output(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / "source")
-    sizes = {"width_factor": 2, "fields": deeper(folder, classes()[name])}
+    sizes = {"width": "2x", "set": deeper(folder, classes()[name])}
     target = lemonx.expand(folder, tmp_path / "target", verify=True, **sizes).path
     figures = json.loads((target / "lemonx.json").read_text())["verified"]["outputs"]
     wanted = pico.named_outputs(model, pico.inputs(model, seed=0))
@@ -169,7 +169,7 @@ def test_a_decoder_alone_has_one_depth(tmp_path: Path) -> None:
     after = type(model).from_pretrained(target, dtype=torch.float64)
     assert after.generate(ids, max_new_tokens=2, use_cache=True).shape[1] > ids.shape[1]
     with pytest.raises(BadTarget, match="'encoder_layers' is not a size of this model"):
-        lemonx.plan(folder, fields={"encoder_layers": 3})
+        lemonx.plan(folder, set={"encoder_layers": 3})
 
 
 # ----------------------------------------------------------------- heads that nobody knows
@@ -184,13 +184,13 @@ def test_a_head_of_unknown_names_is_refused_with_the_truth(tmp_path: Path) -> No
     weights["cls.species.weight"] = torch.zeros(6, 48, dtype=torch.float64)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(BadCheckpoint) as caught:
-        lemonx.plan(folder, width_factor=2)
+        lemonx.plan(folder, width="2x")
     said = str(caught.value)
     assert "lemonx does not know what the tensor 'cls.species.weight' does" in said and "remove" not in said
     assert "AutoModel.from_pretrained(...).save_pretrained(...)" in said
     # The remedy is one.
     hf.AutoModel.from_pretrained(folder).save_pretrained(tmp_path / "base")
-    assert lemonx.plan(tmp_path / "base", width_factor=2).steps
+    assert lemonx.plan(tmp_path / "base", width="2x").steps
 
 
 # ----------------------------------------------------------------- images that are not square
@@ -211,7 +211,7 @@ RECTANGLES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", RECTANGLES)
 def test_images_need_not_be_square(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / "source", **RECTANGLES[name])
-    sizes = {"width_factor": 2, "fields": deeper(folder, classes()[name])}
+    sizes = {"width": "2x", "set": deeper(folder, classes()[name])}
     target = lemonx.expand(folder, tmp_path / "target", verify=name.startswith("Swin"), **sizes).path
     assert largest_difference(model, target) <= EXACT
 
@@ -222,7 +222,7 @@ def test_a_family_of_square_images_says_so(name: str, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"image_size": [16, 24]}))
     with pytest.raises(Refused, match=r"image_size is \[16, 24\].*square images only"):
-        lemonx.plan(folder, width_factor=2)
+        lemonx.plan(folder, width="2x")
 
 
 # ----------------------------------------------------------------- what leaves a model as it is
@@ -237,14 +237,14 @@ def test_a_stream_without_a_norm_to_scale_it_back_is_not_given_out_scaled(
     """The last norm has no parameters, or there is none: nothing between the stream's gain and the output."""
     model, folder = saved(name, tmp_path / "source", **more)
     with pytest.raises(Refused, match=r"the model outputs .* itself, which from 48 to 72.*try --width 96"):
-        lemonx.plan(folder, width_factor="3/2")
-    target = lemonx.expand(folder, tmp_path / "target", verify=False, width_factor=2).path
+        lemonx.plan(folder, width="3/2x")
+    target = lemonx.expand(folder, tmp_path / "target", verify=False, width="2x").path
     assert largest_difference(model, target) <= EXACT
 
 
 def test_a_classifier_has_no_decoder_to_untie(tmp_path: Path) -> None:
     """Its config may say that words are tied, but its class has nothing to tie to."""
     _, folder = saved("Gemma2ForTokenClassification", tmp_path / "source")
-    assert "lm_head" not in {step.row for step in lemonx.plan(folder, width_factor=2).steps}
+    assert "lm_head" not in {step.row for step in lemonx.plan(folder, width="2x").steps}
     with pytest.raises(BadTarget, match="tie_word_embeddings=false has no effect, as no output head here is tied"):
-        lemonx.plan(folder, width_factor=2, fields={"tie_word_embeddings": False})
+        lemonx.plan(folder, width="2x", set={"tie_word_embeddings": False})

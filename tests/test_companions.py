@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 import lemonx
 import pico
-from lemonx.diagnostics.fsck import WARNING, fsck
+from lemonx import fsck
+from lemonx.diagnostics.fsck_report import WARNING
 from lemonx.errors import BadCheckpoint, Refused
 
 
@@ -33,7 +34,7 @@ def test_alignment_heads_follow(tmp_path: Path) -> None:
     model.generation_config.alignment_heads = [[1, 3], [0, 2], [1, 0]]
     model.generation_config._from_model_config = False  # else transformers does not read what it wrote
     source = pico.save(model, tmp_path / "source")
-    sizes: Any = {"width": 96, "fields": {"decoder_layers": 5}}
+    sizes: Any = {"width": 96, "set": {"decoder_layers": 5}}
     output = lemonx.expand(source, tmp_path / "out", verify=False, **sizes).path
     before, after = (json.loads((folder / "generation_config.json").read_text()) for folder in (source, output))
     assert after["alignment_heads"] != before["alignment_heads"]
@@ -51,7 +52,7 @@ def test_heads_that_are_not_there(odd: Any, tmp_path: Path) -> None:
     source = pico.save(pico.PICO["whisper"](), tmp_path / "source")
     (source / "generation_config.json").write_text(json.dumps({"alignment_heads": odd}))
     with pytest.raises(BadCheckpoint, match=r"alignment_heads names .*: correct it, or remove the field"):
-        lemonx.expand(source, tmp_path / "out", fields={"decoder_layers": 4}, verify=False)
+        lemonx.expand(source, tmp_path / "out", set={"decoder_layers": 4}, verify=False)
     assert not (tmp_path / "out").exists()
 
 

@@ -71,8 +71,8 @@ PLACED: dict[str, dict[str, Any]] = {
     "modernbert-mlm": {"depth": 6},
     "t5": {"depth": 5},
     "vit-cls": {"depth": 5},
-    "swin-cls": {"fields": {"depths": [4, 5]}},
-    "resnet-bottleneck": {"fields": {"depths": [4, 3]}},
+    "swin-cls": {"set": {"depths": [4, 5]}},
+    "resnet-bottleneck": {"set": {"depths": [4, 3]}},
     "whisper": {"depth": 5},
 }
 
@@ -83,9 +83,9 @@ def test_every_family_stays_the_same_function(model: str, placement: str, tmp_pa
     source = save(PICO[model](), tmp_path / "s")
     if (model, placement) == ("t5", "before"):
         with pytest.raises(Refused, match=r"the first layer of .* has weights that no other has"):
-            lemonx.plan(source, placement=placement, **PLACED[model])
+            lemonx.plan(source, free={"placement": placement}, **PLACED[model])
         return
-    made = lemonx.expand(source, tmp_path / "t", placement=placement, verify=False, **PLACED[model])
+    made = lemonx.expand(source, tmp_path / "t", free={"placement": placement}, verify=False, **PLACED[model])
     assert made.plan.free.placement == placement
     assert lemonx.verify(source, tmp_path / "t").proven  # it reads the placement from the certificate
 
@@ -94,7 +94,7 @@ def test_lists_follow_their_blocks(tmp_path: Path) -> None:
     source = save(PICO["gemma3"](), tmp_path / "s")
     types = PICO["gemma3"]().config.layer_types
     for placement in PLACEMENTS:
-        plan = lemonx.plan(source, depth=5, placement=placement)
+        plan = lemonx.plan(source, depth=5, free={"placement": placement})
         (blocks,) = plan.blocks.values()
         assert plan.target_config["layer_types"] == [types[block.source] for block in blocks]
 
@@ -103,16 +103,16 @@ def test_lists_follow_their_blocks(tmp_path: Path) -> None:
 def test_post_ln_is_refused_with_the_reason(placement: str, tmp_path: Path) -> None:
     source = save(PICO["bert-mlm"](), tmp_path / "s")
     with pytest.raises(Refused, match=f"right behind the one it copies.* {placement} puts it elsewhere"):
-        lemonx.plan(source, depth=4, placement=placement)
-    assert lemonx.plan(source, width_factor=2, placement=placement)  # nothing is placed
+        lemonx.plan(source, depth=4, free={"placement": placement})
+    assert lemonx.plan(source, width="2x", free={"placement": placement})  # nothing is placed
 
 
 def test_placements_that_are_none(tmp_path: Path) -> None:
     source = save(PICO["llama-tied"](), tmp_path / "s")
-    with pytest.raises(BadTarget, match="--placement 'upside' does not exist"):
-        lemonx.plan(source, depth=4, placement="upside")  # type: ignore[arg-type]
-    with pytest.raises(BadTarget, match="--depth-type 4 does not exist"):
-        lemonx.plan(source, depth=4, depth_type=4)  # type: ignore[arg-type]
+    with pytest.raises(BadTarget, match="placement is 'upside': use one of interleaved"):
+        lemonx.plan(source, depth=4, free={"placement": "upside"})  # type: ignore[arg-type]
+    with pytest.raises(BadTarget, match="depth_type is 4: use 1, 2 or 3"):
+        lemonx.plan(source, depth=4, free={"depth_type": 4})  # type: ignore[arg-type]
 
 
 # Silence per unit.
@@ -123,15 +123,15 @@ HALVED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "llama-tied": ({"depth": 3, "width": 96}, {"value", "hidden"}),
     "llama-biases": ({"depth": 4, "width": 72}, {"value", "hidden"}),
     "gpt2-lm": ({"depth": 3, "width": 96}, {"value"}),
-    "phi3": ({"depth": 3, "width_factor": 2}, {"value", "hidden"}),
+    "phi3": ({"depth": 3, "width": "2x"}, {"value", "hidden"}),
     "modernbert-mlm": ({"depth": 5}, {"value", "hidden"}),
-    "neox": ({"depth": 3, "width_factor": 2}, {"value"}),
+    "neox": ({"depth": 3, "width": "2x"}, {"value"}),
     "falcon-multi-query": ({"depth": 3}, {"value"}),
-    "bert-mlm": ({"depth": 3, "width_factor": 2}, {"value"}),
-    "t5-gated": ({"depth": 4, "width_factor": "3/2"}, {"value", "hidden"}),
-    "mixtral": ({"depth": 3, "width_factor": 2}, {"value"}),
+    "bert-mlm": ({"depth": 3, "width": "2x"}, {"value"}),
+    "t5-gated": ({"depth": 4, "width": "3/2x"}, {"value", "hidden"}),
+    "mixtral": ({"depth": 3, "width": "2x"}, {"value"}),
     "whisper": ({"depth": 3}, {"encoder_value", "decoder_value"}),
-    "llama-head-dim": ({"depth": 3, "fields": {"head_dim": 32}}, {"value", "hidden"}),
+    "llama-head-dim": ({"depth": 3, "set": {"head_dim": 32}}, {"value", "hidden"}),
 }
 
 
@@ -139,7 +139,7 @@ HALVED: dict[str, tuple[dict[str, Any], set[str]]] = {
 def test_half_silent_blocks_are_lossless(model: str, tmp_path: Path) -> None:
     sizes, axes = HALVED[model]
     source = save(PICO[model](), tmp_path / "s")
-    made = lemonx.expand(source, tmp_path / "t", depth_type=3, verify=False, **sizes)
+    made = lemonx.expand(source, tmp_path / "t", free={"depth_type": 3}, verify=False, **sizes)
     assert halved(made.plan.source_spec) >= axes
     modes = {step.recipe.mode for step in made.plan.steps if isinstance(step.recipe, Matrix)}
     assert {HALF, MUTED} <= modes
@@ -151,7 +151,7 @@ def test_half_silent_blocks_are_lossless(model: str, tmp_path: Path) -> None:
 def test_every_weight_has_a_gradient_at_once(free: str, tmp_path: Path) -> None:
     """In an added block of type 3 all four of v, o, up and down have one at step 1, and half of o and down is there."""
     source = save(PICO["llama-untied"](), tmp_path / "s")
-    made = lemonx.expand(source, tmp_path / "t", depth=3, depth_type=3, free=free)  # type: ignore[arg-type]
+    made = lemonx.expand(source, tmp_path / "t", depth=3, free={"like": free, "depth_type": 3})  # type: ignore[arg-type]
     (blocks,) = made.plan.blocks.values()
     (added,) = (place for place, block in enumerate(blocks) if block.added)
     model = type(PICO["llama-untied"]()).from_pretrained(tmp_path / "t", dtype=torch.float64)
@@ -186,7 +186,7 @@ def test_every_weight_has_a_gradient_at_once(free: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["self_attn.v_proj", "mlp.up_proj", "self_attn.o_proj", "mlp.down_proj"])
 def test_a_unit_that_is_not_silent_is_found(module: str, tmp_path: Path) -> None:
     source = save(PICO["llama-tied"](), tmp_path / "s")
-    made = lemonx.expand(source, tmp_path / "t", depth=3, width=96, depth_type=3, verify=False)
+    made = lemonx.expand(source, tmp_path / "t", depth=3, width=96, free={"depth_type": 3}, verify=False)
     (blocks,) = made.plan.blocks.values()
     (added,) = (place for place, block in enumerate(blocks) if block.added)
     file = tmp_path / "t" / "model.safetensors"
@@ -204,9 +204,9 @@ def test_a_unit_that_is_not_silent_is_found(module: str, tmp_path: Path) -> None
 def test_type_3_is_refused_where_no_unit_can_be_silenced_on_either_side(model: str, tmp_path: Path) -> None:
     """A norm or a scale in front of the stream; channels behind a nonlinearity; a state."""
     source = save(PICO[model](), tmp_path / "s")
-    sizes: dict[str, Any] = {"fields": {"depths": [3, 3]}} if model == "resnet-basic" else {"depth": 3}
+    sizes: dict[str, Any] = {"set": {"depths": [3, 3]}} if model == "resnet-basic" else {"depth": 3}
     with pytest.raises(Refused):
-        lemonx.plan(source, depth_type=3, **sizes)
+        lemonx.plan(source, free={"depth_type": 3}, **sizes)
 
 
 def test_sections_say_both() -> None:

@@ -43,7 +43,7 @@ ROUNDING = torch.finfo(torch.float32).eps
 EXPANSIONS: dict[str, dict[str, Any]] = {
     "llama-tied": {"width": 72, "heads": 6, "kv_heads": 3, "depth": 3, "free": "language"},
     "gpt2-lm": {"width": 72, "depth": 3},
-    "vit-cls": {"width": 72, "depth": 3, "depth_type": 2},
+    "vit-cls": {"width": 72, "depth": 3, "free": {"depth_type": 2}},
     "pre-ln-mlm": {"width": 120},
     "mixtral": {"width": 72, "depth": 3},
 }

@@ -102,9 +102,8 @@ def known_options(name: str) -> set[str]:
 
 
 def scripts() -> list[str]:
-    return [
-        str(path.relative_to(ROOT)) for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py")
-    ]
+    folders = ("benchmarks", "docs/make", "examples")
+    return [str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).glob("*.py")]
 
 
 def script_options(script: str) -> set[str]:
@@ -115,7 +114,7 @@ def script_options(script: str) -> set[str]:
 def test_scripts_take_the_options_that_are_shown(page: Path) -> None:
     for text in (*shell_lines(page), *quoted(page)):
         program, *words = text.partition("#")[0].split() or [""]
-        if program == "python":
+        if program == "python" and words[0] != "-m":  # a module of another library
             assert words[0] in scripts(), text
             assert set(options(words[1:])) <= script_options(words[0]), text
 
@@ -329,7 +328,7 @@ def test_every_page_is_in_the_site() -> None:
     """The navigation of mkdocs.yml has every page and notebook once; the README leads to the first."""
     listed = re.findall(r"^ +- .*: ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     pages = [page for page in PAGES if "docs" in page.parts]
-    pages += [book.with_suffix(".md") for book in ROOT.glob("docs/notebooks/*.ipynb")]  # benchmarks/site_hooks.py
+    pages += [book.with_suffix(".md") for book in ROOT.glob("docs/notebooks/*.ipynb")]  # docs/make/site_hooks.py
     assert sorted(listed) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in pages)
     assert "docs/index.md" in {target for target, _ in links(ROOT / "README.md")}
 

@@ -21,7 +21,7 @@ PRINTS = {
     *("typer.echo", "typer.secho", "typer.confirm", "typer.prompt", "typer.style", "warnings.warn"),
     *("logging.basicConfig", "logging.StreamHandler", "rich", "Text.from_markup", "Text.from_ansi"),
 }
-PRINTING = {"guards/terminal.py", "cli/render/console.py"}
+PRINTING = {"guards/terminal.py", "cli/render/console.py", "options/former.py"}
 # Columns with numbers of a bar's own.
 COLUMNS = {
     f"rich.progress.{name}Column"
@@ -65,6 +65,7 @@ KNOWN = {
 KNOWN_IN = {
     ("architectures/__init__.py", "point.load"): "a package that the user installed",
     ("cli/__init__.py", "_commands.load"): "a package that the user installed",
+    ("checkpoints/store.py", "entry.load"): "a package that the user installed",
     ("methods/__init__.py", "package.load"): "a package that the user installed",
     ("lemonx_lab/survey/by_command.py", "TemporaryFile"): "what a command prints, without a name",
     ("checkpoints/envelopes.py", "torch.save"): "into memory",
@@ -82,10 +83,6 @@ KNOWN_IN = {
     ("diagnostics/stored_matrix.py", "FILE.read_text"): "a file of this package",
     ("lemonx_lab/survey/configs.py", "Path(found.origin).read_text"): "the code of transformers",
     ("lemonx_lab/experiments/fingerprint.py", "path.read_bytes"): "the package's own code",
-    (
-        "lemonx_lab/experiments/report/__init__.py",
-        "resources.files('lemonx_lab.experiments.report').joinpath(name).read_text",
-    ): ("files of this package"),
     ("lemonx_lab/training/shipped.py", "path.read_text"): "recipes of this package",
     ("training/curve.py", "figure.savefig"): "into memory",
     ("verification/memory.py", "Path('/proc/meminfo').read_text"): "the system's own",

@@ -20,9 +20,9 @@ from lemonx.algebra.recipes import Vector
 from lemonx.checkpoints import Checkpoint
 from lemonx.diagnostics.why import diagnose
 from lemonx.errors import BadCheckpoint, BadTarget, NotVerified
-from lemonx.planning.request import target_config
+from lemonx.options.declared import Growth
+from lemonx.planning.request import asked, target_config
 from lemonx.verification.sample import views
-from lemonx.workflows.options import sizes as requested
 from lemonx_lab.data.tasks import task_of
 
 
@@ -46,7 +46,7 @@ def edit(folder: Path, output: Path, change: Callable[[dict[str, torch.Tensor]],
 
 
 def test_a_first_blocks_own_table_stays_in_the_first_block(source: Any) -> None:
-    made = lemonx.plan(source("t5"), fields={"num_layers": 5, "num_decoder_layers": 3})
+    made = lemonx.plan(source("t5"), set={"num_layers": 5, "num_decoder_layers": 3})
     tables = [step.name for step in made.steps if "relative_attention_bias" in step.name]
     wanted = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     assert tables == [f"decoder.{wanted}", f"encoder.{wanted}"]
@@ -55,7 +55,7 @@ def test_a_first_blocks_own_table_stays_in_the_first_block(source: Any) -> None:
 
 def test_a_last_blocks_own_norm_goes_to_the_last_block(source: Any) -> None:
     """It takes the scale of the tied decoder, and the norm that was last is now an identity like any other."""
-    made = lemonx.plan(source("bart"), width=96, fields={"decoder_layers": 4})
+    made = lemonx.plan(source("bart"), width=96, set={"decoder_layers": 4})
     last = "model.decoder.layers.{}.final_layer_norm.weight"
     recipes = [next(step.recipe for step in made.steps if step.name == last.format(i)) for i in range(4)]
     assert all(isinstance(recipe, Vector) for recipe in recipes)
@@ -98,17 +98,17 @@ def test_second_names_of_sizes_follow(source: Any, tmp_path: Path) -> None:
     both = edit(source("bart"), tmp_path / "both", lambda w: None)
     config = json.loads((both / "config.json").read_text()) | {"num_hidden_layers": 2, "hidden_size": 48}
     (both / "config.json").write_text(json.dumps(config))
-    large = lemonx.expand(both, tmp_path / "large", width=96, fields={"encoder_layers": 4}, verify=True).path
+    large = lemonx.expand(both, tmp_path / "large", width=96, set={"encoder_layers": 4}, verify=True).path
     written = json.loads((large / "config.json").read_text())
     assert (written["num_hidden_layers"], written["hidden_size"]) == (4, 96)
     assert "num_attention_heads" not in written
-    for name, second, sizes in (("t5", "num_hidden_layers", {"fields": {"num_layers": 3}}),
+    for name, second, sizes in (("t5", "num_hidden_layers", {"set": {"num_layers": 3}}),
                                 ("distilbert-base", "num_hidden_layers", {"depth": 3}),
-                                ("whisper", "num_hidden_layers", {"fields": {"encoder_layers": 3}}),
-                                ("marian", "num_hidden_layers", {"fields": {"encoder_layers": 3}})):  # fmt: skip
+                                ("whisper", "num_hidden_layers", {"set": {"encoder_layers": 3}}),
+                                ("marian", "num_hidden_layers", {"set": {"encoder_layers": 3}})):  # fmt: skip
         config = json.loads((source(name) / "config.json").read_text()) | {second: 2}
         family = architectures.find(config)
-        assert target_config(family, config, requested(**sizes))[second] == 3, name
+        assert target_config(family, config, asked(Growth(**sizes)))[second] == 3, name
 
 
 # ----------------------------------------------------------------- verification
@@ -120,12 +120,12 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "electra-discriminator": ({"width": 96, "depth": 3}, 2),
     # One block that runs four times, and five that come from it.
     "albert-mlm": ({"width": 96}, 4),
-    "albert-tokens": ({"width": 96, "depth": 5, "fields": {"num_hidden_groups": 5}}, 4),
-    "t5": ({"width": 72, "fields": {"num_layers": 3, "num_decoder_layers": 4}}, 7),
+    "albert-tokens": ({"width": 96, "depth": 5, "set": {"num_hidden_groups": 5}}, 4),
+    "t5": ({"width": 72, "set": {"num_layers": 3, "num_decoder_layers": 4}}, 7),
     "t5-cls": ({"width": 72}, 4),
-    "bart": ({"width": 96, "fields": {"encoder_layers": 3, "decoder_layers": 4}}, 4),
+    "bart": ({"width": 96, "set": {"encoder_layers": 3, "decoder_layers": 4}}, 4),
     "bart-cls": ({"width": 96}, 4),
-    "whisper": ({"width": 96, "fields": {"decoder_layers": 3}}, 5),
+    "whisper": ({"width": 96, "set": {"decoder_layers": 3}}, 5),
     "whisper-cls": ({"width": 96}, 2),
 }
 
@@ -142,7 +142,7 @@ def test_it_is_verified_whole_and_block_by_block(name: str, source: Any, tmp_pat
 
 def test_positions_that_no_file_holds(source: Any, tmp_path: Path) -> None:
     """A Marian computes its positions: it is verified whole, and block by block the reason is told."""
-    large = lemonx.expand(source("marian"), tmp_path / "large", verify=True, fields={"encoder_layers": 3}).path
+    large = lemonx.expand(source("marian"), tmp_path / "large", verify=True, set={"encoder_layers": 3}).path
     with pytest.raises(NotVerified, match=r"no file holds.*without --layerwise$"):
         api.verify(source("marian"), large, layerwise=True)
 

@@ -76,7 +76,7 @@ def test_threads_and_shards_do_not_change_a_byte(name: str, source: Any, tmp_pat
     reference = tensors(lemonx.expand(source(name), tmp_path / "reference", verify=False, threads=1, **GROWN).path)
     for threads, shard in ((2, 10**9), (4, 100_000), (1, 30_000)):
         output = tmp_path / f"{threads}-{shard}"
-        lemonx.expand(source(name), output, verify=False, threads=threads, max_shard_size=shard, **GROWN)
+        lemonx.expand(source(name), output, verify=False, threads=threads, shards=f"{shard}B", **GROWN)
         assert (len(list(output.glob("*.safetensors"))) > 1) == (shard < 10**9)
         assert_equal(tensors(output), reference)
 
@@ -106,7 +106,7 @@ def test_a_sharded_source_gives_the_same(source: Any, tmp_path: Path) -> None:
 
 
 def test_a_sharded_result_loads(source: Any, tmp_path: Path) -> None:
-    output = lemonx.expand(source("llama-tied"), tmp_path / "out", max_shard_size=50_000, **GROWN).path  # verified
+    output = lemonx.expand(source("llama-tied"), tmp_path / "out", shards="50000B", **GROWN).path  # verified
     index = json.loads((output / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {file.name for file in output.glob("*.safetensors")}
     _, info = type(pico.PICO["llama-tied"]()).from_pretrained(output, output_loading_info=True)
@@ -123,7 +123,7 @@ DTYPES = [("float64", "float32"), ("float32", "bfloat16"), ("float32", "float64"
 def test_the_dtype_may_change(stored: str, wanted: str, source: Any, tmp_path: Path) -> None:
     """Verified too: a narrower dtype rounds every weight, and the tolerance is that dtype's own noise."""
     folder = source("torchvision-basic", getattr(torch, stored))
-    output = lemonx.expand(folder, tmp_path / "out", dtype=wanted, width_factor=1.5).path
+    output = lemonx.expand(folder, tmp_path / "out", dtype=wanted, width="1.5x").path
     held = tensors(output)
     assert {tensor.dtype for name, tensor in held.items() if "num_batches" not in name} == {getattr(torch, wanted)}
     assert {tensor.dtype for name, tensor in held.items() if "num_batches" in name} == {torch.int64}
@@ -228,7 +228,7 @@ def test_the_card_introduces_the_model(source: Any, tmp_path: Path) -> None:
 def test_a_model_in_memory(name: str, tmp_path: Path) -> None:
     model = pico.PICO[name]().train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    sizes = {"width": 72} if name == "llama-tied" else {"width_factor": 2}
+    sizes = {"width": 72} if name == "llama-tied" else {"width": "2x"}
     large = lemonx.expand(model, verify=False, **sizes)
     assert type(large) is type(model) and large.dtype == model.dtype and large.training
     assert sum(p.numel() for p in large.parameters()) > sum(p.numel() for p in model.parameters())

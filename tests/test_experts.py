@@ -42,7 +42,7 @@ def downs(folder: Path, layer: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
 def test_copies_differ_and_sum_to_the_source_exactly(name: str, dtype: Any, fields: Any, tmp_path: Path) -> None:
-    source, target = expanded(name, tmp_path, dtype, fields=fields)
+    source, target = expanded(name, tmp_path, dtype, set=fields)
     before, after = downs(source).double(), downs(target).double()
     copies = after.unflatten(0, (-1, 4))
     assert len(copies) == fields["num_local_experts"] // 4
@@ -57,7 +57,7 @@ def test_copies_differ_and_sum_to_the_source_exactly(name: str, dtype: Any, fiel
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "gpt-oss", "olmoe"])
 def test_copies_of_experts_are_no_twins(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     size = "num_experts" if name == "olmoe" else "num_local_experts"
-    options = {**options, "fields": {size: 8, "num_experts_per_tok": 4}}
+    options = {**options, "set": {size: 8, "num_experts_per_tok": 4}}
     source, target = expanded(name, tmp_path, **options)
     with Checkpoint.open(target) as written:
         symmetry = find_twins(lemonx.plan(source, **options), written)
@@ -71,7 +71,7 @@ def test_copies_of_experts_are_no_twins(name: str, options: dict[str, Any], tmp_
 @pytest.mark.parametrize("free", ["language", EVEN], ids=["language", "even"])
 def test_copies_separate_in_training(free: str | Free, tmp_path: Path) -> None:
     """Two steps of AdamW: the fan-in of two copies of an expert moves apart; after an even split it does not."""
-    _, target = expanded("mixtral", tmp_path, fields=TWICE, free=free)
+    _, target = expanded("mixtral", tmp_path, set=TWICE, free=free)
     with Float64():
         model: Any = type(pico.PICO["mixtral"]()).from_pretrained(target, dtype=torch.float64)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -91,11 +91,11 @@ def test_copies_separate_in_training(free: str | Free, tmp_path: Path) -> None:
 
 def test_the_plan_says_what_is_unused_and_what_is_told_apart(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["gpt-oss"](), tmp_path / "oss")
-    rules = {step.name: step.rule for step in lemonx.plan(source, fields={"num_local_experts": 6}).steps}
+    rules = {step.name: step.rule for step in lemonx.plan(source, set={"num_local_experts": 6}).steps}
     assert "unused" in rules["model.layers.0.mlp.experts.down_proj"]
     assert rules["model.layers.0.mlp.router.bias"] == "unpicked"
     source = pico.save(pico.PICO["mixtral"](), tmp_path / "mixtral")
-    rules = {step.name: step.rule for step in lemonx.plan(source, fields=TWICE).steps}
+    rules = {step.name: step.rule for step in lemonx.plan(source, set=TWICE).steps}
     assert "±Φ over copies" in rules["model.layers.0.block_sparse_moe.experts.7.w2.weight"]
     assert "Φ" not in rules["model.layers.0.block_sparse_moe.experts.7.w1.weight"]
 
@@ -117,7 +117,7 @@ UPCYCLED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def test_copies_of_experts_are_verified_in_one_tensor_or_in_many(name: str, tmp_path: Path) -> None:
     """Those of one expert add up to it, and to no other; a changed entry of a copy is seen."""
     source = pico.save(pico.PICO[name](), tmp_path / "source")
-    target = lemonx.expand(source, tmp_path / "target", fields=TWICE, verify=False).path
+    target = lemonx.expand(source, tmp_path / "target", set=TWICE, verify=False).path
     assert lemonx.verify(source, target).passed
     tensors = load_file(target / "model.safetensors")
     last = max(tensor for tensor in tensors if "experts" in tensor and "bias" not in tensor)
@@ -127,14 +127,14 @@ def test_copies_of_experts_are_verified_in_one_tensor_or_in_many(name: str, tmp_
     assert found.algebra is not None and not found.algebra.passed
 
 
-@pytest.mark.parametrize("more", [{}, {"width": 72, "depth": 3, "depth_type": 1}], ids=["alone", "larger"])
+@pytest.mark.parametrize("more", [{}, {"width": 72, "depth": 3, "free": {"depth_type": 1}}], ids=["alone", "larger"])
 @pytest.mark.parametrize("case", UPCYCLED)
 def test_dense_becomes_experts(case: str, more: dict[str, Any], tmp_path: Path) -> None:
     """Exact after a reload by the class that config.json now names, generation included."""
     name, becomes, fields = UPCYCLED[case]
     source = pico.save(pico.PICO[name](), tmp_path / "source")
     fields = {"model_type": becomes, **fields}
-    target = lemonx.expand(source, tmp_path / "target", fields=fields, verify=False, **more).path
+    target = lemonx.expand(source, tmp_path / "target", set=fields, verify=False, **more).path
     measured = lemonx.verify(source, target)
     assert measured.passed and measured.outputs.tolerance == 1e-10
     assert measured.symmetry is not None and measured.symmetry.twins == 0
@@ -151,7 +151,7 @@ def test_what_two_classes_default_otherwise_is_written_down(tmp_path: Path) -> N
     config["num_key_value_heads"] = 2
     (source / "config.json").write_text(json.dumps(config))
     fields = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
-    target = lemonx.expand(source, tmp_path / "target", fields=fields).path
+    target = lemonx.expand(source, tmp_path / "target", set=fields).path
     written = json.loads((target / "config.json").read_text())
     assert (written["rope_theta"], written["sliding_window"], written["rms_norm_eps"]) == (10000.0, 4096, 1e-6)
 
@@ -172,14 +172,15 @@ def test_what_two_classes_default_otherwise_is_written_down(tmp_path: Path) -> N
 def test_what_cannot_become_experts(name: str, fields: dict[str, Any], says: str, tmp_path: Path) -> None:
     source = pico.save(pico.PICO[name](), tmp_path / "source")
     with pytest.raises(LemonxError, match=says):
-        lemonx.plan(source, fields=fields)
+        lemonx.plan(source, set=fields)
 
 
 def test_a_family_is_named_on_the_command_line() -> None:
-    from lemonx.cli.options import sizes
+    from lemonx.cli.options import parsed
+    from lemonx.options.declared import Growth
 
-    given = sizes(None, None, None, None, None, None, ["model_type=mixtral", "num_local_experts=8"], None, None)
-    assert given["set"] == {"model_type": "mixtral", "num_local_experts": 8}
+    given = parsed(Growth, {"set": ["model_type=mixtral", "num_local_experts=8"]})
+    assert given.given()["set"] == {"model_type": "mixtral", "num_local_experts": 8}
 
 
 def test_moments_cannot_follow_a_dense_model_that_becomes_one_of_experts(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_moments_cannot_follow_a_dense_model_that_becomes_one_of_experts(tmp_pat
     source = pico.save(pico.PICO["mistral"](), tmp_path / "source")
     fields = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     with pytest.raises(Refused, match="without --with-optimizer"):
-        moments(lemonx.plan(source, fields=fields))
+        moments(lemonx.plan(source, set=fields))
 
 
 MORE = {"num_local_experts": 8}  # of which 2 are picked, as before
@@ -196,7 +197,7 @@ MORE = {"num_local_experts": 8}  # of which 2 are picked, as before
 
 def test_expert_upcycling_copies_experts_and_scores(tmp_path: Path) -> None:
     """The router differs in the rows of further copies, by 1 % of its spread; all else is the source's."""
-    source, target = expanded("mixtral", tmp_path, fields=MORE, method="expert-upcycling")
+    source, target = expanded("mixtral", tmp_path, set=MORE, method="expert-upcycling")
     assert downs(target).equal(downs(source).repeat(2, 1, 1))
     before, after = (load_file(folder / "model.safetensors") for folder in (source, target))
     name = "model.layers.1.block_sparse_moe.gate.weight"
@@ -210,7 +211,7 @@ def test_with_as_many_picked_groups_of_copies_lose_little_and_plain_copies_much(
     """In groups, most tokens pick the experts they picked, with the same weights; plain copies are picked in pairs."""
     kept = {}
     for method in ("expert-upcycling", "expert-groups"):
-        source, target = expanded("mixtral", tmp_path / method, fields=MORE, method=method)
+        source, target = expanded("mixtral", tmp_path / method, set=MORE, method=method)
         kind: Any = type(pico.PICO["mixtral"]())
         with Float64(), torch.no_grad():
             small, large = (kind.from_pretrained(folder, dtype=torch.float64) for folder in (source, target))
@@ -227,7 +228,7 @@ def test_with_as_many_picked_groups_of_copies_lose_little_and_plain_copies_much(
 @pytest.mark.parametrize("method", ["expert-upcycling", "expert-groups"])
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("mixtral", {"fields": TWICE}), ("mixtral", {"fields": MORE, "width": 96}), ("llama-tied", {"width": 96})],
+    [("mixtral", {"set": TWICE}), ("mixtral", {"set": MORE, "width": 96}), ("llama-tied", {"width": 96})],
 )
 def test_expert_upcycling_adds_experts_and_nothing_else(
     method: str, name: str, options: dict[str, Any], tmp_path: Path
@@ -238,5 +239,5 @@ def test_expert_upcycling_adds_experts_and_nothing_else(
 
 
 def test_a_fresh_target_may_have_any_number_of_experts(tmp_path: Path) -> None:
-    _, target = expanded("mixtral", tmp_path, fields=MORE, method="scratch")
+    _, target = expanded("mixtral", tmp_path, set=MORE, method="scratch")
     assert len(downs(target)) == 8

@@ -6,13 +6,13 @@ have files of their own (test_faults_*.py).
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -168,7 +168,7 @@ def test_outputs_follow_the_umask(mask: int, run: Run, good: Callable[..., Path]
     """All of them, though safetensors' own writer makes files that only their owner may read."""
     before = os.umask(mask)
     try:
-        assert run("expand", good(), "out", *GROW, "--max-shard-size", "100KB").code == 0
+        assert run("expand", good(), "out", *GROW, "--shards", "100KB").code == 0
     finally:
         os.umask(before)
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*")}
@@ -261,7 +261,7 @@ def test_memory_that_runs_out_during_verification(server: Callable[[], Server], 
     """Processes that may have only so much memory: one line, exit code 6, nothing written."""
     sizes = {**pico._LLAMA, "intermediate_size": 40000}
     source = pico.save(pico._build(LlamaForCausalLM, LlamaConfig, sizes), tmp_path / "source", torch.float32)
-    grow = ("expand", source, tmp_path / "out", "--depth", 3, "--threads", 1, "--max-shard-size", "20MB")
+    grow = ("expand", source, tmp_path / "out", "--depth", 3, "--threads", 1, "--shards", "20MB")
     limits = {"RLIMIT_AS": MEMORY}
     assert server().run(*grow, "--no-verify", limits=limits).code == 0
     shutil.rmtree(tmp_path / "out")
@@ -271,10 +271,8 @@ def test_memory_that_runs_out_during_verification(server: Callable[[], Server], 
     assert os.listdir(tmp_path) == ["source"]
 
 
-def test_the_document_lists_what_is_said(good: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_document_lists_what_is_said(good: Callable[..., Path], making: Callable[[str], ModuleType]) -> None:
     """docs/guarantees.md is written from the table, and says what the commands say now."""
-    root = Path(__file__).parents[1]
-    monkeypatch.syspath_prepend(root / "benchmarks")
-    table = importlib.import_module("guarantees").table()
-    document = (root / "docs" / "guarantees.md").read_text()
+    table = making("guarantees").table()
+    document = (Path(__file__).parents[1] / "docs" / "guarantees.md").read_text()
     assert f"<!-- faults -->\n{table}\n<!-- /faults -->" in document, "run `make guarantees`, then read the diff"

@@ -105,7 +105,7 @@ def test_smaller_shards_fit_under_a_limit(
 ) -> None:
     """The advice that the error gives, followed."""
     limit = {"RLIMIT_FSIZE": 1_300_000}
-    arguments = ("expand", good(), tmp_path / "out", *GROW, "--max-shard-size", "1MB", "--no-verify")
+    arguments = ("expand", good(), tmp_path / "out", *GROW, "--shards", "1MB", "--no-verify")
     done = server().run(*arguments, limits=limit)
     assert done.code == 0, done.err
     assert max(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 1_300_000

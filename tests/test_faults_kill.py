@@ -37,7 +37,7 @@ RUN_KILLS = 6
 POLL = 0.0005
 PHASES = ("planning", "writing", "verifying", "finishing")
 # Some megabytes in many shards, so that no phase is too short to be hit.
-GROW = ("--width", 72, "--depth", 3, "--ffn", 600, "--max-shard-size", "100KB", "--threads", 1)
+GROW = ("--width", 72, "--depth", 3, "--ffn", 600, "--shards", "100KB", "--threads", 1)
 
 
 def phase(output: Path) -> str:
@@ -179,7 +179,7 @@ def test_a_run_is_whole_whenever_its_growth_is_killed(
 ) -> None:
     """A distributed checkpoint, weights and moments: OUTPUT is absent or whole, and SOURCE is never touched."""
     run, output = distributed(good(), tmp_path / "run"), tmp_path / "out"
-    before, options = state(run), (*GROW, "--with-optimizer", "--no-verify", "--processes", 3)
+    before, options = state(run), (*GROW, "--with-optimizer", "--no-verify", "--shards", 3)
     began = time.perf_counter()
     assert server().run("expand", run, output, *options).code == 0
     spent, whole, draw = time.perf_counter() - began, state(output), random.Random(1)

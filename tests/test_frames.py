@@ -165,10 +165,10 @@ def test_another_machines_rounding_finds_the_same_frame(size: int, target: int) 
     [
         ("bert-base", {"width": 72}),
         ("bert-cls", {"width": 72}),
-        ("bloom", {"width": 72, "depth": 3, "fields": {"tie_word_embeddings": False}}),
-        ("swin-stages", {"width": 36, "fields": {"depths": [1, 4, 2]}}),
+        ("bloom", {"width": 72, "depth": 3, "set": {"tie_word_embeddings": False}}),
+        ("swin-stages", {"width": 36, "set": {"depths": [1, 4, 2]}}),
         ("albert-mlm", {"width": 72}),
-        ("siglip", {"fields": {"vision_config.hidden_size": 54}}),
+        ("siglip", {"set": {"vision_config.hidden_size": 54}}),
     ],
 )
 def test_the_result_verifies_also_block_by_block(name: str, options: Any, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_norms_beside_a_frame_leave_it_its_eps(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["electra-cls"](), tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-2}))
-    target = lemonx.expand(source, tmp_path / "target", width=72, fields={"embedding_size": 36}, verify=False).path
+    target = lemonx.expand(source, tmp_path / "target", width=72, set={"embedding_size": 36}, verify=False).path
     assert lemonx.verify(source, target).outputs.difference < 1e-12
 
 
@@ -246,7 +246,7 @@ def test_sets_of_weights_for_several_blocks_are_refused_with_a_way_out(tmp_path:
     with pytest.raises(Refused, match=r"would have to read two different bases: try --width 96$"):
         lemonx.plan(source, width=72, solve=True)
     lemonx.plan(source, width=96)
-    apart = lemonx.expand(source, tmp_path / "apart", fields={"num_hidden_groups": 4}, verify=False).path
+    apart = lemonx.expand(source, tmp_path / "apart", set={"num_hidden_groups": 4}, verify=False).path
     lemonx.expand(apart, tmp_path / "target", width=72)
 
 
@@ -254,7 +254,7 @@ def test_sets_of_weights_for_several_blocks_are_refused_with_a_way_out(tmp_path:
 def test_a_post_ln_model_becomes_deeper_and_wider_at_once(depth_type: int, tmp_path: Path) -> None:
     """Up to eps, as without frames: blocks of a group without affine parts keep one frame, and the last turns it."""
     source = pico.save(pico.PICO["bert-cls"](), tmp_path / "source")
-    deeper: Any = {"depth": 5, "depth_type": depth_type, "verify": False}
+    deeper: Any = {"depth": 5, "free": {"depth_type": depth_type}, "verify": False}
     lost = []
     for eps in (1e-12, 1e-5):
         config = json.loads((source / "config.json").read_text())

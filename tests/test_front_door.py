@@ -167,13 +167,13 @@ def test_parents_are_created_and_do_not_stay_without_an_output(
     assert state(tmp_path) == before
 
 
-def test_a_dry_run_writes_nothing(run: Run, good: Callable[..., Path], tmp_path: Path) -> None:
-    done = run("expand", good(), "a/out", "--depth", 3, "--dry-run")
+def test_a_plan_says_whether_an_output_can_be_written(run: Run, good: Callable[..., Path], tmp_path: Path) -> None:
+    done = run("plan", good(), "a/out", "--depth", 3)
     assert done.code == 0 and "lossless" in done.out and done.out.endswith("can be written, and nothing was\n"), done
-    assert json.loads(run("expand", good(), "a/out", "--depth", 3, "--dry-run", "--json").out)["lossless"]
+    assert json.loads(run("plan", good(), "a/out", "--depth", 3, "--json").out)["lossless"]
     (tmp_path / "taken").write_text("mine")
-    assert_refused(run("expand", good(), "taken", "--depth", 3, "--dry-run"), BAD_OUTPUT, "exists")
-    assert_refused(run("expand", good(), "a/out", "--depth", 1, "--dry-run"), BAD_TARGET, "would lose layers")
+    assert_refused(run("plan", good(), "taken", "--depth", 3), BAD_OUTPUT, "exists")
+    assert_refused(run("plan", good(), "a/out", "--depth", 1), BAD_TARGET, "would lose layers")
     assert state(tmp_path).keys() == {"taken"}
 
 

@@ -18,8 +18,9 @@ import faults
 import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner, state
 from faults import FAULTS, Fault
+from lemonx import Finding, Report, fsck
 from lemonx.architectures import find
-from lemonx.diagnostics.fsck import ERROR, NOTE, WARNING, Finding, Report, fsck
+from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING
 from lemonx.specs.weights import Dropped
 
 
@@ -265,7 +266,7 @@ def test_pickles_are_checked_if_asked(sharded: bool, folder: Path) -> None:
     next(iter(weights.values())).view(-1)[0] = torch.nan
     torch.save(weights, file)
     (finding,) = at(fsck(folder, allow_pickle=True), ERROR)
-    assert "NaN" in finding.found and finding.file == str(folder / "pytorch_model.bin")
+    assert "NaN" in finding.found and finding.file == str(file)
 
 
 def test_what_an_interrupted_run_left_is_mentioned(folder: Path) -> None:

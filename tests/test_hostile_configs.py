@@ -43,13 +43,13 @@ def verified(source: Path, **sizes: Any) -> dict[str, Any]:
     [
         # A text may end in several ways.
         (hf.LlamaForCausalLM, {"eos_token_id": [2, 4]}, {"ffn": 200}),
-        (hf.BartForSequenceClassification, {"eos_token_id": 0, "pad_token_id": 1}, {"width_factor": 2}),
+        (hf.BartForSequenceClassification, {"eos_token_id": 0, "pad_token_id": 1}, {"width": "2x"}),
         # Without a token for padding a classifier takes one text at a time.
         (hf.LlamaForSequenceClassification, {"pad_token_id": None}, {"ffn": 200}),
         # Tokens in chunks of a size that does not divide the sample.
         (hf.BertForMaskedLM, {"chunk_size_feed_forward": 7}, {"ffn": 200}),
         # A cache that transformers makes too small for the decoder: it cannot write, and runs all the same.
-        (hf.WhisperForCausalLM, {"encoder_layers": 1}, {"width_factor": 2}),
+        (hf.WhisperForCausalLM, {"encoder_layers": 1}, {"width": "2x"}),
     ],
     ids=["two-ends", "first-token-ends", "no-padding", "chunks", "no-cache"],
 )
@@ -63,13 +63,13 @@ def test_it_runs(model_class: Any, fields: dict[str, Any], sizes: dict[str, Any]
 def test_the_first_block_of_a_t5_may_be_copied(tmp_path: Path) -> None:
     """It has the table of distances, which serves all blocks; a copy of it has none."""
     source = saved(hf.T5ForConditionalGeneration, tmp_path, num_layers=1, num_decoder_layers=1)
-    assert verified(source, fields={"num_layers": 3, "num_decoder_layers": 2})["difference"] <= 1e-10
+    assert verified(source, set={"num_layers": 3, "num_decoder_layers": 2})["difference"] <= 1e-10
 
 
 def test_blocks_are_dropped_in_training_only(tmp_path: Path) -> None:
     """The first block of a ConvNeXt is never dropped, and so has another module where others have one for it."""
     source = saved(hf.ConvNextForImageClassification, tmp_path, drop_path_rate=0.5)
-    assert verified(source, fields={"depths": [3, 3]})["difference"] <= 1e-10
+    assert verified(source, set={"depths": [3, 3]})["difference"] <= 1e-10
 
 
 def test_stages_that_were_equally_wide_by_chance(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_stages_that_were_equally_wide_by_chance(tmp_path: Path) -> None:
         model = TimmResNetForImageClassification(config)
     pico.randomise(model, seed=0)
     source = pico.save(model, tmp_path / "source", torch.float64)
-    assert verified(source, fields={"model_args.channels": [36, 48]})["difference"] <= 1e-10
+    assert verified(source, set={"model_args.channels": [36, 48]})["difference"] <= 1e-10
 
 
 @pytest.mark.parametrize("count", [8, 12])
@@ -88,7 +88,7 @@ def test_several_experts_in_one_tensor_are_groups_of_copies_each(count: int, tmp
     """Also where the stream does not grow, so that the rows of several experts follow one another."""
     source = saved(hf.GptOssForCausalLM, tmp_path)
     sizes = {"num_local_experts": count, "num_experts_per_tok": count // 2}
-    assert verified(source, fields=sizes, free="vision")["difference"] <= 1e-10
+    assert verified(source, set=sizes, free="vision")["difference"] <= 1e-10
 
 
 def test_a_changed_expert_is_still_seen(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_changed_expert_is_still_seen(tmp_path: Path) -> None:
 
     source = saved(hf.GptOssForCausalLM, tmp_path)
     sizes = {"num_local_experts": 8, "num_experts_per_tok": 4}
-    target = lemonx.expand(source, tmp_path / "target", fields=sizes, free="vision", verify=False).path
+    target = lemonx.expand(source, tmp_path / "target", set=sizes, free="vision", verify=False).path
     weights = load_file(target / "model.safetensors")
     name = "model.layers.1.mlp.experts.down_proj"
     weights[name][6, 3, 5] *= 1.001
@@ -113,7 +113,7 @@ def test_numbers_below_the_normal_ones_of_fp16_round_by_more(tmp_path: Path) -> 
             if name.endswith(("q_proj.weight", "k_proj.weight")):
                 weight *= 1e-5  # a norm reads what they write
     source = pico.save(model, tmp_path / "source", torch.float16)
-    assert lemonx.expand(source, tmp_path / "target", width_factor="3/2", free="vision").path.is_dir()
+    assert lemonx.expand(source, tmp_path / "target", width="3/2x", free="vision").path.is_dir()
 
 
 def test_noise_is_that_of_what_is_compared(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_noise_is_that_of_what_is_compared(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     config["architectures"] = ["Dinov2ForImageClassification"]
     (source / "config.json").write_text(json.dumps(config))
-    found = verified(source, width_factor="3/2")
+    found = verified(source, width="3/2x")
     assert 0 < found["noise"] < 1e-5 and found["difference"] <= found["tolerance"] <= 1e-4
 
 
@@ -132,7 +132,7 @@ def test_another_token_is_another_text(tmp_path: Path) -> None:
         fields = {"num_hidden_layers": 4, "head_dim": 12, "vocab_size": 300}
         source = saved(hf.MistralForCausalLM, tmp_path / str(seed), torch.bfloat16, **fields)
         sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 100}
-        verified(source, width=64, fields=sizes, seed=seed)
+        verified(source, width=64, set=sizes, seed=seed)
 
 
 @pytest.mark.parametrize("out", [[0, 1], [0, 2]])
@@ -140,8 +140,8 @@ def test_maps_of_a_backbone_may_be_in_another_basis(out: list[int], tmp_path: Pa
     """At x4/3 frames carry its streams, as they do a base model's, and the plan says so."""
     fields = {"embed_dim": 12, "num_heads": [3, 3], "depths": [2, 1], "image_size": 16, "patch_size": 2}
     source = saved(hf.SwinBackbone, tmp_path, **fields, window_size=2, out_indices=out)
-    assert "the source's in another basis" in " ".join(notes(lemonx.plan(source, width_factor="4/3")))
-    assert verified(source, width_factor="4/3")["difference"] <= 1e-10
+    assert "the source's in another basis" in " ".join(notes(lemonx.plan(source, width="4/3x")))
+    assert verified(source, width="4/3x")["difference"] <= 1e-10
 
 
 # ----------------------------------------------------------------- what the check did not know
@@ -156,8 +156,8 @@ def test_an_odd_number_of_entries_that_turn_is_refused(model_class: Any, tmp_pat
     if model_class is hf.PhiForCausalLM:
         heads["head_dim"] = 24
     with pytest.raises(Refused, match="query: 3 of its entries turn, which make no whole pairs: keep it at 12"):
-        lemonx.plan(source, width=96, fields=heads)
-    assert lemonx.plan(source, width_factor=2).steps  # heads of 12
+        lemonx.plan(source, width=96, set=heads)
+    assert lemonx.plan(source, width="2x").steps  # heads of 12
 
 
 @pytest.mark.parametrize("model_class", [hf.StableLmForCausalLM, hf.PhiForCausalLM, hf.CohereForCausalLM])
@@ -170,8 +170,8 @@ def test_heads_that_a_layer_norm_reads_keep_their_entries(model_class: Any, tmp_
     entries = config.hidden_size // config.num_attention_heads
     own = {} if model_class is hf.StableLmForCausalLM else {"head_dim": 2 * entries}
     with pytest.raises(Refused, match=rf"a LayerNorm reads the entries of every head, .*: keep it at {entries}$"):
-        lemonx.plan(source, width=2 * config.hidden_size, fields=heads | own)
-    assert lemonx.plan(source, width_factor=2).steps  # more heads
+        lemonx.plan(source, width=2 * config.hidden_size, set=heads | own)
+    assert lemonx.plan(source, width="2x").steps  # more heads
 
 
 @pytest.mark.parametrize("model_class", [hf.MambaForCausalLM, hf.Mamba2ForCausalLM])
@@ -179,17 +179,17 @@ def test_a_branch_that_is_divided_by_the_depth_when_it_is_loaded(model_class: An
     source = saved(model_class, tmp_path, rescale_prenorm_residual=True)
     with pytest.raises(Refused, match=r"depth would change from 2 to 3, and rescale_prenorm_residual divides.*at 2"):
         lemonx.plan(source, depth=3)
-    assert verified(source, width_factor=2)["difference"] <= 1e-10
+    assert verified(source, width="2x")["difference"] <= 1e-10
 
 
 def test_the_state_of_a_mamba_grows_where_its_activation_keeps_zero(tmp_path: Path) -> None:
     source = saved(hf.Mamba2ForCausalLM, tmp_path, hidden_act="laplace")
     state = json.loads((source / "config.json").read_text())["state_size"]
     with pytest.raises(Refused, match=f"'laplace' does not take zero to zero, .* keep it at {state}"):
-        lemonx.plan(source, fields={"state_size": 2 * state})
+        lemonx.plan(source, set={"state_size": 2 * state})
     with pytest.raises(Refused, match="pass through a nonlinearity, so every new unit must duplicate an old one"):
-        lemonx.plan(source, width_factor="3/2")
-    assert verified(source, width_factor=2)["difference"] <= 1e-10
+        lemonx.plan(source, width="3/2x")
+    assert verified(source, width="2x")["difference"] <= 1e-10
 
 
 def test_activations_that_keep_zero_are_listed() -> None:
@@ -204,7 +204,7 @@ def test_activations_that_keep_zero_are_listed() -> None:
 def test_a_norm_that_is_not_run_is_not_counted(tmp_path: Path) -> None:
     """A decoder without its encoder skips the norm behind what it would ask: with small gains one more would show."""
     source = saved(hf.BartForCausalLM, tmp_path)
-    found = verified(source, depth=3, small_gains=True)
+    found = verified(source, depth=3, free={"small_gains": True})
     assert found["difference"] <= 1e-10 and 0 < found["stream_loss"] < 1e-8
 
 
@@ -222,7 +222,7 @@ def test_a_norm_that_is_not_run_is_not_counted(tmp_path: Path) -> None:
 def test_blocks_that_read_another_model(model_class: Any, fields: dict[str, Any], tmp_path: Path) -> None:
     source = saved(model_class, tmp_path, **fields)
     with pytest.raises(Refused, match="add_cross_attention is true, which lemonx does not support"):
-        lemonx.plan(source, width_factor=2)
+        lemonx.plan(source, width="2x")
 
 
 @pytest.mark.parametrize("activation", ["prelu", "xielu"])
@@ -230,24 +230,24 @@ def test_a_part_of_a_block_is_no_head(activation: str, tmp_path: Path) -> None:
     """An activation with weights: the base model has it too."""
     source = saved(hf.LlamaForCausalLM, tmp_path, hidden_act=activation)
     with pytest.raises(BadCheckpoint, match=r"does not know what the tensor 'model.layers.0.mlp.act_fn") as caught:
-        lemonx.plan(source, width_factor=2)
+        lemonx.plan(source, width="2x")
     assert "base model" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ratio", [2.5, 1.3])
 def test_a_ratio_need_not_be_whole(ratio: float, tmp_path: Path) -> None:
     source = saved(hf.SwinForImageClassification, tmp_path, mlp_ratio=ratio)
-    assert verified(source, width_factor=2)["difference"] <= 1e-10
-    assert lemonx.plan(source, fields={"mlp_ratio": 3 * ratio}).steps
+    assert verified(source, width="2x")["difference"] <= 1e-10
+    assert lemonx.plan(source, set={"mlp_ratio": 3 * ratio}).steps
     with pytest.raises(BadTarget, match="mlp_ratio"):
-        lemonx.plan(source, fields={"mlp_ratio": float("nan")})
+        lemonx.plan(source, set={"mlp_ratio": float("nan")})
 
 
 def test_a_part_of_a_base_model_is_no_head(tmp_path: Path) -> None:
     """To save the base model, as was advised, would save the same again."""
     source = saved(hf.ViTModel, tmp_path, pooler_act="prelu")
     with pytest.raises(BadCheckpoint, match=r"does not know what the tensor 'pooler.activation.weight'") as caught:
-        lemonx.plan(source, width_factor=2)
+        lemonx.plan(source, width="2x")
     assert "base model" not in str(caught.value)
 
 
@@ -257,15 +257,15 @@ def test_a_field_that_config_json_lacks_is_written_by_saving(tmp_path: Path) -> 
     assert config.pop("n_layer") == 2  # as many as there are by default
     (source / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadCheckpoint, match=r"no field .n_layer.*: load the model with transformers and save"):
-        lemonx.plan(source, width_factor=2)
+        lemonx.plan(source, width="2x")
     hf.BloomForCausalLM.from_pretrained(source).save_pretrained(source)
-    assert lemonx.plan(source, width_factor=2).steps
+    assert lemonx.plan(source, width="2x").steps
 
 
 def test_layers_without_experts_are_told_by_the_fields_that_make_them(tmp_path: Path) -> None:
     source = saved(hf.Qwen3MoeForCausalLM, tmp_path, decoder_sparse_step=2)
     with pytest.raises(Refused, match="decoder_sparse_step or mlp_only_layers leaves layers without experts, "):
-        lemonx.plan(source, width_factor=2)
+        lemonx.plan(source, width="2x")
 
 
 def test_an_option_that_a_model_has_no_size_for_says_which_it_has(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_heads_of_a_timm_vit_divide_its_width(tmp_path: Path) -> None:
 def test_an_untied_marian_has_a_table_for_each_side(model_class: Any, tmp_path: Path) -> None:
     """share_encoder_decoder_embeddings does not tie them where tie_word_embeddings is false."""
     source = saved(model_class, tmp_path, tie_word_embeddings=False)
-    assert verified(source, fields={"decoder_ffn_dim": 200})["difference"] <= 1e-10
+    assert verified(source, set={"decoder_ffn_dim": 200})["difference"] <= 1e-10
 
 
 def test_more_sets_of_weights_than_blocks(tmp_path: Path) -> None:
@@ -293,8 +293,8 @@ def test_more_sets_of_weights_than_blocks(tmp_path: Path) -> None:
     with pytest.raises(
         BadTarget, match=r"num_hidden_groups=2 asks for more sets of weights than .* 1: give --depth 2 too"
     ):
-        lemonx.plan(source, fields={"num_hidden_groups": 2})
-    assert lemonx.plan(source, depth=2, fields={"num_hidden_groups": 2}).steps
+        lemonx.plan(source, set={"num_hidden_groups": 2})
+    assert lemonx.plan(source, depth=2, set={"num_hidden_groups": 2}).steps
 
 
 def test_advice_about_heads_says_how_wide_they_are(tmp_path: Path) -> None:
@@ -339,16 +339,16 @@ def test_a_stream_that_is_an_output_and_feeds_a_tied_decoder(tmp_path: Path) -> 
     with pytest.raises(
         Refused, match=r"outputs final itself, .* scaled by 0.5: try --width 84 or --width 96 --set tie_word"
     ):
-        lemonx.plan(source, width_factor=2)
-    untied = verified(source, width_factor=2, depth=3, fields={"tie_word_embeddings": False})
+        lemonx.plan(source, width="2x")
+    untied = verified(source, width="2x", depth=3, set={"tie_word_embeddings": False})
     assert untied["difference"] <= 1e-10
 
 
 def test_layers_that_cannot_be_copied_come_before_an_option_for_added_ones(tmp_path: Path) -> None:
-    """Leaving --small-gains out would not help: the only layer of each stage changes the shape of its input."""
+    """Leaving small_gains out would not help: the only layer of each stage changes the shape of its input."""
     source = saved(hf.ResNetForImageClassification, tmp_path, depths=[1, 1])
     with pytest.raises(Refused, match=r"so none can be copied: keep its depth at 1"):
-        lemonx.plan(source, fields={"depths": [4, 1]}, small_gains=True)
+        lemonx.plan(source, set={"depths": [4, 1]}, free={"small_gains": True})
 
 
 def test_a_field_that_the_class_does_not_use_may_be_missing(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_a_field_that_the_class_does_not_use_may_be_missing(tmp_path: Path) -> N
     config = json.loads((source / "config.json").read_text())
     del config["encoder_attention_heads"]
     (source / "config.json").write_text(json.dumps(config))
-    assert verified(source, fields={"decoder_ffn_dim": 200})["difference"] <= 1e-10
+    assert verified(source, set={"decoder_ffn_dim": 200})["difference"] <= 1e-10
 
 
 def test_one_channel_of_zeros_becomes_one_on_either_side(tmp_path: Path) -> None:
@@ -367,11 +367,11 @@ def test_one_channel_of_zeros_becomes_one_on_either_side(tmp_path: Path) -> None
     with Float64():
         model = TorchvisionResNetForImageClassification(config)
     pico.randomise(model, seed=0)
-    assert verified(pico.save(model, tmp_path / "source"), width_factor=2)["difference"] <= 1e-10
+    assert verified(pico.save(model, tmp_path / "source"), width="2x")["difference"] <= 1e-10
 
 
 @pytest.mark.parametrize("fields", [{"vocab_size": 104}, {"decoder_vocab_size": 104}])
 def test_a_decoder_alone_may_read_other_words_than_it_writes(fields: dict[str, int], tmp_path: Path) -> None:
     own = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     source = saved(hf.MarianForCausalLM, tmp_path, vocab_size=52, decoder_vocab_size=52, **own)
-    assert verified(source, fields=fields)["difference"] <= 1e-10
+    assert verified(source, set=fields)["difference"] <= 1e-10

@@ -328,7 +328,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(away: Away, small: Path, monke
 
 def test_push(away: Away, tmp_path: Path) -> None:
     away.log_in()
-    done = away.run("expand", "org/small", "out", "--depth", 3, "--push", "me/large", "--private")
+    done = away.run("expand", "org/small", "out", "--depth", 3, "--push", "me/large")
     assert done.code == 0 and done.out.endswith(f"uploaded to {away.hub.url}/me/large\n"), done
     repo = away.hub.repos["me/large"]
     assert repo.private and "lemonx" in repo.messages[-1]

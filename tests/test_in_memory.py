@@ -58,7 +58,7 @@ def test_every_parameter_keeps_its_dtype(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "growth"),
-    [("llama-tied", {"width": 72, "depth": 5}), ("mixtral", {"width_factor": 2}), ("resnet-basic", {"width_factor": 2}),
+    [("llama-tied", {"width": 72, "depth": 5}), ("mixtral", {"width": "2x"}), ("resnet-basic", {"width": "2x"}),
      ("whisper", {"depth": 4})],
 )  # fmt: skip
 def test_what_is_grown_in_memory_is_what_a_folder_becomes(name: str, growth: Any, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_buffers_keep_their_dtype() -> None:
     assert {buffer.dtype for buffer in large.buffers()} == {torch.float64}
     resnet = pico.PICO["resnet-basic"]().half()
     counted = {name: buffer.dtype for name, buffer in resnet.named_buffers()}
-    grown = lemonx.expand(resnet, width_factor=2, verify=False)
+    grown = lemonx.expand(resnet, width="2x", verify=False)
     assert {name: buffer.dtype for name, buffer in grown.named_buffers()} == counted
 
 
@@ -132,7 +132,7 @@ def test_settings_stay() -> None:
 def test_parts_keep_their_own_attention() -> None:
     model: Any = pico.PICO["clip"]()
     model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
-    large: Any = lemonx.expand(model, width_factor=2, verify=False)
+    large: Any = lemonx.expand(model, width="2x", verify=False)
     assert large.config.text_config._attn_implementation == "eager"
     assert large.config.vision_config._attn_implementation == "sdpa"
 

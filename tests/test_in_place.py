@@ -32,7 +32,7 @@ GROWTHS: dict[str, dict[str, Any]] = {
     "gpt2-lm": {"width": 72, "depth": 3},
     "bert-mlm": {"width": 96, "depth": 3},
     "mixtral": {"width": 96, "depth": 3},
-    "clip": {"width_factor": 2},
+    "clip": {"width": "2x"},
 }
 
 

@@ -45,9 +45,9 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "llama-tied": ({"width": 72, "depth": 5}, 5),
     "gpt2-base": ({"width": 72, "depth": 3}, 3),
     "bert-mlm": ({"width": 96, "depth": 5}, 2),
-    "vit-cls": ({"width": 72, "depth": 5, "depth_type": 2}, 5),
-    "swinv2-cls": ({"width_factor": 2, "fields": {"depths": [6, 3]}}, 9),
-    "resnet-basic": ({"width_factor": 1.5, "fields": {"depths": [3, 5]}}, 8),
+    "vit-cls": ({"width": 72, "depth": 5, "free": {"depth_type": 2}}, 5),
+    "swinv2-cls": ({"width": "2x", "set": {"depths": [6, 3]}}, 9),
+    "resnet-basic": ({"width": "1.5x", "set": {"depths": [3, 5]}}, 8),
     "olmo2": ({"width": 72, "depth": 3}, 3),
     # Texts in pairs, of which it chooses one.
     "modernbert-choice": ({"width": 96, "depth": 5}, 5),
@@ -76,7 +76,7 @@ TYPES: dict[str, str] = {}
 for _name, _builder in pico.PICO.items():
     if isinstance(_builder, partial):
         TYPES.setdefault(_builder.args[1].model_type, _name)
-ELSE = {"timm_resnet": {"width_factor": 3}}
+ELSE = {"timm_resnet": {"width": "3x"}}
 # Its positions are computed, and in no file.
 COMPUTED = {"marian"}
 
@@ -88,7 +88,7 @@ def test_every_family_agrees_at_twice_the_width(
     """With every weight that can be read in strips read in strips."""
     monkeypatch.setattr(strips, "STRIP", 1 << 11)
     small = pico.save(pico.PICO[TYPES[model_type]](), tmp_path / "small")
-    sizes = ELSE.get(model_type, {"width_factor": 2})
+    sizes = ELSE.get(model_type, {"width": "2x"})
     measured = api.verify(small, lemonx.expand(small, tmp_path / "large", verify=False, **sizes).path, layerwise=True)
     layers = measured.layers
     assert measured.passed and layers is not None and layers.skipped is None
@@ -113,7 +113,7 @@ def test_the_meter_counts_what_is_there(source: Callable[..., Path], tmp_path: P
     [
         ("llama-tied", {"width": 72, "depth": 6}, "model.layers.3.mlp.down_proj.weight", "model.layers.3"),
         ("bert-mlm", {"depth": 5}, "bert.encoder.layer.3.output.dense.bias", "bert.encoder.layer.4"),
-        ("resnet-basic", {"width_factor": 2, "fields": {"depths": [2, 6]}},
+        ("resnet-basic", {"width": "2x", "set": {"depths": [2, 6]}},
          "resnet.encoder.stages.1.layers.3.layer.0.convolution.weight", "resnet.encoder.stages.1.layers.3"),
     ],
     ids=["llama", "bert-group", "resnet"],

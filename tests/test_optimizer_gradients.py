@@ -28,7 +28,7 @@ SMALLEST = 1e-3
 FIRST = Free("first", split=0.0, phi=0.0, depth_type=1, zeta=0.0)
 
 DOUBLE, HALF_MORE, MORE, DEEPER = {"width": 96}, {"width": 72}, {"width": 120}, {"depth": 3}
-STAGES: list[dict[str, Any]] = [{"width_factor": 2}, {"width_factor": 1.5}]
+STAGES: list[dict[str, Any]] = [{"width": "2x"}, {"width": "1.5x"}]
 # Every kind of model, and the sizes at which it can grow.
 MODELS: dict[str, list[dict[str, Any]]] = {
     "gpt2-lm": [DOUBLE, HALF_MORE, MORE, DOUBLE | DEEPER],
@@ -43,14 +43,14 @@ MODELS: dict[str, list[dict[str, Any]]] = {
     "megatron-cls": [HALF_MORE | DEEPER],
     "vit-cls": [DOUBLE, HALF_MORE | DEEPER],
     "swinv2-cls": [STAGES[0]],
-    "resnet-bottleneck": [STAGES[0], {"width_factor": 1.5, "fields": {"depths": [3, 3]}}],
+    "resnet-bottleneck": [STAGES[0], {"width": "1.5x", "set": {"depths": [3, 3]}}],
     "resnet-basic": [STAGES[1]],
     "torchvision-bottleneck": [STAGES[1]],
     # A scale for every channel of a branch; and a kernel for every channel.
     "dinov2-cls": [DOUBLE, HALF_MORE, HALF_MORE | DEEPER],
     "beit-cls": [HALF_MORE],
     "timm-vit-scaled": [DOUBLE, HALF_MORE],
-    "convnext-cls": [STAGES[0], {"width_factor": 2, "fields": {"depths": [3, 2]}}],
+    "convnext-cls": [STAGES[0], {"width": "2x", "set": {"depths": [3, 2]}}],
     "mamba": [DOUBLE, HALF_MORE, HALF_MORE | DEEPER],
     "mamba2": [DOUBLE, HALF_MORE],
 }
@@ -123,7 +123,7 @@ def test_the_next_gradient_is_the_reading_of_the_source_s(
     for name, error in far.items():
         if status[name] == EXACT:
             assert error <= TOLERANCE, name
-    added = "depth" in sizes or "fields" in sizes
+    added = "depth" in sizes or "set" in sizes
     assert (FRESH in status.values()) == added
     assert EXACT in status.values()
 
@@ -157,7 +157,7 @@ def test_what_is_exact_with_an_even_split(
 def test_batch_statistics_change_nothing(source: Any, tmp_path: Path) -> None:
     """A BatchNorm in training mode has another Jacobian, per channel all the same."""
     far, status = errors(
-        source("resnet-bottleneck", True), "resnet-bottleneck", tmp_path / "t", FIRST, train=True, width_factor=1.5
+        source("resnet-bottleneck", True), "resnet-bottleneck", tmp_path / "t", FIRST, train=True, width="1.5x"
     )
     assert set(status.values()) == {EXACT}
     assert max(far.values()) <= TOLERANCE
@@ -206,7 +206,7 @@ def test_query_groups(source: Any, tmp_path: Path) -> None:
 
 def test_groups_of_heads_behind_a_convolution(source: Any, tmp_path: Path) -> None:
     """What the heads of a Mamba 2 share passes a convolution first: its kernels are as uncertain as the projection."""
-    far, status = errors(source("mamba2"), "mamba2", tmp_path / "a", EVEN, fields={"n_groups": 4})
+    far, status = errors(source("mamba2"), "mamba2", tmp_path / "a", EVEN, set={"n_groups": 4})
     uncertain = {name.split(".")[-2] for name, word in status.items() if word == EXPECTED}
     assert uncertain == {"in_proj", "conv1d"}
     assert all(far[name] > 1e-3 for name, word in status.items() if word == EXPECTED)
@@ -216,7 +216,7 @@ def test_groups_of_heads_behind_a_convolution(source: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize("model", ["gpt2-lm", "llama-tied", "olmo2", "bert-mlm", "resnet-basic", "vit-cls"])
 def test_the_backward_signals_of_copies_sum_to_the_unit_s(source: Any, model: str) -> None:
     """E^T D = 1 on every space: the chain rule, whatever the free parameters; means count with weight 1/n."""
-    sizes = {"width_factor": 2} if model == "resnet-basic" else {"width": 96}
+    sizes = {"width": "2x"} if model == "resnet-basic" else {"width": 96}
     for free in (EVEN, FIRST, PRESETS["vision"], PRESETS["own"], replace(PRESETS["own"], split=0.5)):
         plan = lemonx.plan(source(model)[0], free=free, **sizes)
         for name, dual in duals(plan).items():

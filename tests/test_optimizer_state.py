@@ -366,7 +366,7 @@ def test_state_by_name_as_distributed_checkpoints_keep_it(tmp_path: Path) -> Non
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     state = {k: v for k, v in get_optimizer_state_dict(model, optimizer, options=flat).items() if torch.is_tensor(v)}
     save(state, storage_writer=HuggingFaceStorageWriter(str(source / "optimizer")), no_dist=True)
-    lemonx.expand(source, output, width=72, depth=3, with_optimizer=True, verify=False, max_shard_size=100_000)
+    lemonx.expand(source, output, width=72, depth=3, with_optimizer=True, verify=False, shards="100000B")
     assert len(list((output / "optimizer").glob("*.safetensors"))) > 1
     large = type(model).from_pretrained(output)
     resumed = torch.optim.AdamW(large.parameters(), lr=1e-3)

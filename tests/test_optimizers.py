@@ -37,9 +37,9 @@ GROWTHS: dict[str, tuple[str, dict[str, Any]]] = {
 # What copies do not carry: a frame, a head that was the embedding, parts of experts, experts beside the others.
 OPEN: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "frames": ("bert-cls", {"width": 72}, {FRAMES}),
-    "untied": ("llama-tied", {"width": 96, "fields": {"tie_word_embeddings": False}}, {UNTIED}),
-    "parts": ("mixtral", {"fields": TWICE | {"intermediate_size": 10}}, {PARTS}),
-    "unused": ("gpt-oss", {"fields": {"num_local_experts": 6}}, {UNUSED}),
+    "untied": ("llama-tied", {"width": 96, "set": {"tie_word_embeddings": False}}, {UNTIED}),
+    "parts": ("mixtral", {"set": TWICE | {"intermediate_size": 10}}, {PARTS}),
+    "unused": ("gpt-oss", {"set": {"num_local_experts": 6}}, {UNUSED}),
 }
 Gradients = list[dict[str, Tensor]]
 

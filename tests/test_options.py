@@ -43,7 +43,7 @@ def valued() -> Iterator[tuple[str, str]]:
     """Each option that takes a value, by its command, as the parser has them."""
     for command, parsed in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         for option in parsed.params:
-            if option.param_type_name == "option" and not option.is_flag and "--help" not in option.opts:
+            if option.param_type_name == "option" and not option.is_flag and not option.hidden:
                 yield command, option.opts[0]
 
 

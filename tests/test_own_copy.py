@@ -94,18 +94,18 @@ def test_two_networks_exchange_only_noise() -> None:
 
 # Grouped queries, LayerNorm with means, experts, Post-LN with frames, shared blocks, transposed files, convolutions.
 GROWTHS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama-tied", {"width_factor": 2, "depth": 3}),
-    "llama-indivisible": ("llama-untied", {"width_factor": "3/2", "heads": 6, "kv_heads": 3}),
-    "gpt2-means": ("gpt2-lm", {"width_factor": "3/2"}),
-    "gpt2-three": ("gpt2-lm", {"width_factor": 3}),
-    "vit": ("vit-cls", {"width_factor": "3/2", "depth": 3}),
-    "mixtral": ("mixtral", {"width_factor": 2, "fields": {"num_local_experts": 8, "num_experts_per_tok": 4}}),
+    "llama": ("llama-tied", {"width": "2x", "depth": 3}),
+    "llama-indivisible": ("llama-untied", {"width": "3/2x", "heads": 6, "kv_heads": 3}),
+    "gpt2-means": ("gpt2-lm", {"width": "3/2x"}),
+    "gpt2-three": ("gpt2-lm", {"width": "3x"}),
+    "vit": ("vit-cls", {"width": "3/2x", "depth": 3}),
+    "mixtral": ("mixtral", {"width": "2x", "set": {"num_local_experts": 8, "num_experts_per_tok": 4}}),
     "bert-frames": ("bert-cls", {"width": 72}),
-    "bert": ("bert-mlm", {"width_factor": 2, "depth": 3}),
-    "albert": ("albert-mlm", {"width_factor": 2}),
-    "t5": ("t5", {"width_factor": "3/2"}),
-    "mamba": ("mamba", {"width_factor": 2}),
-    "resnet": ("resnet-bottleneck", {"width_factor": 2}),
+    "bert": ("bert-mlm", {"width": "2x", "depth": 3}),
+    "albert": ("albert-mlm", {"width": "2x"}),
+    "t5": ("t5", {"width": "3/2x"}),
+    "mamba": ("mamba", {"width": "2x"}),
+    "resnet": ("resnet-bottleneck", {"width": "2x"}),
 }
 
 
@@ -125,7 +125,7 @@ def test_models_stay_the_same_function_and_copies_differ(case: str, tmp_path: Pa
 def test_half_precision_checkpoints(dtype: str, tmp_path: Path) -> None:
     """At a whole multiple nothing is scaled, so every sum is exact, and the check of every entry says so."""
     source = save(PICO["llama-tied"](), tmp_path / "s", getattr(torch, dtype))
-    made = lemonx.expand(source, tmp_path / "t", width_factor=2, depth=3, free="own")
+    made = lemonx.expand(source, tmp_path / "t", width="2x", depth=3, free="own")
     assert made.verified.proven
     owned = [s for s in made.plan.steps if isinstance(s.recipe, Matrix) and s.recipe.own]
     assert {step.exactness for step in owned} == {"exact-sum"}
@@ -136,7 +136,7 @@ def test_noise_that_is_rounded_away_leaves_twin_networks(tmp_path: Path) -> None
     """Noise below half a spacing of every weight is 0 in bf16; no two units are alike, but the two networks are."""
     source = save(PICO["llama-tied"](), tmp_path / "s", torch.bfloat16)
     free = parse_free({"like": "own", "phi": 1e-9})
-    made = lemonx.expand(source, tmp_path / "t", width_factor=2, free=free, verify=False)
+    made = lemonx.expand(source, tmp_path / "t", width="2x", free=free, verify=False)
     with Checkpoint.open(tmp_path / "t") as target:
         found = find_twins(made.plan, target)
     assert found.twins == found.copies > 0
@@ -152,7 +152,7 @@ def test_a_sample_of_rows_tells_the_spread_of_a_large_weight(tmp_path: Path, mon
     tensors[name][1] = 1e4
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     monkeypatch.setattr(row_readers, "SAMPLE", 4 * tensors[name].shape[1])
-    made = lemonx.expand(source, tmp_path / "t", width_factor=2)
+    made = lemonx.expand(source, tmp_path / "t", width="2x")
     assert made.verified.proven
     with Checkpoint.open(tmp_path / "t") as target:
         noise = target.read(name)[2 : len(tensors[name]), tensors[name].shape[1] :]
@@ -195,7 +195,7 @@ def test_phi_of_zero_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadTarget, match="twin networks"):
         parse_free({"rest": "own", "phi": 0})
     with pytest.raises(BadTarget, match="twin networks"):
-        lemonx.plan(save(PICO["llama-tied"](), tmp_path / "s"), width_factor=2, free=BARE)
+        lemonx.plan(save(PICO["llama-tied"](), tmp_path / "s"), width="2x", free=BARE)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_phi_of_zero_is_refused(tmp_path: Path) -> None:
         ({"phi": float("nan")}, "phi is nan"),
         ({"phi": "much"}, "phi is 'much'"),
         ({"relative": 1}, "relative is 1"),
-        ({"depth_type": 4}, "--depth-type 4"),
+        ({"depth_type": 4}, "depth_type is 4"),
         ({"name": "mine"}, "'name' is not a free parameter"),
     ],
 )
@@ -230,7 +230,7 @@ def test_recipes_name_it() -> None:
     }  # fmt: skip
     read = parse_recipe(recipe)
     assert read.expand is not None
-    assert read.expand.options["free"] == replace(preset("own"), phi=0.05)
+    assert parse_free(read.expand.options["free"]) == replace(preset("own"), phi=0.05)
     assert read.as_dict()["expand"] == recipe["expand"]
     with pytest.raises(BadRecipe, match="rest is 'odd'"):
         parse_recipe({**recipe, "expand": {"width": 64, "free": {"rest": "odd"}}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,7 +15,6 @@ from lemonx.cli.render.advising import prediction_text
 from lemonx.errors import BadRecipe
 from lemonx.training.prediction import Case, Growth, fit, leave_out, measured, predict, usable, useful_steps
 from lemonx_lab.experiments import report
-from lemonx_lab.experiments.measured import length_at, measured_growths
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -113,7 +113,10 @@ def test_a_source_counts_until_its_loss_is_flat(tmp_path: Path) -> None:
         useful_steps(tmp_path)
 
 
-def test_lengths_are_told_from_the_mean_over_seeds_and_only_near_those_that_were_run() -> None:
+def test_lengths_are_told_from_the_mean_over_seeds_and_only_near_those_that_were_run(
+    making: Callable[[str], ModuleType],
+) -> None:
+    length_at = making("growths").length_at
     runs = {400: {0: 2.0, 1: 2.2}, 800: {0: 1.8, 1: 2.0}}
     found = length_at({0: 1.9, 1: 2.0, 2: 9.9}, runs)
     assert found is not None and found.steps == pytest.approx(400 * 2**0.75) and found.error > 0
@@ -122,9 +125,12 @@ def test_lengths_are_told_from_the_mean_over_seeds_and_only_near_those_that_were
     assert length_at({5: 1.9}, runs) is None
 
 
-def test_growths_are_measured_against_all_lengths_of_the_same_run_from_scratch() -> None:
+def test_growths_are_measured_against_all_lengths_of_the_same_run_from_scratch(
+    making: Callable[[str], ModuleType],
+) -> None:
     """`start` trained further what `growth-inside` trained from scratch; a source's best start counts, and once."""
     names = ("growth-inside", "start", "upcycling")  # whose scratch has one length alone
+    measured_growths = making("growths").measured_growths
     found = measured_growths([report.read(RESULTS / name) for name in names])
     assert len(found) == 5 and {one.experiment for one in found} == {"growth-inside", "start"}
     longest = next(one for one in found if one.name.endswith("1200 steps"))

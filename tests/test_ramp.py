@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_with_all_of_it_the_blocks_are_full_copies(model: str, placement: Any, tmp_path: Path) -> None:
     """Checkpoint plus file is what stacking without silence makes of every tensor; without the file it is lossless."""
     source = save(PICO[model](), tmp_path / "s")
-    made = lemonx.expand(source, tmp_path / "t", ramp=True, placement=placement, **MODELS[model])
+    made = lemonx.expand(source, tmp_path / "t", free={"placement": placement, "ramp": True}, **MODELS[model])
     assert made.verified.proven
     (blocks,) = made.plan.blocks.values()
     before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "t" / "model.safetensors")
@@ -61,13 +61,13 @@ def test_with_all_of_it_the_blocks_are_full_copies(model: str, placement: Any, t
         wanted = before[names[name]]
         torch.testing.assert_close(tensor + comes.get(name, 0.0), wanted, rtol=1e-14, atol=1e-15)
     assert "ramp.safetensors" in json.loads((tmp_path / "t" / "lemonx.json").read_text())["files"]
-    lemonx.expand(source, tmp_path / "t", ramp=True, force=True, verify=False, **MODELS[model])
+    lemonx.expand(source, tmp_path / "t", free={"ramp": True}, force=True, verify=False, **MODELS[model])
 
 
 def test_wider_too(tmp_path: Path) -> None:
     """The writers in the file are expanded as all others, and the units of the silent blocks are no twins for ever."""
     source = save(PICO["llama-tied"](), tmp_path / "s")
-    made = lemonx.expand(source, tmp_path / "t", width=96, depth=4, ramp=True, free="own")
+    made = lemonx.expand(source, tmp_path / "t", width=96, depth=4, free={"like": "own", "ramp": True})
     assert made.verified.proven and made.verified.symmetry is not None and made.verified.symmetry.twins == 0
     comes, after = load_file(tmp_path / "t" / "ramp.safetensors"), load_file(tmp_path / "t" / "model.safetensors")
     for name, tensor in comes.items():
@@ -85,15 +85,15 @@ def test_wider_too(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     llama, bert = (save(PICO[name](), tmp_path / name) for name in ("llama-tied", "bert-mlm"))
     with pytest.raises(Refused, match="a copied Post-LN layer norms the stream"):
-        lemonx.plan(bert, depth=4, ramp=True)
+        lemonx.plan(bert, depth=4, free={"ramp": True})
     with pytest.raises(Refused, match="no layer is added"):
-        lemonx.plan(llama, width=96, ramp=True)
+        lemonx.plan(llama, width=96, free={"ramp": True})
     with pytest.raises(BadTarget, match="type 2 writes others"):
-        lemonx.plan(llama, depth=4, depth_type=2, ramp=True)
-    with pytest.raises(BadTarget, match="gstack does not use --ramp"):
-        lemonx.plan(llama, depth=4, method="gstack", ramp=True)
-    with pytest.raises(TypeError, match="beside the checkpoint"):
-        lemonx.expand(PICO["llama-tied"](), depth=4, ramp=True)
+        lemonx.plan(llama, depth=4, free={"depth_type": 2, "ramp": True})
+    with pytest.raises(BadTarget, match="gstack does not use ramp"):
+        lemonx.plan(llama, depth=4, method="gstack", free={"ramp": True})
+    with pytest.raises(BadTarget, match="beside the checkpoint"):
+        lemonx.expand(PICO["llama-tied"](), depth=4, free={"ramp": True})
 
 
 # In training.
@@ -152,9 +152,9 @@ def test_recipes_that_make_no_sense(trained: FinishedRun, tmp_path: Path) -> Non
         recipe(steps=None, stages=[dict(steps=4, ramp=2)])
     with pytest.raises(BadRecipe, match="the ramp takes 8 of 8 steps"):
         run(recipe(config=None, source=str(trained.output), expand=dict(depth=3), ramp=8, steps=8), tmp_path / "a")
-    with pytest.raises(BadRecipe, match=r"holds no ramp.safetensors: expand it with --ramp"):
+    with pytest.raises(BadRecipe, match=r"holds no ramp.safetensors: expand with --free"):
         run(recipe(config=None, source=str(trained.output), ramp=2, steps=8), tmp_path / "b")
-    lemonx.expand(trained.output, tmp_path / "t", depth=3, ramp=True, verify=False)
+    lemonx.expand(trained.output, tmp_path / "t", depth=3, free={"ramp": True}, verify=False)
     (tmp_path / "t" / "ramp.safetensors").write_bytes(b"nothing")
     with pytest.raises(BadCheckpoint, match=r"t/ramp.safetensors' has only 7 bytes"):
         run(recipe(config=None, source=str(tmp_path / "t"), ramp=2, steps=8), tmp_path / "c")
@@ -163,7 +163,7 @@ def test_recipes_that_make_no_sense(trained: FinishedRun, tmp_path: Path) -> Non
 def test_the_callback_for_any_trainer(tmp_path: Path) -> None:
     """With a learning rate of 0 the weights are the checkpoint's and so much of the file's after every step."""
     source = save(PICO["llama-tied"](), tmp_path / "s", torch.float32)
-    lemonx.expand(source, tmp_path / "t", depth=4, ramp=True)
+    lemonx.expand(source, tmp_path / "t", depth=4, free={"ramp": True})
     start, comes = (load_file(tmp_path / "t" / f"{name}.safetensors") for name in ("model", "ramp"))
     model = type(PICO["llama-tied"]()).from_pretrained(tmp_path / "t")
     inputs = pico.inputs(model, seed=0)
@@ -194,7 +194,9 @@ def test_the_callback_for_any_trainer(tmp_path: Path) -> None:
 def test_a_trainer_that_resumes_inside_the_ramp_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """As the callback says: with the model from the checkpoint, since Trainer itself does not restore experts."""
     kind = type(PICO["mixtral"]())
-    lemonx.expand(save(PICO["mixtral"](), tmp_path / "s", torch.float32), tmp_path / "t", depth="+1", ramp=True)
+    lemonx.expand(
+        save(PICO["mixtral"](), tmp_path / "s", torch.float32), tmp_path / "t", depth="+1", free={"ramp": True}
+    )
     args = TrainingArguments(
         output_dir=str(tmp_path / "o"), max_steps=5, learning_rate=1e-3, per_device_train_batch_size=2, save_steps=2,
         report_to="none", use_cpu=True, disable_tqdm=True,
@@ -216,9 +218,9 @@ def test_a_trainer_that_resumes_inside_the_ramp_goes_on_bit_for_bit(tmp_path: Pa
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
     source = save(PICO["llama-tied"](), tmp_path / "s")
-    with pytest.raises(BadCheckpoint, match=r"has no ramp.safetensors: expand with --ramp"):
+    with pytest.raises(BadCheckpoint, match=r"has no ramp.safetensors: expand with --free"):
         RampCallback(source, steps=3)
-    lemonx.expand(source, tmp_path / "t", depth=4, ramp=True, verify=False)
+    lemonx.expand(source, tmp_path / "t", depth=4, free={"ramp": True}, verify=False)
     state: Any = type("State", (), {"global_step": 0})()
     with pytest.raises(BadCheckpoint, match="which the model has not"):
         RampCallback(tmp_path / "t", steps=3).on_train_begin(state, state, state, model=PICO["llama-tied"]())
@@ -236,7 +238,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
 def test_experts_that_the_model_keeps_in_one_tensor(name: str, tmp_path: Path) -> None:
     """The file has a tensor per expert; once all of it is added, the model's file is the sum of the two."""
-    lemonx.expand(save(PICO[name](), tmp_path / "s"), tmp_path / "t", depth="+2", ramp=True, verify=False)
+    lemonx.expand(save(PICO[name](), tmp_path / "s"), tmp_path / "t", depth="+2", free={"ramp": True}, verify=False)
     model = pico.load(tmp_path / "t").model
     callback = RampCallback(tmp_path / "t", 4)
     callback.begin(model)
@@ -254,7 +256,9 @@ def test_experts_that_the_model_keeps_in_one_tensor(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_steps_smaller_than_a_rounding_are_not_lost(dtype: torch.dtype, tmp_path: Path) -> None:
     """Each of 1,000 steps adds less than what separates two numbers of bfloat16; all of the copy arrives."""
-    lemonx.expand(save(PICO["llama-tied"](), tmp_path / "s"), tmp_path / "t", depth=4, ramp=True, verify=False)
+    lemonx.expand(
+        save(PICO["llama-tied"](), tmp_path / "s"), tmp_path / "t", depth=4, free={"ramp": True}, verify=False
+    )
     model = pico.load(tmp_path / "t").model.to(dtype)
     callback = RampCallback(tmp_path / "t", 1000)
     callback.begin(model)

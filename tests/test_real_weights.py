@@ -163,7 +163,9 @@ def loss(folder: Path, tokens: Tensor, dtype: torch.dtype) -> float:
         return float(model.eval()(input_ids=tokens, labels=tokens).loss)
 
 
-@pytest.mark.parametrize("sizes", [{"width": 96}, {"depth": 8}, {"width": 96, "depth": 8, "depth_type": 2}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{"width": 96}, {"depth": 8}, {"width": 96, "depth": 8, "free": {"depth_type": 2}}], ids=str
+)
 def test_the_loss_of_a_language_model_stays(
     sizes: dict[str, int], stories: Path, story_tokens: Tensor, tmp_path: Path
 ) -> None:
@@ -202,10 +204,10 @@ def logits(folder: Path, side: int, dtype: torch.dtype, *, train: bool = False) 
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"fields": {"layers": [5, 5, 5]}},
-        {"fields": {"inner_width": [32, 64, 128]}},
-        {"fields": {"layers": [5, 5, 5], "inner_width": [24, 64, 100]}},
-        {"width_factor": 2, "fields": {"layers": [3, 4, 5]}},
+        {"set": {"layers": [5, 5, 5]}},
+        {"set": {"inner_width": [32, 64, 128]}},
+        {"set": {"layers": [5, 5, 5], "inner_width": [24, 64, 100]}},
+        {"width": "2x", "set": {"layers": [3, 4, 5]}},
     ],
     ids=["ResNet-32", "wide", "both", "all"],
 )
@@ -227,7 +229,7 @@ def test_a_bottleneck_net_becomes_a_wide_one(tmp_path: Path) -> None:
     model = TorchvisionResNetForImageClassification(config).double().eval()
     pico.randomise(model, seed=0)
     source = pico.save(model, tmp_path / "source")
-    wide = lemonx.expand(source, tmp_path / "wide", verify=False, fields={"inner_width": [32, 64, 128, 256]}).path
+    wide = lemonx.expand(source, tmp_path / "wide", verify=False, set={"inner_width": [32, 64, 128, 256]}).path
     assert relative(logits(source, 64, torch.float64), logits(wide, 64, torch.float64)) <= EXACT
 
 
@@ -316,7 +318,7 @@ def assert_copies_sum(step: Step, how: Matrix, before: Mapping[str, Tensor], aft
     [
         {"width": 96, "depth": 8},
         {"width": 128, "heads": 32, "kv_heads": 16, "ffn": 500, "depth": 7, "free": "vision"},
-        {"heads": 16, "ffn": 344, "depth": 8, "depth_type": 2},
+        {"heads": 16, "ffn": 344, "depth": 8, "free": {"depth_type": 2}},
     ],
     ids=["96", "128-vision", "units"],
 )

@@ -17,7 +17,7 @@ GROWTHS: list[tuple[str, tuple[Any, ...]]] = [
     ("llama-tied", ("--width", "1.5x", "--depth", "+1", "--seed", 7)),
     ("llama-tied", ("--width", 96, "--set", "tie_word_embeddings=false", "--free", "vision")),
     ("llama-head-dim", ("--set", "head_dim=32", "--dtype", "float64")),
-    ("bert-mlm", ("--depth", 3, "--depth-type", 2)),
+    ("bert-mlm", ("--depth", 3, "--free", "{depth_type: 2}")),
     ("t5", ("--depth", 3, "--ffn", "2x")),
     ("gemma3", ("--depth", 4, "--params", "4x")),
     ("resnet-basic", ("--width", "2x")),

@@ -24,8 +24,9 @@ from lemonx.errors import BadCheckpoint
 from lemonx.execution import matrix, noise, row_readers, runner
 from lemonx.execution.matrix import Reader
 from lemonx.fsdp import bytes_read
+from lemonx.options.declared import Growth
 from lemonx.planning.plan import make_plan
-from lemonx.workflows.options import sizes as requested
+from lemonx.planning.request import asked
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
@@ -37,7 +38,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
     [
         ("llama-tied", {"width": 72, "depth": 3}),
         ("gpt2-lm", {"width": 72, "depth": 3}),
-        ("vit-cls", {"width": 72, "depth": 3, "depth_type": 2}),
+        ("vit-cls", {"width": 72, "depth": 3, "free": {"depth_type": 2}}),
         ("gpt-oss", {"width": 72, "depth": 3}),
     ],
 )
@@ -61,7 +62,7 @@ def test_experts_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     lemonx.expand(source, tmp_path / "whole", verify=False, width=72)
     whole = load_file(tmp_path / "whole" / "model.safetensors")
     with Checkpoint.open(source) as checkpoint:
-        plan = make_plan(checkpoint, requested(width=72))
+        plan = make_plan(checkpoint, asked(Growth(width=72)))
         experts = [step for step in plan.steps if len(step.shape) == 3]
         assert {row_readers.tables(step.shape) for step in experts} == {4}
         original = Checkpoint.read
@@ -161,7 +162,7 @@ def test_a_job_that_fails_stops_the_others(workers: int) -> None:
 def test_each_thread_begins_where_the_others_do_not_write(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["llama-tied"](), tmp_path / "source")
     with Checkpoint.open(source) as checkpoint:
-        steps = make_plan(checkpoint, requested(depth=8)).steps
+        steps = make_plan(checkpoint, asked(Growth(depth=8))).steps
     sizes = [math.prod(step.shape) for step in steps]
     for count in (1, 2, 5, 1000):
         parts = runner.in_parts(steps, count)

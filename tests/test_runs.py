@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import lemonx
 import pico
+from lemonx import fsck
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.dcp import DcpFolder
-from lemonx.diagnostics.fsck import fsck
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
 from lemonx.models.sources import open_source
 from lemonx.optimizer_state.grow import grow_optimizer
@@ -177,7 +177,7 @@ def test_runs_of_transformers_models(name: str, options: dict[str, Any], tmp_pat
     shutil.copy(tmp_path / "small" / "config.json", run)
     before = {file: (run / file).read_bytes() for file in os.listdir(run)}
     expected = grown(model, tmp_path, options)
-    made = lemonx.expand(run, tmp_path / "out", processes=3, with_optimizer=True, **options)
+    made = lemonx.expand(run, tmp_path / "out", shards=3, with_optimizer=True, **options)
     assert made.verified.passed and made.verified.skipped is None
     assert {file: (run / file).read_bytes() for file in os.listdir(run)} == before
     assert {"__0_0.distcp", "__1_0.distcp", "__2_0.distcp", ".metadata", "config.json"} <= set(os.listdir(made.path))
@@ -208,7 +208,7 @@ def test_runs_of_transformers_models(name: str, options: dict[str, Any], tmp_pat
     assert name != "mixtral" or lemonx.verify(run, made.path, layerwise=True).passed
     # And on from there, with another number of processes, replacing what lemonx wrote.
     again = lemonx.expand(made.path, tmp_path / "more", depth=4, verify=False)
-    lemonx.expand(made.path, again.path, depth=4, verify=False, processes=1, force=True)
+    lemonx.expand(made.path, again.path, depth=4, verify=False, shards=1, force=True)
     assert DcpFolder(again.path.resolve()).processes == 1
 
 
@@ -387,8 +387,8 @@ def test_what_a_run_needs_is_said(small_run: Path, tmp_path: Path) -> None:
         lemonx.plan(bare, **GROW)
     with pytest.raises(BadCheckpoint, match="no optimizer state by parameter"):
         lemonx.expand(small_run, tmp_path / "out", verify=False, with_optimizer=True, **GROW)
-    with pytest.raises(BadTarget, match="--processes is for a distributed checkpoint"):
-        lemonx.expand(small_run.parent / "small", tmp_path / "out", verify=False, processes=2, **GROW)
+    with pytest.raises(BadTarget, match="--shards 2 is for a distributed checkpoint"):
+        lemonx.expand(small_run.parent / "small", tmp_path / "out", verify=False, shards=2, **GROW)
     positional = save({"model": torch.nn.Linear(2, 2).state_dict()}, tmp_path / "other")
     with pytest.raises(LemonxError, match="does not know what the tensor"):
         lemonx.plan(positional, config=small_run, **GROW)

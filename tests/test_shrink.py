@@ -52,7 +52,7 @@ GROWTHS: dict[str, dict[str, Any]] = {
     "gemma3": {"depth": 4},
     "bert-mlm": {"width": 96, "depth": 3},
     "mixtral": {"width": 96},
-    "torchvision-bottleneck": {"width_factor": 2},
+    "torchvision-bottleneck": {"width": "2x"},
 }
 
 
@@ -141,15 +141,14 @@ def test_a_damaged_target_is_refused_by_the_name_of_the_tensor(damage: Any, says
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(parse_recipe({**COMMON, "config": LLAMA, "loop": "lean"}), tmp_path_factory.mktemp("s") / "s").output
+    return run(parse_recipe({**COMMON, "config": LLAMA}), tmp_path_factory.mktemp("s") / "s").output
 
 
-@pytest.mark.parametrize("loop", ["lean", "trainer"])
-def test_only_what_was_added_is_trained(loop: str, source: Path, tmp_path: Path) -> None:
+def test_only_what_was_added_is_trained(source: Path, tmp_path: Path) -> None:
     growth = dict(width=64, depth=2, free="inside")
     lemonx.expand(source, tmp_path / "l", **growth)  # type: ignore[arg-type]
     beside = {"old": TEXT}
-    recipe = {**COMMON, "source": str(tmp_path / "l"), "loop": loop, "train": "new", "beside": beside}
+    recipe = {**COMMON, "source": str(tmp_path / "l"), "train": "new", "beside": beside}
     done = run(parse_recipe(recipe), tmp_path / "out")
     assert done.final["old_loss"] == done.final["validation_loss"] != done.curve[0]["old_loss"]
     marks = SourceEntries(tmp_path / "l").marks
@@ -167,11 +166,9 @@ def test_only_what_was_added_is_trained(loop: str, source: Path, tmp_path: Path)
 def test_experts_that_the_model_keeps_in_one_tensor(tmp_path: Path) -> None:
     """The file has a tensor per expert; the source's numbers stay in each of them."""
     experts = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
-    source = run(parse_recipe({**COMMON, "config": experts, "loop": "lean"}), tmp_path / "s").output
+    source = run(parse_recipe({**COMMON, "config": experts}), tmp_path / "s").output
     lemonx.expand(source, tmp_path / "l", width="2x", depth="+1", free="inside")
-    done = run(
-        parse_recipe({**COMMON, "source": str(tmp_path / "l"), "loop": "lean", "train": "new"}), tmp_path / "out"
-    )
+    done = run(parse_recipe({**COMMON, "source": str(tmp_path / "l"), "train": "new"}), tmp_path / "out")
     before, after = load_file(tmp_path / "l" / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     trained = {name for name in before if not torch.equal(before[name], after[name])}
     assert any(".experts.1." in name for name in trained) and done.final["validation_loss"] > 0
@@ -225,9 +222,11 @@ def test_a_run_that_is_stopped_after_its_last_checkpoint_shrinks(
 def test_a_run_that_was_killed_before_its_first_checkpoint_keeps_what_it_finds(source: Path, tmp_path: Path) -> None:
     """It begins again, and its source was grown otherwise since: what stays is what the new growth holds."""
     asked = parse_recipe({**COMMON, "source": str(tmp_path / "l"), "train": "new"})
-    lemonx.expand(source, tmp_path / "l", depth=3, free="inside", placement="before", verify=False)
+    lemonx.expand(source, tmp_path / "l", depth=3, free={"like": "inside", "placement": "before"}, verify=False)
     left = SourceEntries(tmp_path / "l").record
-    lemonx.expand(source, tmp_path / "l", depth=3, free="inside", placement="interleaved", verify=False, force=True)
+    lemonx.expand(
+        source, tmp_path / "l", depth=3, free={"like": "inside", "placement": "interleaved"}, verify=False, force=True
+    )
     assert SourceEntries(tmp_path / "l").record != left
     with run_folder.claimed(tmp_path / "killed", asked, resume=True, force=False):
         run_folder.remember(tmp_path / "killed", "grown", dict(left))
@@ -283,7 +282,7 @@ def test_numbers_that_training_would_round_are_refused_before_it(source: Path, t
 
 def test_adapters_are_merged(source: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    recipe = {**COMMON, "source": str(source), "loop": "lean", "lora": {"rank": 2}}
+    recipe = {**COMMON, "source": str(source), "lora": {"rank": 2}}
     run(parse_recipe(recipe), tmp_path / "out")
     before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     assert before.keys() == after.keys()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import lemonx
 import pico
-from lemonx.algebra.free_parameters import Free
+from lemonx.algebra.free_parameters import Free, parse_free
 from lemonx.checkpoints import Checkpoint
 from lemonx.verification.float64 import Float64
 from lemonx.verification.symmetry import find_twins
@@ -70,8 +70,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-heads": ("llama-untied", {"heads": 8, "kv_heads": 4}),
     "bert-96": ("bert-cls", {"width": 96, "depth": 3}),
     "vit-96": ("vit-cls", {"width": 96, "depth": 3}),
-    "resnet-x2": ("resnet-basic", {"width_factor": 2}),
-    "wide-resnet": ("torchvision-bottleneck", {"fields": {"inner_width": [12, 25], "layers": [3, 4]}}),
+    "resnet-x2": ("resnet-basic", {"width": "2x"}),
+    "wide-resnet": ("torchvision-bottleneck", {"set": {"inner_width": [12, 25], "layers": [3, 4]}}),
     # Block 0's copy takes the further units of block 1; block 1's copies have no next block, and are jittered.
     "depth-type-1": ("llama-untied", {"depth": 5, "ffn": 200, "heads": 8, "kv_heads": 4, "depth_type": 1}),
     "gpt2-depth-type-1": ("gpt2-lm", {"depth": 5, "ffn": 400, "depth_type": 1}),
@@ -83,8 +83,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def expanded(case: str, free: str | Free, tmp_path: Path, dtype: torch.dtype = torch.float64) -> Any:
     """The expanded model of a case in float64, the number of its twins on disk, and that of its copies."""
     name, options = CASES[case]
-    if isinstance(free, Free):  # its depth type is part of it
-        options = {key: value for key, value in options.items() if key != "depth_type"}
+    options = dict(options)
+    depth_type = options.pop("depth_type", None)
+    if depth_type and isinstance(free, str):  # of a Free it is part
+        free = parse_free({"like": free, "depth_type": depth_type})
     model = pico.PICO[name]()
     source = pico.save(model, tmp_path / "source", dtype)
     output = lemonx.expand(source, tmp_path / "target", verify=False, free=free, **options).path

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from lemonx import architectures
 from lemonx.errors import BadTarget, LemonxError
+from lemonx.options.declared import Growth, declared
+from lemonx.options.former import present
+from lemonx.options.sizes import Relative, parse_size
 from lemonx.planning.advice import tried
-from lemonx.planning.request import Target, target_config
-from lemonx.planning.sizes import Relative, parse_size
+from lemonx.planning.request import Target, asked, target_config
 from lemonx.planning.typecheck import check, with_tied
 from lemonx.specs import config as specs
-from lemonx.workflows.options import sizes as parse_sizes
 
 Config = Mapping[str, Any]
 GPT2: Config = dict(
@@ -51,7 +52,7 @@ ALL = {c["model_type"]: c for c in (GPT2, LLAMA, MISTRAL, SWINV2, RESNET, TORCHV
 
 
 def grown(config: Config, **wanted: Any) -> dict[str, Any]:
-    return target_config(architectures.find(config), config, Target(**wanted))
+    return target_config(architectures.find(config), config, asked(Growth(**wanted)))
 
 
 def assert_grown(config: Config, sizes: Config, **wanted: Any) -> None:
@@ -94,13 +95,13 @@ def advised(config: Config, **wanted: Any) -> str:
 
     family.build(built := family.config(config))
     with pytest.raises(LemonxError):
-        checked(Target(**wanted))
-    advice = tried(family, built, Target(**wanted), checked, tie=bool(source.ties))
+        checked(asked(Growth(**wanted)))
+    advice = tried(family, built, asked(Growth(**wanted)), checked, tie=bool(source.ties))
     assert advice
     for options in advice.removeprefix("try ").split(" or "):
         words = options.split()
         sizes = zip((word[2:].replace("-", "_") for word in words[::2]), words[1::2], strict=True)
-        checked(parse_sizes(**dict(sizes)))
+        checked(asked(Growth(**dict(sizes))))
     return advice
 
 
@@ -132,7 +133,7 @@ def test_what_is_given_does_not_follow() -> None:
         LLAMA,
         {"hidden_size": 96, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 111},
         width=96,
-        fields={"num_key_value_heads": 2, "intermediate_size": 111},
+        set={"num_key_value_heads": 2, "intermediate_size": 111},
     )
 
 
@@ -140,7 +141,7 @@ def test_what_is_given_need_not_be_whole_in_proportion() -> None:
     """101 * 5/4 is not whole, but it does not have to follow."""
     config = {**GPT2, "n_inner": 101}
     assert_refused(config, "n_inner", width=60)
-    assert_grown(config, {"n_embd": 60, "n_head": 5, "n_inner": 130}, width=60, fields={"n_inner": 130})
+    assert_grown(config, {"n_embd": 60, "n_head": 5, "n_inner": 130}, width=60, set={"n_inner": 130})
     assert_grown(config, {"n_embd": 60, "n_head": 5, "n_inner": 131}, width=60, ffn=131)
 
 
@@ -167,16 +168,16 @@ def test_derived_head_dim_is_written_down() -> None:
 def test_width_factor(factor: str, heads: int) -> None:
     ratio = Fraction(factor)
     sizes = {"n_embd": 48 * ratio, "n_head": heads, "n_inner": 100 * ratio}
-    assert_grown({**GPT2, "n_inner": 100}, sizes, width_factor=ratio)
+    assert_grown({**GPT2, "n_inner": 100}, sizes, width=f"{ratio}x")
 
 
 def test_width_factor_scales_lists() -> None:
-    assert_grown(RESNET, {"embedding_size": 12, "hidden_sizes": [24, 36]}, width_factor=Fraction(3, 2))
-    assert_grown(SWINV2, {"embed_dim": 36, "num_heads": [3, 6]}, width_factor=Fraction(3, 2))
+    assert_grown(RESNET, {"embedding_size": 12, "hidden_sizes": [24, 36]}, width="3/2x")
+    assert_grown(SWINV2, {"embed_dim": 36, "num_heads": [3, 6]}, width="3/2x")
     twice = {"width": 16, "stage_width": [16, 32], "inner_width": [16, 32]}
-    assert_grown(TORCHVISION, twice, width_factor=Fraction(2))
-    assert_grown(RESNET, {"embedding_size": 16, "hidden_sizes": [40, 48]}, width_factor=Fraction(2),
-                 fields={"hidden_sizes": [40, 48]})  # fmt: skip
+    assert_grown(TORCHVISION, twice, width="2x")
+    assert_grown(RESNET, {"embedding_size": 16, "hidden_sizes": [40, 48]}, width="2x",
+                 set={"hidden_sizes": [40, 48]})  # fmt: skip
 
 
 def test_what_the_spec_adds_is_written() -> None:
@@ -189,13 +190,13 @@ def test_what_is_equal_stays_equal() -> None:
     electra = {"model_type": "electra", "vocab_size": 61, "max_position_embeddings": 64, **sizes}
     assert grown({**electra, "embedding_size": 48}, width=96)["embedding_size"] == 96
     assert grown({**electra, "embedding_size": 48}, depth=3)["embedding_size"] == 48
-    assert grown({**electra, "embedding_size": 48}, fields={"embedding_size": 60})["embedding_size"] == 60
+    assert grown({**electra, "embedding_size": 48}, set={"embedding_size": 60})["embedding_size"] == 60
     assert grown({**electra, "embedding_size": 24}, width=96)["embedding_size"] == 24
 
 
 def test_source_is_left_alone() -> None:
     before = {**RESNET, "hidden_sizes": list(RESNET["hidden_sizes"])}
-    grown(RESNET, width_factor=Fraction(2))
+    grown(RESNET, width="2x")
     assert before == RESNET
 
 
@@ -203,29 +204,30 @@ def test_source_is_left_alone() -> None:
 
 
 def test_two_ways_to_say_the_width() -> None:
-    assert_refused(GPT2, "--width", "--width-factor", width=96, width_factor=Fraction(2))
+    with pytest.raises(BadTarget, match="width and width_factor both set the width"):
+        present({"width": 96, "width_factor": 2}, declared(Growth))
 
 
 @pytest.mark.parametrize(
     ("config", "first", "second"),
     [
         (LLAMA, {"depth": 9}, {"num_hidden_layers": 8}),
-        (LLAMA, {"depth": Relative(plus=4)}, {"num_hidden_layers": 8}),
+        (LLAMA, {"depth": "+4"}, {"num_hidden_layers": 8}),
         (LLAMA, {"width": 96}, {"hidden_size": 72}),
-        (LLAMA, {"width_factor": Fraction(2)}, {"hidden_size": 72}),
+        (LLAMA, {"width": "2x"}, {"hidden_size": 72}),
         (LLAMA, {"ffn": 200}, {"intermediate_size": 201}),
-        (SWINV2, {"depth": Relative(Fraction(2))}, {"depths": [4, 5]}),
-        (GPT2, {"fields": {"n_head": 8}}, {"num_attention_heads": 9}),
+        (SWINV2, {"depth": "2x"}, {"depths": [4, 5]}),
+        (GPT2, {"set": {"n_head": 8}}, {"num_attention_heads": 9}),
     ],
 )
 def test_two_values_for_one_field(config: Config, first: Config, second: Config) -> None:
     """An option and --set, or --set under two names of a field: both are named, and the field; one value is fine."""
     (field,) = second
-    fields = {**first.get("fields", {}), **second}
-    said = assert_refused(config, f"--set {field}=", "two values: give one of them", **{**first, "fields": fields})
+    fields = {**first.get("set", {}), **second}
+    said = assert_refused(config, f"--set {field}=", "two values: give one of them", **{**first, "set": fields})
     assert len(re.findall("--", said)) == 2
     agreed = grown(config, **first)[architectures.find(config).aliases.get(field, field)]
-    assert grown(config, **{**first, "fields": {**fields, field: agreed}}) == grown(config, **first)
+    assert grown(config, **{**first, "set": {**fields, field: agreed}}) == grown(config, **first)
 
 
 @settings(deadline=None, max_examples=60)
@@ -253,17 +255,17 @@ def test_advised_widths_work(width: int, n_inner: int, heads: int) -> None:
 @pytest.mark.parametrize("config", [RESNET, TORCHVISION], ids=lambda config: config["model_type"])
 def test_advised_factors_work(config: Config) -> None:
     """Several sizes are the width here: no --width could be given, so a factor is advised."""
-    message = assert_refused(config, "is not a whole number", "--set", width_factor=Fraction(10, 7))
+    message = assert_refused(config, "is not a whole number", "--set", width="10/7x")
     assert "widths that work" not in message
     step = re.search(r"1/(\d+)", message)
     assert step
     for times in (1, 3, 5):
-        assert_passes_the_check(config, width_factor=1 + times * Fraction(1, int(step[1])))
+        assert_passes_the_check(config, width=f"{1 + times * Fraction(1, int(step[1]))}x")
 
 
 def test_factor_that_is_not_whole_for_a_list() -> None:
-    assert_refused(SWINV2, "num_heads", "is not a whole number", width_factor=Fraction(5, 4))
-    assert advised(SWINV2, width_factor=Fraction(5, 4)) == "try --width 48"
+    assert_refused(SWINV2, "num_heads", "is not a whole number", width="5/4x")
+    assert advised(SWINV2, width="5/4x") == "try --width 48"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,7 @@ def test_width_cannot_shrink(width: int) -> None:
 @pytest.mark.parametrize("option", ["depth", "heads", "kv_heads", "ffn"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_sizes_are_positive(option: str, value: int) -> None:
-    assert_refused(LLAMA, option, "at least 1", str(value), **{option: value})
+    assert_refused(LLAMA, f"--{option.replace('_', '-')}", "at least 1", str(value), **{option: value})
 
 
 def test_options_that_a_family_has_not() -> None:
@@ -313,18 +315,16 @@ T5: Config = dict(
 
 
 def test_sizes_in_terms_of_the_source() -> None:
-    assert_grown(LLAMA, {"num_hidden_layers": 6}, depth=Relative(plus=4))
-    assert_grown(LLAMA, {"intermediate_size": 150}, ffn=Relative(Fraction(3, 2)))
-    assert_grown(LLAMA, grown(LLAMA, width=96), width=Relative(plus=48))
-    assert_grown(RESNET, {"depths": [4, 4]}, depth=Relative(Fraction(2)))
-    assert_grown(T5, {"num_layers": 4, "num_decoder_layers": 5}, depth=Relative(plus=2))
+    assert_grown(LLAMA, {"num_hidden_layers": 6}, depth="+4")
+    assert_grown(LLAMA, {"intermediate_size": 150}, ffn="3/2x")
+    assert_grown(LLAMA, grown(LLAMA, width=96), width="+48")
+    assert_grown(RESNET, {"depths": [4, 4]}, depth="2x")
+    assert_grown(T5, {"num_layers": 4, "num_decoder_layers": 5}, depth="+2")
     assert_grown(T5, {"num_layers": 8, "num_decoder_layers": 8}, depth=8)
-    assert_refused(
-        LLAMA, "num_hidden_layers = 2 times 5/4 is not a whole number", "--depth 2", depth=Relative(Fraction(5, 4))
-    )
-    assert_refused(RESNET, "--depth 2x", "--set depths=[2,2]", depth=Relative(plus=1))
-    assert_refused(GPT2, "config.json gives no n_inner", "--ffn 4096", ffn=Relative(Fraction(2)))
-    assert_refused(LLAMA, "at most", depth=Relative(plus=10**9))
+    assert_refused(LLAMA, "num_hidden_layers = 2 times 5/4 is not a whole number", "--depth 2", depth="5/4x")
+    assert_refused(RESNET, "--depth 2x", "--set depths=[2,2]", depth="+1")
+    assert_refused(GPT2, "config.json gives no n_inner", "--ffn 4096", ffn="2x")
+    assert_refused(LLAMA, "at most", depth="+1000000000")
 
 
 @given(st.integers(1, 10**6), st.integers(1, 40), st.integers(1, 40))
@@ -345,33 +345,33 @@ def test_sizes_that_are_none(text: Any) -> None:
 
 
 def test_set() -> None:
-    assert_grown(RESNET, {"depths": [3, 2]}, fields={"depths": [3, 2]})
-    assert_grown(GPT2, {"n_inner": 193}, fields={"n_inner": 193})
-    assert_grown(GPT2, {"n_embd": 96, "n_head": 8, "n_inner": 500}, width=96, fields={"n_inner": 500})
+    assert_grown(RESNET, {"depths": [3, 2]}, set={"depths": [3, 2]})
+    assert_grown(GPT2, {"n_inner": 193}, set={"n_inner": 193})
+    assert_grown(GPT2, {"n_embd": 96, "n_head": 8, "n_inner": 500}, width=96, set={"n_inner": 500})
 
 
 @pytest.mark.parametrize(
     "name", ["n_embed", "bos_token_id", "layer_norm_epsilon", "tie_word_embeddings", "model_type", ""]
 )
 def test_set_takes_sizes_only(name: str) -> None:
-    message = assert_refused(GPT2, repr(name), "n_embd", fields={name: 3})
+    message = assert_refused(GPT2, repr(name), "n_embd", set={name: 3})
     for other in ("n_head", "n_inner", "n_layer"):
         assert other in message
 
 
 @pytest.mark.parametrize("value", [0, -4, 1.5, 64.0, "64", True, [64, 64], [], {}, None])
 def test_set_wants_a_whole_number(value: Any) -> None:
-    assert_refused(LLAMA, "hidden_size", "whole number", fields={"hidden_size": value})
+    assert_refused(LLAMA, "hidden_size", "whole number", set={"hidden_size": value})
 
 
 @pytest.mark.parametrize("value", [32, [16], [16, 24, 32], [16, 0], [16, 24.0], [16, None], [[16], [24]], [], None])
 def test_set_wants_a_list_of_the_same_length(value: Any) -> None:
-    assert_refused(RESNET, "hidden_sizes", fields={"hidden_sizes": value})
+    assert_refused(RESNET, "hidden_sizes", set={"hidden_sizes": value})
 
 
 def test_set_may_leave_open_what_is_open() -> None:
     """n_inner is None in the source: it follows the width, and may say so."""
-    assert_grown(GPT2, {"n_inner": None}, fields={"n_inner": None})
+    assert_grown(GPT2, {"n_inner": None}, set={"n_inner": None})
 
 
 # ----------------------------------------------------------------- --like

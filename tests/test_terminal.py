@@ -299,6 +299,7 @@ def test_labels_of_a_bar_and_of_a_table(
 ) -> None:
     from lemonx_lab.cli import show_experiments as show
     from lemonx_lab.experiments.pool import Progress
+    from lemonx_lab.experiments.result_file import parse
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_INTERACTIVE", "1")
@@ -310,7 +311,7 @@ def test_labels_of_a_bar_and_of_a_table(
         printed = capfd.readouterr()
         assert shown(text) in clean(Result(0, printed.out, printed.err), colours=True)
         content["arms"][1]["label"] = content["experiment"]["title"] = text
-        show.print_result(content, tmp_path / text.replace("/", "|"))
+        show.print_result(parse(content, tmp_path), tmp_path / text.replace("/", "|"))
         printed = capfd.readouterr()
         assert clean(Result(0, printed.out, printed.err), colours=True).count(shown(text)) >= 2
 

@@ -36,7 +36,7 @@ def timm_folder(name: str, folder: Path, **changes: Any) -> Path:
     ("name", "options", "args"),
     [
         ("timm-vit", {"width": 72, "depth": 3}, {"embed_dim": 72, "depth": 3, "num_heads": 6, "mlp_ratio": 2.0}),
-        ("timm-resnet", {"width_factor": 3}, {"channels": [24, 48], "layers": [2, 2], "base_width": 64}),
+        ("timm-resnet", {"width": "3x"}, {"channels": [24, 48], "layers": [2, 2], "base_width": 64}),
     ],
 )
 def test_a_checkpoint_of_timms(name: str, options: dict[str, Any], args: dict[str, Any], tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_resnet_by_its_name(name: str, inner: int) -> None:
 def test_other_architectures_of_timms(changes: dict[str, Any], tmp_path: Path) -> None:
     source = timm_folder("timm-resnet", tmp_path / "source", **changes)
     with pytest.raises(BadCheckpoint, match=r"nor an architecture of timm that lemonx supports: give"):
-        lemonx.expand(source, tmp_path / "target", width_factor=3)
+        lemonx.expand(source, tmp_path / "target", width="3x")
 
 
 def test_a_file_that_is_not_what_its_config_names(tmp_path: Path) -> None:

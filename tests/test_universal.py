@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,16 +20,36 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import lemonx
+from lemonx import fsck
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.universal import UniversalFolder
-from lemonx.diagnostics.fsck import fsck
 from lemonx.errors import BadCheckpoint, BadOutput, BadTarget, Refused
 from lemonx.optimizer_state.grow import grow_optimizer
-from test_zero import FIELDS, FROZEN, RUNS, loaded, names_of_deepspeed
 
 GROW: dict[str, Any] = {"width": 24, "heads": 6, "kv_heads": 3, "depth": 3, "ffn": 36}
 KINDS = ("universal2", "universal3", "universal-tp")
 TAG = "global_step3_universal"
+RUNS = Path(__file__).parent / "data" / "zero"
+FROZEN, FIELDS = "model.layers.0.mlp.up_proj.weight", ("exp_avg", "exp_avg_sq")
+
+
+@contextmanager
+def names_of_deepspeed() -> Iterator[None]:
+    """Classes of the names that DeepSpeed's files have, so that torch can load and save them here."""
+    kinds = {"runtime.fp16.loss_scaler": "LossScaler", "utils.tensor_fragment": "fragment_address"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, kind in {**kinds, "runtime.zero.config": "ZeroStageEnum"}.items():
+            parts = f"deepspeed.{name}".split(".")
+            for count in range(1, len(parts) + 1):
+                patch.setitem(sys.modules, ".".join(parts[:count]), ModuleType(".".join(parts[:count])))
+            made = int if kind == "ZeroStageEnum" else type(kind, (), {"__module__": f"deepspeed.{name}"})
+            patch.setattr(sys.modules[f"deepspeed.{name}"], kind, made, raising=False)
+        yield
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    with names_of_deepspeed():
+        return torch.load(path, weights_only=False)  # DeepSpeed's own files, and those made from them
 
 
 @pytest.fixture
@@ -117,8 +141,8 @@ def test_weights_alone_are_a_folder_and_a_folder_itself_is_a_run(run: Path, tmp_
     lemonx.expand(run / TAG, tmp_path / "inside", config=run, with_optimizer=True, verify=False, **GROW)
     assert (tmp_path / "inside" / "zero" / FROZEN / "fp32.pt").exists()
     assert not (tmp_path / "inside" / "latest_universal").exists()
-    with pytest.raises(BadTarget, match="any number of processes: leave --processes out"):
-        lemonx.expand(run, tmp_path / "three", with_optimizer=True, processes=3, **GROW)
+    with pytest.raises(BadTarget, match="any number of processes: leave --shards out"):
+        lemonx.expand(run, tmp_path / "three", with_optimizer=True, shards=3, **GROW)
     assert not (tmp_path / "three").exists()
 
 
@@ -239,7 +263,7 @@ def test_broken_runs_are_refused_in_one_line(said: str, run: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("run", ["universal3"], indirect=True)
 def test_what_the_converter_leaves_out_is_said(run: Path, tmp_path: Path) -> None:
-    """Of stage 3 it leaves out what was frozen; of a run under tensor parallelism it is what to convert to."""
+    """Of stage 3 it leaves out what was frozen, which can be added."""
 
     def freeze(content: dict[str, Any]) -> None:
         for group in content["param_shapes"]:
@@ -248,14 +272,28 @@ def test_what_the_converter_leaves_out_is_said(run: Path, tmp_path: Path) -> Non
 
     shutil.rmtree(run / TAG / "zero" / FROZEN)
     changed("zero_pp_rank_0_mp_rank_00_model_states.pt", freeze)(run)
-    with pytest.raises(Refused, match=r"was frozen, and ds_to_universal.py has left it out"):
+    with pytest.raises(Refused, match=r"was frozen, and ds_to_universal has left it out"):
         lemonx.plan(run, **GROW)
-    cut = tmp_path / "cut"
-    shutil.copytree(RUNS / "stage3", cut)
-    path = sorted((cut / "global_step3").glob("*optim_states.pt"))[1]
-    path.rename(path.with_name(path.name.replace("mp_rank_00", "mp_rank_01")))
-    with pytest.raises(Refused, match=r"convert it with DeepSpeed's ds_to_universal.py"):
-        lemonx.plan(cut, **GROW)
+    file = run / TAG / "zero" / FROZEN / "fp32.pt"
+    file.parent.mkdir()
+    torch.save(torch.zeros(23 * 16), file)
+    assert lemonx.plan(run, **GROW).steps
+
+
+def test_files_of_zero_itself_are_refused_with_the_command(run: Path, tmp_path: Path) -> None:
+    """Once they are converted, the folder with both is the converted checkpoint."""
+    own = run / "global_step3"
+    own.mkdir()
+    (own / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
+    (run / "latest").write_text("global_step3")
+    assert lemonx.plan(run, **GROW).steps
+    shutil.rmtree(run / TAG)
+    command = f"python -m deepspeed.checkpoint.ds_to_universal --inject_missing_state --input_folder {own} "
+    for folder in (run, own):
+        with pytest.raises(Refused, match=re.escape(f"run `{command}--output_folder {own}_universal`")) as caught:
+            lemonx.expand(folder, tmp_path / "out", config=run / "config.json", **GROW)
+        assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+    assert not fsck(run).clean
 
 
 def test_the_certificate_lists_every_file(run: Path, tmp_path: Path) -> None:

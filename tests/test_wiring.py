@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 import lemonx
 import pico
-from lemonx import architectures
-from lemonx.diagnostics import fsck
+from lemonx import architectures, fsck
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, Refused
 from lemonx.models.building import skeleton
 from lemonx.planning.notices import notes
@@ -67,12 +66,12 @@ SWIN: dict[str, Any] = {name: value for name, value in pico._SWINV2.items() if n
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        (hf.SwinForImageClassification, {"fields": {"depths": [4, 4]}}),
-        (hf.SwinForImageClassification, {"fields": {"depths": [3, 5]}}),
-        (hf.SwinForImageClassification, {"width_factor": 2}),
-        (hf.SwinForImageClassification, {"width_factor": "3/2", "fields": {"depths": [3, 4]}}),
-        (hf.Swinv2ForImageClassification, {"fields": {"depths": [4, 4]}}),
-        (hf.Swinv2ForImageClassification, {"width_factor": 2, "fields": {"depths": [3, 4]}}),
+        (hf.SwinForImageClassification, {"set": {"depths": [4, 4]}}),
+        (hf.SwinForImageClassification, {"set": {"depths": [3, 5]}}),
+        (hf.SwinForImageClassification, {"width": "2x"}),
+        (hf.SwinForImageClassification, {"width": "3/2x", "set": {"depths": [3, 4]}}),
+        (hf.Swinv2ForImageClassification, {"set": {"depths": [4, 4]}}),
+        (hf.Swinv2ForImageClassification, {"width": "2x", "set": {"depths": [3, 4]}}),
     ],
 )
 @pytest.mark.parametrize("side", [32, 36], ids=["even", "odd"])
@@ -96,16 +95,14 @@ def test_an_added_block_of_a_resnet_is_its_activation(act: str, silent: bool, la
     model = built(hf.ResNetForImageClassification, pico._RESNET, hidden_act=act, layer_type=layer_type)
     source, pixels = saved(model, tmp_path / "source"), image(32, 32)
     assert (
-        difference(
-            type(model), source, lemonx.expand(source, tmp_path / "wide", width_factor=2).path, pixel_values=pixels
-        )
+        difference(type(model), source, lemonx.expand(source, tmp_path / "wide", width="2x").path, pixel_values=pixels)
         <= EXACT
     )
     if not silent:
         with pytest.raises(Refused, match=f"cannot grow deeper, since a block ends in {act}.*keep its depth at 2"):
-            lemonx.plan(source, fields={"depths": [3, 4]})
+            lemonx.plan(source, set={"depths": [3, 4]})
         return
-    deep = lemonx.expand(source, tmp_path / "deep", fields={"depths": [3, 4]}, verify=False).path
+    deep = lemonx.expand(source, tmp_path / "deep", set={"depths": [3, 4]}, verify=False).path
     assert difference(type(model), source, deep, pixel_values=pixels) <= EXACT
 
 
@@ -114,7 +111,7 @@ def test_timm_s_arguments_that_no_table_knows(name: str, tmp_path: Path) -> None
     """Another activation, say: lemonx's own classes would ignore it, in source and target alike."""
     model = pico.PICO[name]()
     args = model.config.model_args
-    sizes = {"fields": {"model_args.depth": 3} if name == "timm-vit" else {"model_args.layers": [3, 3]}}
+    sizes = {"set": {"model_args.depth": 3} if name == "timm-vit" else {"model_args.layers": [3, 3]}}
     folder = saved(model, tmp_path / "known", model_args={**args, "drop_path_rate": 0.1})
     assert lemonx.plan(folder, **sizes).steps
     folder = saved(model, tmp_path / "unknown", model_args={**args, "act_layer": "silu"})
@@ -207,7 +204,7 @@ def test_a_factor_that_the_class_ignores(name: str, sizes: dict[str, Any], tmp_p
         model = pico.PICO[name]()
     source = saved(model, tmp_path / "source", rope_parameters=ROPE)
     assert (
-        difference(type(model), source, lemonx.expand(source, tmp_path / "out", fields=sizes).path, input_ids=text())
+        difference(type(model), source, lemonx.expand(source, tmp_path / "out", set=sizes).path, input_ids=text())
         <= EXACT
     )
     broken = saved(model, tmp_path / "broken", rope_parameters={**ROPE, "rope_type": "linear", "factor": 2.0})
@@ -249,19 +246,19 @@ def test_a_class_that_is_not_named_and_must_be(name: str, tmp_path: Path) -> Non
     with pytest.raises(
         BadCheckpoint, match=r"does not name the class.*add the class that was saved, as \"architectures"
     ):
-        lemonx.plan(source, width_factor=2)
+        lemonx.plan(source, width="2x")
 
 
 @pytest.mark.parametrize("name", ["vit-cls", "deit-cls", "neox"])
 def test_a_class_that_is_not_named_and_need_not_be(name: str, tmp_path: Path) -> None:
     source = saved(pico.PICO[name](), tmp_path / "source", "architectures")
-    assert lemonx.verify(source, lemonx.expand(source, tmp_path / "target", width_factor=2, verify=False).path).passed
+    assert lemonx.verify(source, lemonx.expand(source, tmp_path / "target", width="2x", verify=False).path).passed
 
 
 def test_a_class_that_transformers_cannot_guess(tmp_path: Path) -> None:
     source = saved(pico.PICO["siglip-text"](), tmp_path / "source", "architectures")
     with pytest.raises(BadCheckpoint, match="does not name the class"):
-        lemonx.expand(source, tmp_path / "target", width_factor=2)
+        lemonx.expand(source, tmp_path / "target", width="2x")
     assert not (tmp_path / "target").exists()
 
 
@@ -280,14 +277,14 @@ def test_a_head_that_no_file_has(name: str, lost: str, says: str | None, tmp_pat
     source = saved(pico.PICO[name](), tmp_path / "source")
     if lost:
         without(source, lost)
-    told = [note for note in notes(lemonx.plan(source, width_factor=2)) if "no file holds" in note]
-    warned = [problem for problem in fsck.fsck(source).findings if "no file holds" in problem.found]
+    told = [note for note in notes(lemonx.plan(source, width="2x")) if "no file holds" in note]
+    warned = [problem for problem in fsck(source).findings if "no file holds" in problem.found]
     if says is None:
         assert not told and not warned
         return
     assert len(told) == len(warned) == 1
     assert re.search(says, told[0])
-    content = json.loads((lemonx.expand(source, tmp_path / "target", width_factor=2).path / "lemonx.json").read_text())
+    content = json.loads((lemonx.expand(source, tmp_path / "target", width="2x").path / "lemonx.json").read_text())
     assert any(tensor.startswith(lost) for tensor in content["verified"]["outputs"]["missing"])
 
 
@@ -308,7 +305,7 @@ def without() -> Callable[[Path, str], None]:
 def test_what_is_given_is_not_overruled_by_what_follows(tmp_path: Path) -> None:
     """A field that stays equal to another does so unless it is asked for, by an option as by --set."""
     source = saved(built(hf.FalconForCausalLM, FALCON, alibi=True, **NEW), tmp_path / "source", num_kv_heads=4)
-    for sizes in ({"kv_heads": 2}, {"fields": {"num_kv_heads": 2}}):
+    for sizes in ({"kv_heads": 2}, {"set": {"num_kv_heads": 2}}):
         with pytest.raises(LemonxError):
             lemonx.plan(source, width=96, **sizes)
 

@@ -41,7 +41,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_processes_write_what_threads_write(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked) -> None:
     source = pico.save(pico.PICO[name](), tmp_path / "source")
     told: list[int] = []
-    grow = partial(lemonx.expand, source, width="1.5x", depth="+1", verify=False, max_shard_size=100_000)
+    grow = partial(lemonx.expand, source, width="1.5x", depth="+1", verify=False, shards="100000B")
     grow(tmp_path / "processes", threads=3, progress=told.append)
     monkeypatch.setattr(runner, "WORTH_PROCESSES", 1 << 60)
     grow(tmp_path / "threads", threads=3)

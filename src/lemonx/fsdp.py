@@ -9,15 +9,15 @@ and nothing is sent from one process to another.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from lemonx import api, methods
+from lemonx import methods
 from lemonx.algebra.recipes import SILENT, Vector
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadTarget, Refused
@@ -34,16 +34,20 @@ from lemonx.execution.runner import everything, run_plan
 from lemonx.models.building import compute_buffers
 from lemonx.models.module_views import traced
 from lemonx.models.sources import open_source
+from lemonx.options.declared import PathLike, Planning
+from lemonx.options.keywords import keywords
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.config import flat_fields
+from lemonx.workflows.planning import plan_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@keywords(Planning)
 def load_expanded(
-    model: PreTrainedModel, source: str | Path, *, threads: int | None = None, stage: bool = False, **options: Any
+    model: PreTrainedModel, source: PathLike, *, threads: int | None = None, stage: bool = False, options: Planning
 ) -> PreTrainedModel:
     """Fill a model of the target's sizes, sharded or not, with the expansion of a checkpoint; every rank calls it.
 
@@ -53,14 +57,21 @@ def load_expanded(
     model may hold what is made in bfloat16 as float32. Build it from `plan(source, **options).target_config` on the
     meta device, and call `to_empty` after `fully_shard`.
     """
-    plan = api.plan(source, solve=True, **options)
+    return fill(model, source, replace(options, solve=True), threads=threads, stage=stage)
+
+
+def fill(
+    model: PreTrainedModel, source: PathLike, options: Planning, *, threads: int | None = None, stage: bool = False
+) -> PreTrainedModel:
+    """Fill a model with the expansion of a checkpoint: `load_expanded`, its options as one object."""
+    plan = plan_source(source, options)
     if methods.find(plan.policy.method).make is not None:
         raise Refused(f"{plan.policy.method} makes its model whole", "write it with lemonx expand, and load that")
     _check_config(model, plan)
     held = held_tensors(model)
     _check_tensors(held, plan, stage)
     nothing = Held((), torch.float32, ())
-    with open_source(Path(source), config=options.get("config")) as checkpoint:
+    with open_source(Path(source), config=options.config) as checkpoint:
         run_plan(
             plan,
             checkpoint,

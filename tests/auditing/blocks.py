@@ -14,10 +14,10 @@ from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import LemonxError
 from lemonx.models.building import config_fields
+from lemonx.options.sizes import Relative
 from lemonx.planning.depth import eps_of, in_stream
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
-from lemonx.planning.sizes import Relative
 from lemonx.specs.coverage import UNIT
 from lemonx.specs.family import Architecture
 from lemonx.specs.norms import Norm
@@ -82,12 +82,12 @@ def grown(folder: Path) -> Plan:
         }
         heads_of, keys_of = (same if option in family.sizes else None for option in ("heads", "kv_heads"))
         targets = [
-            Target(width_factor=wider, depth=deeper, heads=heads_of, kv_heads=keys_of, fields=sizes),
-            Target(width_factor=wider, depth=deeper, heads=heads_of, kv_heads=keys_of),
-            Target(width_factor=wider, depth=deeper),
+            Target(width=Relative(times=wider), depth=deeper, heads=heads_of, kv_heads=keys_of, fields=sizes),
+            Target(width=Relative(times=wider), depth=deeper, heads=heads_of, kv_heads=keys_of),
+            Target(width=Relative(times=wider), depth=deeper),
             Target(depth=deeper),
-            Target(width_factor=wider),
-            Target(width_factor=Fraction(3)),
+            Target(width=Relative(times=wider)),
+            Target(width=Relative(times=Fraction(3))),
             Target(fields={"model_args.layers": [3, 4]}),
         ]
         for target in targets:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import lemonx
 import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner
-from lemonx.checkpoints import copying
+from lemonx.checkpoints import store
 from lemonx.models.sources import open_source
 from lemonx.verification.float64 import Float64
 
@@ -57,7 +57,7 @@ def adapted(name: str, folder: Path, dtype: torch.dtype = torch.float64, **setti
 )  # fmt: skip
 def test_what_peft_merges(name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = adapted(name, tmp_path, **settings)
-    monkeypatch.setattr(copying, "BLOCK", 5000)
+    monkeypatch.setattr(store, "PIECE", 5000)
     with open_source(tmp_path / "adapter") as merged, open_source(tmp_path / "base") as base:
         assert merged.tensors.keys() == wanted.keys() == base.tensors.keys()
         for key, tensor in wanted.items():
@@ -115,9 +115,9 @@ def _outputs(base: Path, adapter: Path, inputs: dict[str, torch.Tensor]) -> torc
                    "rank_pattern": {"up_proj": 8}, "alpha_pattern": {"^model.layers.1.self_attn.q_proj": 32},
                    "modules_to_save": ["lm_head", "norm"]}, {"width": "1.5x", "depth": "+2"}),
         ("llama-untied", {"target_modules": [*ATTENTION, "embed_tokens"], "layers_to_transform": [1]},
-                   {"depth": 5, "depth_type": 2, "width": "2x", "free": "vision"}),
+                   {"depth": 5, "width": "2x", "free": {"like": "vision", "depth_type": 2}}),
         ("gpt2-lm", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "bias": "lora_only"},
-                   {"depth": 4, "depth_type": 3, "width": "2x"}),
+                   {"depth": 4, "free": {"depth_type": 3}, "width": "2x"}),
         ("vit-cls", {"target_modules": ["q_proj", "projection", "fc2"], "modules_to_save": ["classifier"]},
                    {"width": "1.5x"}),
         ("bert-cls", {"target_modules": ["query", "value", "output.dense"], "modules_to_save": ["classifier"]},

@@ -16,7 +16,7 @@ from torch import Tensor
 import lemonx
 import pico
 from commands import BAD_CHECKPOINT, Run, assert_refused, runner
-from lemonx.checkpoints import Checkpoint, copying
+from lemonx.checkpoints import Checkpoint, store
 from lemonx.errors import BadCheckpoint
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
@@ -86,7 +86,7 @@ def plain(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["blocks", "rows", "whole"])
 @pytest.mark.parametrize("piece", [1 << 24, 1000])
 def test_numbers_are_what_they_stand_for(kind: str, piece: int, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "BLOCK", piece)
+    monkeypatch.setattr(store, "_BLOCK", piece)
     folder, stands = quantise(plain, kind)
     with Checkpoint.open(folder) as opened:
         assert opened.tensors.keys() == stands.keys() and "quantization_config" not in opened.config

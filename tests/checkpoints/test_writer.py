@@ -262,7 +262,7 @@ def test_too_many_open_files_name_the_limit(tmp_path: Path, monkeypatch: pytest.
     before = resource.getrlimit(files)
     resource.setrlimit(files, (len(os.listdir("/proc/self/fd")) + 10, before[1]))
     try:
-        remedy = r"`ulimit -n` allows: raise that limit, or .* --max-shard-size"
+        remedy = r"`ulimit -n` allows: raise that limit, or .* --shards"
         assert_one_line(BadOutput, remedy, writer(tmp_path / "out", many, max_shard_size=40).__enter__)
     finally:
         resource.setrlimit(files, before)

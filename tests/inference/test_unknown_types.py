@@ -76,7 +76,7 @@ def test_verify_infers_again_and_finds_a_changed_weight(source: Source, run: Run
     assert run("expand", source("arcee"), large, "--width", "1.5x").code == 0
     assert run("verify", source("arcee"), large).code == 0
     assert run("verify", source("arcee"), large, "--layerwise").code == 0
-    result = run("verify", source("arcee"), large, "--no-infer")
+    result = run("verify", source("arcee"), large, "--spec", "none")
     assert result.code != 0 and "model_type 'arcee'" in result.err and _is_one_line(result.err)
     tensors = load_file(large / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 1e-6
@@ -86,7 +86,7 @@ def test_verify_infers_again_and_finds_a_changed_weight(source: Source, run: Run
 
 def test_no_infer_keeps_to_tables(source: Source, run: Run, tmp_path: Path) -> None:
     for command in (("plan",), ("expand", tmp_path / "large")):
-        result = run(command[0], source("arcee"), *command[1:], "--width", "2x", "--no-infer")
+        result = run(command[0], source("arcee"), *command[1:], "--width", "2x", "--spec", "none")
         assert result.code == REFUSED
         assert "has model_type 'arcee', which lemonx does not support" in result.err and _is_one_line(result.err)
 
@@ -100,11 +100,11 @@ def test_shapes_for_a_number_of_parameters(source: Source) -> None:
     found = lemonx.shapes(source("arcee"), "3x")
     assert found and all(shape.plan.policy.lossless and shape.proportion for shape in found)
     with pytest.raises(lemonx.UnknownArchitecture, match="arcee"):
-        lemonx.shapes(source("arcee"), "3x", infer=False)
+        lemonx.shapes(source("arcee"), "3x", spec="none")
 
 
 def test_a_size_is_any_that_the_table_knows(source: Source, tmp_path: Path) -> None:
-    plan = lemonx.plan(source("arcee"), ffn=100, fields={"num_attention_heads": 8})
+    plan = lemonx.plan(source("arcee"), ffn=100, set={"num_attention_heads": 8})
     assert plan.target_config["intermediate_size"] == 100
     assert plan.target_config["num_attention_heads"] == 8 and plan.target_config["num_key_value_heads"] == 2
     like = {**plan.target_config, "num_hidden_layers": 3}
@@ -285,7 +285,7 @@ def test_a_package_brings_a_table(source: Source, tmp_path: Path) -> None:
     begun = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "lemonx", "expand", str(source("arcee")), str(tmp_path / "large")]
     done = subprocess.run(
-        [*command, "--width", "1.5x", "--no-infer"], env=begun, capture_output=True, text=True, check=False
+        [*command, "--width", "1.5x", "--spec", "none"], env=begun, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "large" / "lemonx.json").read_text())["table"] == "lemonx-sample"

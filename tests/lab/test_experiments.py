@@ -11,13 +11,23 @@ from typing import Any
 import pytest
 
 import lemonx
+import pretend
 from lemonx.errors import BadRecipe, LemonxError, Stopped
 from lemonx.models.building import new_model
 from lemonx_lab.experiments import compare, fingerprint, nodes, wording
-from lemonx_lab.experiments.answer import AT_MOST, INTERPOLATED, NOT_REACHED, Costs, Ended, reach, saved, steps_to
-from lemonx_lab.experiments.forgetting import forgettings
-from lemonx_lab.experiments.head_start import head_starts
+from lemonx_lab.experiments.answer import (
+    AT_MOST,
+    INTERPOLATED,
+    NOT_REACHED,
+    Costs,
+    forgettings,
+    head_starts,
+    reach,
+    saved,
+    steps_to,
+)
 from lemonx_lab.experiments.pool import run_all
+from lemonx_lab.experiments.result_file import ArmResult
 from lemonx_lab.experiments.spec import Experiment, parse
 
 TINY = {
@@ -90,31 +100,27 @@ def test_steps_to_the_mark() -> None:
 
 
 def test_reach_over_seeds() -> None:
-    runs: list[Ended] = [
-        {"seed": seed, "steps": steps, "final": final}
-        for seed, steps, final in ((0, 100, 2.0), (0, 400, 1.0), (1, 100, 1.4), (1, 400, 1.0))
-    ]
-    answer = reach({0: 1.5, 1: 1.5}, runs, "lower")
-    steps = answer["steps"]
-    assert steps is not None and steps["by_seed"] == [200.0, 100.0]
-    assert steps["mean"] == 150.0 and steps["spread"] == pytest.approx(70.7107, abs=1e-3)
-    assert answer["bound"] == AT_MOST
-    missed = reach({0: 0.9, 1: 1.2}, runs, "lower")
-    assert missed["steps"] is None and missed["reached"] == 1
-    assert missed["short_of"] == pytest.approx((0.1 - 0.2) / 2)
+    points = {0: [(100, 2.0), (400, 1.0)], 1: [(100, 1.4), (400, 1.0)]}
+    answer = reach({0: 1.5, 1: 1.5}, points, "lower")
+    assert answer.steps is not None and answer.steps.by_seed == [200.0, 100.0]
+    assert answer.steps.mean == 150.0 and answer.steps.spread == pytest.approx(70.7107, abs=1e-3)
+    assert answer.bound == AT_MOST
+    missed = reach({0: 0.9, 1: 1.2}, points, "lower")
+    assert missed.steps is None and missed.reached == 1
+    assert missed.short_of == pytest.approx((0.1 - 0.2) / 2)
 
 
 def test_what_is_saved_with_and_without_the_source() -> None:
     """A target at 200 of 1000 steps saves 80 %; a source that cost 100 steps' worth leaves 70 %."""
-    runs: list[Ended] = [{"seed": 0, "steps": 100, "final": 2.0}, {"seed": 0, "steps": 400, "final": 1.0}]
-    parts = saved(reach({0: 1.5}, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 0.0, 1000))
+    points = {0: [(100, 2.0), (400, 1.0)]}
+    parts = saved(reach({0: 1.5}, points, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 0.0, 1000))
     assert parts is not None
-    assert [parts[name]["mean"] for name in ("steps", "flops", "flops_with_source")] == pytest.approx([0.8, 0.8, 0.7])
+    assert [one.mean for one in (parts.steps, parts.flops, parts.flops_with_source)] == pytest.approx([0.8, 0.8, 0.7])
     # A baseline that is grown has a source too: 300 of 1100.
-    parts = saved(reach({0: 1.5}, runs, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 1000.0, 1000))
-    assert parts is not None and parts["flops"]["mean"] == pytest.approx(0.8)
-    assert parts["flops_with_source"]["mean"] == pytest.approx(8 / 11)
-    assert saved(reach({0: 0.5}, runs, "lower"), Costs(10.0, 0.0, 1000), Costs(10.0, 0.0, 1000)) is None
+    parts = saved(reach({0: 1.5}, points, "lower"), Costs(10.0, 1000.0, 1000), Costs(10.0, 1000.0, 1000))
+    assert parts is not None and parts.flops.mean == pytest.approx(0.8)
+    assert parts.flops_with_source.mean == pytest.approx(8 / 11)
+    assert saved(reach({0: 0.5}, points, "lower"), Costs(10.0, 0.0, 1000), Costs(10.0, 0.0, 1000)) is None
 
 
 def test_equal_pieces_are_one_piece_and_changed_ones_are_not() -> None:
@@ -200,7 +206,6 @@ def test_every_growth_of_a_shipped_experiment_is_defined(name: str, tmp_path: Pa
                 vocabulary = {} if "vit" in str(config["model_type"]) else {"vocab_size": 131}
                 new_model({**config, **vocabulary}, 0).save_pretrained(sources[source.key])
             options: dict[str, Any] = dict(grown.what)
-            options["fields"] = options.pop("set", {})
             lemonx.plan(sources[source.key], **options)
 
 
@@ -210,7 +215,7 @@ def test_every_growth_of_a_shipped_experiment_is_defined(name: str, tmp_path: Pa
         ({"baseline": "nothing"}, "is not an arm"),
         ({"arms": [{"label": "scratch", "source": "x"}]}, "not among the sources"),
         ({"arms": [{"label": "scratch"}, {"label": "scratch"}]}, "one label"),
-        ({"lengths": [0.0]}, "fraction"),
+        ({"lengths": [0.0]}, "lengths.0: Input should be greater than 0"),
         ({"speed": 3}, "speed"),
         ({"seeds": []}, "seeds"),
         ({"seeds": [0, 0]}, "a seed stands twice"),
@@ -236,9 +241,9 @@ def test_an_experiment_that_makes_no_sense(change: dict[str, object], says: str)
     [
         ({"train": {"decay": "wds"}}, "wrong, 4 steps, seed 0: decay: .*'wsd'"),
         ({"train": {"cooldown": 0.2}}, "wrong, 4 steps, seed 0: cooldown is the part"),
-        ({"expand": {"free": {"rest": "mine"}}}, "wrong, seed 0: free: the free parameter rest is 'mine'"),
+        ({"expand": {"free": {"rest": "mine"}}}, "wrong, seed 0: the free parameter rest is 'mine'"),
         ({"expand": {"widht": 64}}, "wrong, seed 0: 'widht' is not a key of a growth: did you mean 'width'"),
-        ({"expand": {"ramp": 5}}, "wrong, seed 0: ramp: "),
+        ({"expand": {"free": {"ramp": 5}}}, "wrong, seed 0: the free parameter ramp is 5"),
     ],
 )
 def test_an_arm_that_makes_no_sense_is_found_before_anything_runs(
@@ -253,14 +258,14 @@ def test_an_arm_that_makes_no_sense_is_found_before_anything_runs(
 def test_arms_may_have_another_start_and_another_schedule(tmp_path: Path) -> None:
     """Own copies with a ramp, under WSD, from a source that was never decayed: lossless at step 0 as well."""
     wsd = {"decay": "wsd", "cooldown": 0.5}
-    start = {"label": "own", "expand": {"free": "own", "placement": "stacked", "ramp": True}}
+    start = {"label": "own", "expand": {"free": {"like": "own", "placement": "stacked", "ramp": True}}}
     arms = [{"label": "scratch", "method": "scratch", "train": wsd}, {**start, "train": {"ramp": 2, **wsd}}]
     source = {**TINY["sources"]["source"], "decay": "constant"}
     asked = tiny(arms=arms, sources={"source": source}, seeds=[0], lengths=[1.0])
     content = compared_here(asked, tmp_path)
-    own = next(arm for arm in content["arms"] if arm["label"] == "own")["runs"][0]
-    assert own["start"] == pytest.approx(own["source"], rel=1e-5)
-    assert own["final"] != own["start"]
+    own = next(arm for arm in content.arms if arm.label == "own").runs[0]
+    assert own.start == pytest.approx(own.source, rel=1e-5)
+    assert own.final != own.start
 
 
 def test_growth_inside_and_training_without_growth(tmp_path: Path) -> None:
@@ -274,21 +279,21 @@ def test_growth_inside_and_training_without_growth(tmp_path: Path) -> None:
         {"label": "two growths", "source": "wider", "lengths": [1.0]},
         {"label": "as it is", "method": "none", "lengths": [1.0]},
     ]
-    train = {**TINY["train"], "loop": "lean", "beside": {"old": TINY["train"]["data"]}}
+    train = {**TINY["train"], "beside": {"old": TINY["train"]["data"]}}
     target = {"expand": {"width": 32, "depth": 2}, "train": TINY["target"]["train"]}
     asked = tiny(arms=arms, sources={"source": first, "wider": second}, train=train, target=target, baseline="slow")
     asked = asked.model_copy(update={"seeds": (0,)})
     content = compared_here(asked, tmp_path)
-    assert content["experiment"]["baseline"] == "scratch"
+    assert content.experiment.baseline == "scratch"
     assert wording.mark_text(content).endswith("scratch reaches in 4 steps (the best of 2 from scratch)")
-    runs = {arm["label"]: arm["runs"][-1] for arm in content["arms"]}
+    runs = {arm.label: arm.runs[-1] for arm in content.arms}
     two, plain = runs["two growths"], runs["as it is"]
-    assert plain["flops"] == pytest.approx(plain["source_flops"]) and plain["start"] == plain["source"]
-    assert two["start"] == pytest.approx(two["source"], rel=1e-5)
+    assert plain.flops == pytest.approx(plain.source_flops) and plain.start == plain.source
+    assert two.start == pytest.approx(two.source, rel=1e-5)
     grown = json.loads((next(nodes.cells(asked)).source.folder(tmp_path / "cache") / nodes.DONE).read_text())
-    assert plain["source_flops"] == grown["flops"] < two["source_flops"]
-    old = {f.arm: f.old["mean"] for f in forgettings(content)}
-    assert old["as it is"] == plain["final"] / plain["start"] - 1  # the same examples, before and after
+    assert plain.source_flops == grown["flops"] < two.source_flops
+    old = {f.arm: f.old.mean for f in forgettings(content)}
+    assert old["as it is"] == plain.final / plain.start - 1  # the same examples, before and after
     assert {h.arm for h in head_starts(content)} == {"two growths", "as it is"}
     rows = {row[0]: row for row in wording.head_start_table(content)}
     assert rows["two growths"][1:3] == ["wider", "4"]
@@ -299,22 +304,21 @@ def test_growth_inside_and_training_without_growth(tmp_path: Path) -> None:
 def test_a_head_start_in_steps() -> None:
     """Scratch needs 200 steps for what the arm reaches in 50: 150 ahead; with a source of 50 steps half is saved."""
 
-    def arm(label: str, method: str, points: list[tuple[int, float]], spent: float) -> Any:
-        runs = [{"seed": 0, "steps": n, "final": end, "flops": 10.0 * n, "source_flops": spent} for n, end in points]
-        at = [{"steps": n, "mean": final} for n, final in points]
-        return {"label": label, "method": method, "source": "s", "runs": runs, "at": at}
+    def arm(label: str, method: str, points: list[tuple[int, float]], spent: float) -> ArmResult:
+        runs = [pretend.ended(0, n, end, flops=10.0 * n, source_flops=spent) for n, end in points]
+        return pretend.arm(label, method, runs)
 
     scratch, worse = (
         arm("scratch", "scratch", [(100, 2.0), (400, 1.0)], 0.0),
         arm("other", "scratch", [(400, 1.2)], 0.0),
     )
     grown = arm("grown", "lemon", [(50, 1.5)], 500.0)
-    content: Any = {"experiment": {"better": "lower"}, "arms": [scratch, worse, grown]}
+    content = pretend.compared([scratch, worse, grown])
     [found] = head_starts(content)
-    assert found.ahead["mean"] == 150.0 and found.net["mean"] == pytest.approx(0.5) and not found.bound
-    grown["runs"][0]["final"] = 0.9
+    assert found.ahead.mean == 150.0 and found.net.mean == pytest.approx(0.5) and not found.bound
+    grown.runs[0].final = 0.9
     [found] = head_starts(content)
-    assert (found.ahead["mean"], found.bound) == (350.0, "at least")
+    assert (found.ahead.mean, found.bound) == (350.0, "at least")
 
 
 def test_the_quick_version_of_an_experiment_that_has_none(tmp_path: Path) -> None:
@@ -326,7 +330,9 @@ def test_a_cache_has_one_place_however_it_is_named(tmp_path: Path, monkeypatch: 
     """An unfinished run is known by where its source lies: from another folder it goes on too."""
     seen: list[Path] = []
     monkeypatch.setattr(compare, "run_all", lambda wanted, cache, **_: seen.append(cache))
-    monkeypatch.setattr(compare, "result", lambda *_, **__: {})
+    monkeypatch.setattr(
+        compare, "result", lambda *_, **__: pretend.compared([pretend.arm("a", "b", [pretend.ended(0, 1, 1.0)])])
+    )
     (tmp_path / "below").mkdir()
     for folder, name in ((tmp_path, "cache"), (tmp_path / "below", "../cache"), (tmp_path, tmp_path / "cache")):
         monkeypatch.chdir(folder)
@@ -340,14 +346,14 @@ def test_an_experiment_runs_and_runs_again_from_its_cache(tmp_path: Path) -> Non
     told = []
     content = compare.compare(asked, tmp_path / "out", quick=True, cache=cache, tell=told.append)
     assert [far.done for far in told] == list(range(1, told[-1].total + 1))
-    assert content == json.loads((tmp_path / "out" / "result.json").read_text())
+    assert content.as_json() == json.loads((tmp_path / "out" / "result.json").read_text())
     for cell in nodes.cells(asked.shortened()):
         done = json.loads((cell.trained.folder(cache) / nodes.DONE).read_text())
-        arm = next(arm for arm in content["arms"] if arm["label"] == cell.arm)
-        assert arm["runs"][0]["final"] == done["final"]["validation_loss"]
-    lemon = next(arm for arm in content["arms"] if arm["label"] == "LEMON")["runs"][0]
+        arm = next(arm for arm in content.arms if arm.label == cell.arm)
+        assert arm.runs[0].final == done["final"]["validation_loss"]
+    lemon = next(arm for arm in content.arms if arm.label == "LEMON").runs[0]
     # Lossless: the target starts where the source ended, up to float32.
-    assert lemon["start"] == pytest.approx(lemon["source"], rel=1e-5)
+    assert lemon.start == pytest.approx(lemon.source, rel=1e-5)
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("done.json")}
     run_all([cell.trained for cell in nodes.cells(asked.shortened())], cache, tell=pytest.fail)
     assert before == {path: path.stat().st_mtime_ns for path in cache.rglob("done.json")}

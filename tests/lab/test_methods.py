@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lemonx import methods
 from lemonx.algebra.free_parameters import EVEN
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
+from lemonx.options.declared import Growth
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.policy import lemon
 from lemonx.planning.request import Target
@@ -36,7 +38,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def grown(source: Path, target: Path, method: str, **options: object) -> dict[str, torch.Tensor]:
+def grown(source: Path, target: Path, method: Any, **options: Any) -> dict[str, torch.Tensor]:
     lemonx.expand(source, target, method=method, verify=False, force=True, **options)
     return load_file(target / "model.safetensors")
 
@@ -104,7 +106,7 @@ def test_aki_takes_further_rows_from_the_next_block(sources: Path, tmp_path: Pat
 def test_staged_width_is_lemon_with_an_even_split(sources: Path) -> None:
     """The same recipe for every tensor: copies, halves, no noise."""
     with Checkpoint.open(sources / "gpt2-lm") as source:
-        plain = make_plan(source, Target(width=96), free=EVEN, read=lemon)
+        plain = make_plan(source, Target(width=96), Growth(free=EVEN), read=lemon)
     staged = planned(sources / "gpt2-lm", "staged", width=96)
     assert staged.free == plain.free
     for ours, theirs in zip(plain.steps, staged.steps, strict=True):
@@ -123,7 +125,7 @@ def test_staged_depth_silences_norms_and_biases(sources: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("factor", [2, 1.5])
 def test_net2net_is_lossless_on_a_resnet(sources: Path, tmp_path: Path, factor: float) -> None:
-    grown(sources / "resnet-basic", tmp_path / "t", "net2net", width_factor=factor, fields={"depths": [3, 4]})
+    grown(sources / "resnet-basic", tmp_path / "t", "net2net", width=f"{factor}x", set={"depths": [3, 4]})
     assert difference(sources / "resnet-basic", tmp_path / "t") <= EXACT_TOLERANCE
 
 
@@ -202,7 +204,7 @@ FAMILIES = {
     "gpt2-lm": {"width": 72, "depth": 5},
     "llama-tied": {"width": 96, "depth": 4},
     "bert-mlm": {"width": 96, "depth": 3},
-    "resnet-basic": {"width_factor": 2, "fields": {"depths": [3, 4]}},
+    "resnet-basic": {"width": "2x", "set": {"depths": [3, 4]}},
 }
 
 
@@ -279,16 +281,16 @@ def test_ligo_learns(tmp_path: Path) -> None:
     """On the embedded data the loss falls below where the operators began, and every copy is its own."""
     method_table._small_model(0).float().save_pretrained(tmp_path / "s")
     losses: list[float] = []
-    lessons = methods.Lessons(steps=40, tell=lambda step, loss: losses.append(loss))
-    grown(tmp_path / "s", tmp_path / "t", "ligo", width=72, depth=3, lessons=lessons)
+    learn: Any = {"name": "ligo", "steps": 40}
+    grown(tmp_path / "s", tmp_path / "t", learn, width=72, depth=3, learned=lambda step, loss: losses.append(loss))
     assert len(losses) == 40
     assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
 
 
 def test_data_for_a_method_that_takes_none(sources: Path, tmp_path: Path) -> None:
-    with pytest.raises(lemonx.LemonxError, match="does not learn from data: leave --data out"):
-        lessons = methods.Lessons(data={"kind": "stdlib"})
-        lemonx.expand(sources / "gpt2-lm", tmp_path / "t", width=72, lessons=lessons)
+    with pytest.raises(lemonx.LemonxError, match="does not learn, so it takes no data"):
+        learn = {"name": "lemon", "data": {"kind": "stdlib"}}
+        lemonx.expand(sources / "gpt2-lm", tmp_path / "t", width=72, method=learn)
 
 
 def test_midas_repeats_the_middle(sources: Path, tmp_path: Path) -> None:
@@ -336,7 +338,7 @@ def test_warmstart_adds_a_shrunken_source_to_a_new_model(sources: Path, tmp_path
 def test_drop_upcycling_redraws_half_of_the_units_of_every_expert(sources: Path, tmp_path: Path) -> None:
     """The same units in all three matrices of an expert, others in another expert; all else is the source's."""
     fields = {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
-    made = grown(sources / "llama-tied", tmp_path / "t", "drop-upcycling", fields=fields)
+    made = grown(sources / "llama-tied", tmp_path / "t", "drop-upcycling", set=fields)
     source = load_file(sources / "llama-tied" / "model.safetensors")
     kept = []
     for expert in range(3):

@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,10 +22,9 @@ from lemonx import cli
 from lemonx.errors import BadOutput, BadRecipe
 from lemonx_lab.cli import show_experiments as show
 from lemonx_lab.experiments import report, verdict, wording
-from lemonx_lab.experiments.answer import figure, steps_to
-from lemonx_lab.experiments.head_start import head_starts
-from lemonx_lab.experiments.report import charts
-from lemonx_lab.experiments.report.styles import styles
+from lemonx_lab.experiments.answer import head_starts, steps_to
+from lemonx_lab.experiments.report import charts, view
+from lemonx_lab.experiments.result_file import ArmResult, Result, parse
 
 ARMS: list[dict[str, Any]] = pretend.EXPERIMENT["arms"]
 NASTY = '<b id="nasty">bold</b> & </script><script>nasty()</script>'
@@ -49,7 +50,7 @@ def _tasks(*names: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
     """Three results: twelve arms; one seed, where higher is better; a single length, passed or missed by all."""
     cache = tmp_path_factory.mktemp("cache")
     rates = [{"label": f"LEMON, {rate}", "train": {"learning_rate": rate}, "lengths": [0.6]} for rate in (1e-3, 1e-4)]
@@ -70,7 +71,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def page(results: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def contents(results: list[Result]) -> list[dict[str, Any]]:
+    """The results as they stand in their files."""
+    return [one.as_json() for one in results]
+
+
+@pytest.fixture(scope="module")
+def page(results: list[Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report.write(results, tmp_path_factory.mktemp("page") / "report.html")
 
 
@@ -158,12 +165,12 @@ def assert_numbers_are_the_results(text: str, results: list[dict[str, Any]]) -> 
         assert means and not means - shown.keys()
 
 
-def test_numbers_on_the_page_are_those_of_the_results(page: Path, results: list[dict[str, Any]]) -> None:
-    assert_numbers_are_the_results(page.read_text(), results)
+def test_numbers_on_the_page_are_those_of_the_results(page: Path, contents: list[dict[str, Any]]) -> None:
+    assert_numbers_are_the_results(page.read_text(), contents)
 
 
-def test_a_wrong_number_would_be_noticed(page: Path, results: list[dict[str, Any]]) -> None:
-    other = json.loads(json.dumps(results))
+def test_a_wrong_number_would_be_noticed(page: Path, contents: list[dict[str, Any]]) -> None:
+    other = json.loads(json.dumps(contents))
     other[0]["arms"][1]["saved"]["steps"]["mean"] += 1e-3
     with pytest.raises(AssertionError, match="0/arms/1/saved/steps/mean"):
         assert_numbers_are_the_results(page.read_text(), other)
@@ -222,35 +229,26 @@ def test_colours_are_legible_in_light_and_dark(page: Path) -> None:
                 assert _contrast(colours[word], colours[ground]) >= 4.5, (word, ground)
 
 
-def test_arms_differ_in_colour_or_dash(results: list[dict[str, Any]]) -> None:
+def test_arms_differ_in_colour_or_dash(results: list[Result]) -> None:
     for content in results:
-        looks = styles(content, report.view.other_methods(results))
-        assert len({(look.colour, look.dash) for look in looks.values()}) == len(content["arms"])
+        looks = view.styles(content, view.other_methods(results))
+        assert len({(look.colour, look.dash) for look in looks.values()}) == len(content.arms)
         assert any(look.strong for look in looks.values())
 
 
-def _content(lemon: list[list[float]], other: list[list[float]], *, better: str = "lower") -> dict[str, Any]:
+def _content(lemon: list[list[float]], other: list[list[float]], *, better: str = "lower") -> Result:
     """Scratch reaches 1.0 in 1000 steps; finals of the others by seed, at 400 and 800 steps."""
 
-    def arm(label: str, method: str, finals: list[list[float]]) -> dict[str, Any]:
+    def arm(label: str, method: str, finals: list[list[float]]) -> ArmResult:
         runs = [
-            {"seed": seed, "steps": steps, "final": final}
+            pretend.ended(seed, steps, final)
             for seed, both in enumerate(finals)
             for steps, final in zip((400, 800), both, strict=True)
         ]
-        at = [{"steps": n, **figure([run["final"] for run in runs if run["steps"] == n])} for n in (400, 800)]
-        return {"label": label, "method": method, "source": "source", "runs": runs, "at": at, "downstream": {}}
+        return pretend.arm(label, method, runs)
 
-    return {
-        "experiment": {"baseline": "scratch", "better": better, "reference": None},
-        "steps": 1000,
-        "mark": {"by_seed": [1.0 if better == "lower" else -1.0] * len(lemon)},
-        "arms": [
-            arm("scratch", "scratch", [[2, 2]] * len(lemon)),
-            arm("LEMON", "lemon", lemon),
-            arm("AKI", "aki", other),
-        ],
-    }
+    scratch = arm("scratch", "scratch", [[2, 2]] * len(lemon))
+    return pretend.compared([scratch, arm("LEMON", "lemon", lemon), arm("AKI", "aki", other)], better=better)
 
 
 CLEAR, SLOWER, NEVER, EARLY = (
@@ -284,16 +282,16 @@ def test_the_verdict_follows_from_the_numbers(
     lemon: list[list[float]], other: list[list[float]], outcome: str, basis: str
 ) -> None:
     content = _content(lemon, other)
-    arms = content["arms"]
+    arms = content.arms
     found = verdict.judge(content, arms[1], arms[2])
     assert (found.outcome, found.basis) == (outcome, basis)
     turned = _content([[-a for a in one] for one in lemon], [[-a for a in one] for one in other], better="higher")
-    assert verdict.judge(turned, turned["arms"][1], turned["arms"][2]).outcome == outcome
+    assert verdict.judge(turned, turned.arms[1], turned.arms[2]).outcome == outcome
 
 
 def test_arms_are_compared_seed_by_seed() -> None:
     content = _content(CLEAR, SLOWER)
-    found = verdict.judge(content, content["arms"][1], content["arms"][2])
+    found = verdict.judge(content, content.arms[1], content.arms[2])
     needs = [
         [steps_to(1.0, list(zip((400, 800), seed, strict=True)), "lower")[0] for seed in a] for a in (CLEAR, SLOWER)
     ]
@@ -302,20 +300,20 @@ def test_arms_are_compared_seed_by_seed() -> None:
     assert found.noise == pytest.approx(abs(lead[0] - lead[1]) / 2**0.5)
 
 
-def test_variants_are_compared_with_the_reference() -> None:
+def test_variants_are_compared_with_the_reference(making: Callable[[str], ModuleType]) -> None:
     content = _content(CLEAR, SLOWER)
-    content["arms"].append({**content["arms"][1], "label": "other choice"})
+    content.arms.append(content.arms[1].model_copy(update={"label": "other choice"}))
     assert [(c.arm, c.other) for c in verdict.variants(content)] == [("other choice", "LEMON")]
-    content["experiment"]["reference"] = "other choice"
+    content.experiment.reference = "other choice"
     assert [(c.arm, c.other) for c in verdict.variants(content)] == [("LEMON", "other choice")]
     # Also where the reference is what sets the mark; finals are compared at every length, with other methods too.
-    content["experiment"] |= {"reference": "LEMON", "baseline": "LEMON"}
-    found = [(c.arm, c.other, c.length, round(c.advantage, 3)) for c in verdict.finals(content)]
+    content.experiment.reference = content.experiment.baseline = "LEMON"
+    found = [(c.arm, c.other, c.length, round(c.advantage, 3)) for c in making("experiments").finals(content)]
     assert found[:2] == [("other choice", "LEMON", 400, 0.0), ("other choice", "LEMON", 800, 0.0)]
     assert found[2:4] == [("LEMON", "AKI", 400, 0.4), ("LEMON", "AKI", 800, 0.1)] and len(found) == 6
 
 
-def test_what_does_not_reproduce_is_said_first(results: list[dict[str, Any]], page: Path) -> None:
+def test_what_does_not_reproduce_is_said_first(results: list[Result], page: Path) -> None:
     """G_stack is faster than LEMON here, FPI is not, and nothing is known of a single seed."""
     first, single, rates = results
     outcome, sentence = verdict.headline(verdict.claims(first))
@@ -334,14 +332,14 @@ def test_what_does_not_reproduce_is_said_first(results: list[dict[str, Any]], pa
     assert banner < page.read_text().index('class="full answer"') and html.escape(sentence) in page.read_text()
 
 
-def test_wording(results: list[dict[str, Any]]) -> None:
-    texts = {arm["label"]: wording.reach_text(results[0], arm) for arm in results[0]["arms"]}
+def test_wording(results: list[Result]) -> None:
+    texts = {arm.label: wording.reach_text(results[0], arm) for arm in results[0].arms}
     assert texts["scratch"] == "1,000 (sets the mark)"
     assert re.fullmatch(r"\d+ ± \d+", texts["LEMON"]) and re.fullmatch(r"not reached \(0\.\d{4} short\)", texts["FPI"])
-    passed = next(arm for arm in results[2]["arms"] if arm["label"] == "LEMON, 0.001")
+    passed = next(arm for arm in results[2].arms if arm.label == "LEMON, 0.001")
     assert wording.reach_text(results[2], passed) == "at most 600 ± 0"
     assert wording.saved_text(passed, "steps") == "at least 40.0 ± 0.0 %"
-    alone = next(arm for arm in results[1]["arms"] if arm["label"] == "LEMON")
+    alone = next(arm for arm in results[1].arms if arm.label == "LEMON")
     assert "±" not in wording.reach_text(results[1], alone)
 
 
@@ -366,9 +364,9 @@ def test_a_file_of_another_kind_is_refused(content: str, says: str, tmp_path: Pa
 
 
 def test_a_result_of_another_shape_is_refused_by_the_name_of_its_part(
-    results: list[dict[str, Any]], tmp_path: Path
+    contents: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    broken = json.loads(json.dumps(results[0]))
+    broken = json.loads(json.dumps(contents[0]))
     del broken["arms"][2]["runs"][1]["final"]
     (tmp_path / "result.json").write_text(json.dumps(broken))
     with pytest.raises(BadRecipe, match=re.escape("arms.2.runs.1.final: Field required")):
@@ -378,30 +376,28 @@ def test_a_result_of_another_shape_is_refused_by_the_name_of_its_part(
 
 
 def test_report_reads_what_compare_wrote_and_writes_the_whole_page_or_nothing(
-    results: list[dict[str, Any]], page: Path, tmp_path: Path
+    results: list[Result], page: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "result.json").write_text(json.dumps(results[0]))
+    (tmp_path / "result.json").write_text(json.dumps(results[0].as_json()))
     assert report.read(tmp_path) == results[0] == report.read(tmp_path / "result.json")
     written = report.write([report.read(tmp_path)], tmp_path / "new" / "page.html")
     assert written.read_text() == report.render([results[0]]) and len(list(written.parent.iterdir())) == 1
     assert page.read_bytes().isascii()
-    said = results[0]["experiment"]
-    bare = {**said, "paper": {"finding": said["paper"]["finding"]}}  # recipes may be left out
-    assert said["paper"]["recipes"] and "the paper&#8217;s recipes" not in report.render(
-        [{**results[0], "experiment": bare}]
-    )
+    bare = results[0].as_json()
+    assert bare["experiment"]["paper"].pop("recipes")  # they may be left out
+    assert "the paper&#8217;s recipes" not in report.render([parse(bare, tmp_path)])
     with pytest.raises(BadOutput, match="cannot be written"):
         report.write(results, tmp_path / "result.json" / "page.html")
 
 
 def test_the_commands_print_what_the_page_says(
-    results: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     for number, content in enumerate(results):
         Path(f"{number}").mkdir()
-        Path(f"{number}/result.json").write_text(json.dumps(content))
+        Path(f"{number}/result.json").write_text(json.dumps(content.as_json()))
     monkeypatch.setattr("sys.argv", ["lemonx", "report", "0", "1/result.json", "-o", "page.html"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -409,8 +405,8 @@ def test_the_commands_print_what_the_page_says(
     assert Path("page.html").read_text() == report.render(results[:2])
     show.print_result(results[0], Path("page.html"))
     printed = capsys.readouterr().out
-    for arm in results[0]["arms"]:
-        assert arm["label"] in printed and wording.reach_text(results[0], arm) in printed
+    for arm in results[0].arms:
+        assert arm.label in printed and wording.reach_text(results[0], arm) in printed
 
 
 # In a browser.
@@ -434,13 +430,13 @@ def _browse(page: Path, profile: Path) -> tuple[str, list[str]]:
 
 @in_browser
 def test_a_browser_shows_the_numbers_and_complains_of_nothing(
-    page: Path, results: list[dict[str, Any]], tmp_path: Path
+    page: Path, contents: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     shown, console = _browse(page, tmp_path / "profile")
     assert console == []
-    assert_numbers_are_the_results(shown, results)
+    assert_numbers_are_the_results(shown, contents)
     # The script ran: it adds a tip, and a cursor to each chart (five a result).
-    assert shown.count('class="tip"') == 1 and shown.count('class="cursor"') == 5 * len(results)
+    assert shown.count('class="tip"') == 1 and shown.count('class="cursor"') == 5 * len(contents)
 
 
 HARNESS = """<!DOCTYPE html><meta charset="utf-8"><body>
@@ -475,7 +471,7 @@ frame.addEventListener("load", () => {{
 
 @in_browser
 def test_on_a_phone_the_page_keeps_its_width_and_answers_a_finger(
-    page: Path, results: list[dict[str, Any]], tmp_path: Path
+    page: Path, results: list[Result], tmp_path: Path
 ) -> None:
     harness = tmp_path / "harness.html"
     harness.write_text(HARNESS.format(width=PHONE, page=html.escape(page.read_text())))
@@ -485,10 +481,10 @@ def test_on_a_phone_the_page_keeps_its_width_and_answers_a_finger(
     assert found["closed"] <= PHONE and found["open"] <= PHONE
     # Nothing is wider than a phone: tables are cards there.
     assert found["scrolling"] == [] and found["tallest"] > 150
-    curve = next(c for c in results[0]["curves"] if c["arm"] == "LEMON" and c["steps"] == 800)
-    loss = wording.metric(curve["validation_loss"][-1])
+    curve = next(c for c in results[0].curves if c.arm == "LEMON" and c.steps == 800)
+    loss = wording.metric(curve.validation_loss[-1])
     assert found["tip"] == f"LEMONvalidation loss {loss} at 800 steps" and found["hidden"] is False
-    assert found["dimmed"] == 4 * (len(results[0]["arms"]) - 1) and found["after"] == [True, 0]
+    assert found["dimmed"] == 4 * (len(results[0].arms) - 1) and found["after"] == [True, 0]
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -514,11 +510,11 @@ def test_the_report_fits_a_desk_and_a_few_sheets_of_paper(tmp_path: Path) -> Non
 
 def test_the_summary_shows_the_arm_that_the_claim_is_judged_by() -> None:
     for name, label in (("vit-best-rate", "LEMON, WSD"), ("start-vit", "own copies")):  # there, LEMON sets the mark
-        [section] = report.view.page([report.read(DOCS / "results" / name)]).sections
+        [section] = view.sections([report.read(DOCS / "results" / name)])
         assert section.lead is not None and section.lead.label == label
 
 
-def test_the_readme_says_what_the_report_says() -> None:
+def test_the_readme_says_what_the_report_says(making: Callable[[str], ModuleType]) -> None:
     """The savings of the default start to the percent, and every outcome other than "reproduces" in its word."""
     readme = (DOCS.parent / "README.md").read_text()
     [section] = [part for part in readme.split("\n## ") if part.startswith("Train the larger model")]
@@ -534,33 +530,34 @@ def test_the_readme_says_what_the_report_says() -> None:
         ("BERT", "bert", "own copies, no warm-up, WSD"),
     ):
         content = report.read(DOCS / "results" / name)
-        arm = next(arm for arm in content["arms"] if arm["label"] == label)
-        assert len(content["experiment"]["seeds"]) == 5
-        if arm["saved"]:
+        arm = next(arm for arm in content.arms if arm.label == label)
+        assert len(content.experiment.seeds) == 5
+        if arm.saved:
             for what in ("steps", "flops_with_source"):
                 assert f"| {_said(arm, what)} |" in rows[model], (name, what)
         else:
-            assert "undecided: {reached} of {seeds} seeds".format(**arm["reach"]) in rows[model]
-            assert arm["at"][-1]["steps"] == round(0.7 * content["steps"]) and "70 % of the steps" in rows[model]
-    again = next(a for a in report.read(DOCS / "results" / "lm")["arms"] if a["label"] == "own copies, no warm-up")
-    assert f"{_said(again, 'steps')[:-2]} and {_percent(again['saved']['flops_with_source'])}" in rows["Llama;"]
+            assert f"undecided: {arm.reach.reached} of {arm.reach.seeds} seeds" in rows[model]
+            assert arm.at[-1].steps == round(0.7 * content.steps) and "70 % of the steps" in rows[model]
+    again = next(a for a in report.read(DOCS / "results" / "lm").arms if a.label == "own copies, no warm-up")
+    assert f"{_said(again, 'steps')[:-2]} and {_percent(again.saved.flops_with_source)}" in rows["Llama;"]
     inside = {(one.arm, one.steps): one for one in head_starts(report.read(DOCS / "results" / "growth-inside-large"))}
     for source, steps in (("2x64, 2400 steps", 150), ("2x64, 4800 steps", 300)):
         assert _percent(inside[source, steps].net) in flat and not inside[source, steps].bound
-        assert inside[f"not grown, {source.partition(', ')[2]}", 150].net["mean"] > inside[source, steps].net["mean"]
+        assert inside[f"not grown, {source.partition(', ')[2]}", 150].net.mean > inside[source, steps].net.mean
     long = report.read(DOCS / "results" / "growth-inside-long-ramp")
     found = {(one.arm, one.steps): one for one in head_starts(long)}
     ramp, plain = found["2x64, 1200 steps, ramp", 2000], found["2x64, 1200 steps", 2000]
     assert f"15 tokens per parameter {_percent(ramp.net)} with a ramp of the new layers, {_percent(plain.net)}" in flat
     assert not ramp.bound and not plain.bound
     for name in ("baselines", "baselines-large"):
-        starts = {(c.arm, c.other): c.outcome for c in verdict.finals(report.read(DOCS / "results" / name))}
+        found = making("experiments").finals(report.read(DOCS / "results" / name))
+        starts = {(c.arm, c.other): c.outcome for c in found}
         assert starts["own copies, no warm-up, WSD", "warm start"] == verdict.AHEAD
 
 
 def _said(arm: Any, what: str) -> str:
-    return wording.saved_bound(arm) + _percent(arm["saved"][what])
+    return wording.saved_bound(arm) + _percent(getattr(arm.saved, what))
 
 
 def _percent(share: Any) -> str:
-    return f"{100 * share['mean']:.0f} ± {100 * share['spread']:.0f} %"
+    return f"{100 * share.mean:.0f} ± {100 * share.spread:.0f} %"

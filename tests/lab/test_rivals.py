@@ -6,26 +6,27 @@ from typing import Any
 
 import pytest
 
+import pretend
 from lab.test_report import DOCS
 from lemonx_lab.experiments import report
-from lemonx_lab.experiments.rivals import answer_line, best_against_best, rivals_text, saved_lines
+from lemonx_lab.experiments.result_file import ArmResult, Result
+from lemonx_lab.experiments.verdict import answer_line, best_against_best, rivals_text, saved_lines
 
 
-def arm(label: str, method: str, finals: dict[int, tuple[float, float]], source: str = "s", saved: Any = None) -> Any:
+def arm(label: str, method: str, finals: dict[int, tuple[float, float]], source: str = "s") -> ArmResult:
     """Two seeds; `finals` by steps."""
-    at = [{"steps": n, "mean": sum(two) / 2, "by_seed": list(two)} for n, two in finals.items()]
     runs = [
-        {"seed": seed, "steps": n, "final": two[seed], "flops": 10.0 * n, "source_flops": 100.0}
-        for n, two in finals.items()
+        pretend.ended(seed, steps, two[seed], flops=10.0 * steps, source_flops=100.0)
+        for steps, two in finals.items()
         for seed in (0, 1)
     ]
-    reach = {"steps": None, "bound": "", "reached": 0, "seeds": 2, "short_of": 0.25}
-    return {"label": label, "method": method, "source": source, "runs": runs, "at": at, "reach": reach, "saved": saved}
+    found = pretend.arm(label, method, runs, source)
+    found.reach.short_of = 0.25
+    return found
 
 
-def content(*arms: Any, **experiment: Any) -> Any:
-    said = {"better": "lower", "baseline": "scratch", "name": "n", **experiment}
-    return {"experiment": said, "arms": list(arms), "steps": 100, "mark": {"mean": 1.0, "by_seed": [1.0, 1.0]}}
+def content(*arms: ArmResult, **asked: Any) -> Result:
+    return pretend.compared([*arms], **asked).model_copy(update={"steps": 100})
 
 
 SCRATCH = arm("scratch", "scratch", {100: (1.0, 1.0)})
@@ -104,6 +105,6 @@ def test_the_results_of_the_docs() -> None:
         ("depth: LEMON", "depth: G_stack"),
     ]
     steps, counted = saved_lines(lm)
-    best = next(a for a in lm["arms"] if a["label"] == "own copies, no warm-up")["saved"]
-    assert best is not None and f"{100 * best['steps']['mean']:.1f}" in steps
-    assert f"{100 * best['flops_with_source']['mean']:.1f}" in counted
+    best = next(a for a in lm.arms if a.label == "own copies, no warm-up").saved
+    assert best is not None and f"{100 * best.steps.mean:.1f}" in steps
+    assert f"{100 * best.flops_with_source.mean:.1f}" in counted

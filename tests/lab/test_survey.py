@@ -7,9 +7,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
 from lemonx.verification.media import LENGTH
 from lemonx.verification.modules import relative_difference
-from lemonx_lab.cli.show_survey import survey_markdown
 from lemonx_lab.survey import by_command as surveying
 from lemonx_lab.survey import classes, counting, measuring, pool
 from lemonx_lab.survey.configs import tiny_config
@@ -399,7 +399,8 @@ def test_a_record_that_is_not_there_cannot_be_shown(tmp_path: Path) -> None:
         surveying.recorded(None, tmp_path / "none.json")
 
 
-def test_a_page_has_counts_then_reasons_then_folded_tables() -> None:
+def test_a_page_has_counts_then_reasons_then_folded_tables(making: Callable[[str], ModuleType]) -> None:
+    survey_markdown = making("survey").survey_markdown
     refused = {column: Cell(REFUSED, why="it | cannot\n<b>") for column in COLUMNS}
     rows = [row("gpt2", **refused), replace(row("llava"), task="IMAGE_TEXT_TO_TEXT"), Row("b", "CTC", why="no")]
     page = survey_markdown(rows, "5.22.2", len(rows))

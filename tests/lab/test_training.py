@@ -457,13 +457,13 @@ def test_a_ramp_is_advised_for_a_decoder_whose_new_layers_write_nothing(tmp_path
     for name, options, advised in (
         ("deep", {"depth": 4}, True),
         ("wide", {"width": 96}, False),
-        ("ramp", {"depth": 4, "ramp": True}, False),
+        ("ramp", {"depth": 4, "free": {"ramp": True}}, False),
         ("stack", {"depth": 4, "method": "gstack"}, False),
     ):
         found = advice.growth(source, lemonx.expand(source, tmp_path / name, verify=False, **options).path)
         given = advice.advise(found, advice.OwnTraining(steps=3000, **OWN))
         for text in (advice_text(given, "yaml"), growth_text(found, [])):
-            assert ("--placement stacked --ramp" in " ".join(text.split())) == advised, name
+            assert ("--free '{placement: stacked, ramp: true}'" in " ".join(text.split())) == advised, name
 
 
 @pytest.mark.parametrize(
@@ -504,7 +504,7 @@ def test_a_target_that_another_method_made(
 
 def test_the_advice_for_added_blocks_that_open_has_their_ramp(tmp_path: Path) -> None:
     source = pico.save(pico.PICO["gpt2-lm"](), tmp_path / "source")
-    target = lemonx.expand(source, tmp_path / "target", depth=4, ramp=True, verify=False).path
+    target = lemonx.expand(source, tmp_path / "target", depth=4, free={"ramp": True}, verify=False).path
     found = advice.growth(source, target / "config.json")
     text = advice_text(advice.advise(found, advice.OwnTraining(steps=100, **OWN)), "yaml")
     asked = parse_recipe(yaml.safe_load(text))

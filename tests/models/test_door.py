@@ -19,7 +19,6 @@ import pytest
 import torch
 import transformers as hf
 from huggingface_hub import constants
-from safetensors.torch import load_file, save_file
 
 import faults
 import pico
@@ -116,7 +115,7 @@ def test_code_of_a_models_own(model_type: str, run: Run, saved: Any, tmp_path: P
     teacher = f"inheritance: {{teacher: {json.dumps(str(evil))}}}\n"
     for command in (
         ("expand", evil, "out", "--depth", 3),
-        ("expand", evil, "out", "--depth", 3, "--method", "ligo", "--lessons", 1),
+        ("expand", evil, "out", "--depth", 3, "--method", "{name: ligo, steps: 1}"),
         ("expand", evil, "out", "--depth", 3, "--with-optimizer"),
         ("verify", good, evil),
         ("verify", evil, good, "--layerwise"),
@@ -163,7 +162,7 @@ def test_code_of_a_tokenizers_own(settings: dict[str, Any], says: str, run: Run,
     assert_refused(train(run, tmp_path, saved("bytes"), evil), BAD_CHECKPOINT, says)
     if settings is EVIL_TOKENIZERS[0][0]:
         given = json.dumps({"kind": "text", "path": "text.txt", "length": 16, "tokenizer": str(evil)})
-        learn = ("expand", saved("bytes"), "out", "--depth", 3, "--method", "ligo", "--lessons", 1, "--data", given)
+        learn = ("expand", saved("bytes"), "out", "--depth", 3, "--method", f"{{name: ligo, steps: 1, data: {given}}}")
         assert_refused(run(*learn), BAD_CHECKPOINT, says)
 
 
@@ -219,21 +218,9 @@ def test_how_a_model_is_computed_is_not_for_its_files_to_say(run: Run, saved: An
     with Checkpoint.open(evil) as checkpoint:
         config = door.read_config(checkpoint)
         assert config._attn_implementation is None and config.dtype is None
-        assert {path.name for path in checkpoint.bare.iterdir()} == {"config.json", "model.safetensors"}
+        assert {path.name for path in checkpoint.bare.iterdir()} == {"model.safetensors"}
         seen = checkpoint.bare
     assert not seen.exists()
-
-
-def test_files_that_are_swapped_after_they_were_checked(saved: Any, tmp_path: Path) -> None:
-    shutil.copytree(saved("bytes"), tmp_path / "source")
-    weights = load_file(tmp_path / "source" / "model.safetensors")
-    with Checkpoint.open(tmp_path / "source") as checkpoint:
-        other = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-        save_file(other, tmp_path / "other", metadata={"format": "pt"})
-        (tmp_path / "other").replace(tmp_path / "source" / "model.safetensors")
-        config = door.read_config(checkpoint)
-        model, _ = door.load(checkpoint, door.model_class(config), config, dtype=torch.float32)
-    assert model.get_input_embeddings().weight.equal(weights["model.embed_tokens.weight"])
 
 
 @pytest.mark.parametrize(

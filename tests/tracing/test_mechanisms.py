@@ -662,7 +662,7 @@ class Pair(nn.Module):
 def test_streams_that_are_joined_and_parted() -> None:
     small, large = Pairs(2).double(), Pairs(3).double()
     randomise(small, 0)
-    assert lemonx.grow(small, large, words(0), small_gains=True).rehearsed < 1e-11
+    assert lemonx.grow(small, large, words(0), free={"small_gains": True}).rehearsed < 1e-11
     assert (small(words(1)) - large(words(1))).abs().max() < 1e-10
 
 

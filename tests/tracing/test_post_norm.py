@@ -108,7 +108,7 @@ def test_only_the_repeated_norms_change_anything(block: Blocks, width: int, seed
 
 def test_small_gains_lose_nothing() -> None:
     small, large = pair(Encoder, 0.3, 3)
-    grown = lemonx.grow(small, large, words(0), small_gains=True)
+    grown = lemonx.grow(small, large, words(0), free={"small_gains": True})
     assert grown.lost_to_eps < 1e-11 and grown.plan.expected_loss < 1e-11 and off(small, large) < 1e-11
 
 
@@ -116,7 +116,7 @@ def test_a_stream_that_is_not_large_beside_eps_is_refused_and_small_gains_help()
     small, large = pair(Mlps, 0.05, 4)
     with pytest.raises(lemonx.Refused, match=rf"would move the stream by .* more than {LIMIT:.1e}.*small_gains=True"):
         lemonx.grow(small, large, words(0))
-    assert lemonx.grow(small, large, words(0), small_gains=True).lost_to_eps < 1e-9
+    assert lemonx.grow(small, large, words(0), free={"small_gains": True}).lost_to_eps < 1e-9
 
 
 def test_a_norm_in_two_places_cannot_be_the_identity_in_one() -> None:

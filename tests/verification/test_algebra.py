@@ -380,7 +380,7 @@ def made(name: str, folder: Path, dtype: torch.dtype = torch.float64, **options:
 # Kept as (in, out); a convolution; experts in one tensor of three axes, kept transposed; a table with two leading axes.
 PLACES = [
     ("gpt2-lm", {"width": 72}, "transformer.h.1.mlp.c_fc.weight", (20, 250)),
-    ("resnet-bottleneck", {"width_factor": 2}, "resnet.embedder.embedder.convolution.weight", (9, 2, 3, 4)),
+    ("resnet-bottleneck", {"width": "2x"}, "resnet.embedder.embedder.convolution.weight", (9, 2, 3, 4)),
     ("gpt-oss", {"width": 72}, "model.layers.0.mlp.experts.gate_up_proj", (2, 20, 7)),
     ("vit-cls", {"width": 72}, "vit.embeddings.position_embeddings", (0, 11, 60)),
 ]

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import lemonx
 import pico
 from commands import BAD_CHECKPOINT, DIFFERS, Run, assert_refused, runner
-from lemonx.diagnostics.fsck import fsck
+from lemonx import fsck
 from lemonx.errors import BadCheckpoint
 from lemonx.verification import layerwise
 from lemonx.verification.comparison import compared
@@ -30,7 +30,7 @@ from lemonx_lab.experiments.answer import NOT_REACHED, steps_to
 SIZES: dict[str, dict[str, Any]] = {
     "llama-untied": {"width": 96, "depth": 3},
     "bert-mlm": {"width": 96},
-    "resnet-basic": {"width_factor": 2},
+    "resnet-basic": {"width": "2x"},
 }
 # Of each kind of tensor one; no sample reaches the last entry of some.
 TENSORS = [

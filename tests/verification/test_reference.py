@@ -25,7 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "bert-cls": {"depth": 4},
     "bart": {"fields": ENCODER_DECODER},
     "bart-base": {"fields": ENCODER_DECODER},
-    "albert-runs": {"fields": {"num_hidden_layers": 7, "num_hidden_groups": 7}},
+    "albert-runs": {"set": {"num_hidden_layers": 7, "num_hidden_groups": 7}},
     "opt-post-ln-tied": {"depth": 5},
 }
 
@@ -77,7 +77,7 @@ def test_the_reference_is_what_the_target_computes(
 def bart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("bart")
     source = saved("bart", folder / "s")
-    return source, lemonx.expand(source, folder / "t", fields=ENCODER_DECODER).path
+    return source, lemonx.expand(source, folder / "t", set=ENCODER_DECODER).path
 
 
 def test_what_is_measured_and_what_is_expected(bart: tuple[Path, Path]) -> None:
@@ -157,8 +157,11 @@ def test_noise_is_that_of_the_source_as_it_is(tmp_path: Path) -> None:
 def test_small_gains_in_float32(tmp_path: Path) -> None:
     """As a checkpoint is stored, they lose a thousandth, and the rounding of one gain."""
     source = saved("opt-post-ln-tied", tmp_path / "s", dtype=torch.float32)
-    target = lemonx.expand(source, tmp_path / "t", depth=6, small_gains=True, verify=False).path
-    (wanted, moved), (found, _) = outputs(source, lemonx.plan(source, depth=6, small_gains=True)), outputs(target)
+    target = lemonx.expand(source, tmp_path / "t", depth=6, free={"small_gains": True}, verify=False).path
+    (wanted, moved), (found, _) = (
+        outputs(source, lemonx.plan(source, depth=6, free={"small_gains": True})),
+        outputs(target),
+    )
     assert_near(found, wanted, 5e-7)
     assert moved < 2e-8 < lemonx.plan(source, depth=6).expected_loss / 100
 
@@ -166,7 +169,7 @@ def test_small_gains_in_float32(tmp_path: Path) -> None:
 def test_small_gains_verify_where_eps_is_large(tmp_path: Path) -> None:
     """Without them its plan is refused, so `verify` must know of them first."""
     source = saved("bert-cls", tmp_path / "s", eps=1e-2)
-    target = lemonx.expand(source, tmp_path / "t", depth=3, small_gains=True, verify=False).path
+    target = lemonx.expand(source, tmp_path / "t", depth=3, free={"small_gains": True}, verify=False).path
     measured = lemonx.verify(source, target).outputs
     assert measured.passed and measured.tolerance == EXACT_TOLERANCE and 0 < measured.stream_loss < 1e-5
 
@@ -184,7 +187,7 @@ def test_a_stream_of_little_variance_is_found(tmp_path: Path) -> None:
     assert lemonx.plan(source, depth=4).expected_loss < LIMIT / 10
     with pytest.raises(NotVerified, match=r"nothing was written: norms applied again move the stream by [^\n]*--small"):
         lemonx.expand(source, tmp_path / "t", depth=4)
-    lemonx.expand(source, tmp_path / "t", depth=4, small_gains=True)
+    lemonx.expand(source, tmp_path / "t", depth=4, free={"small_gains": True})
 
 
 def test_frames_and_depth_together(tmp_path: Path) -> None:
@@ -196,4 +199,4 @@ def test_frames_and_depth_together(tmp_path: Path) -> None:
     assert measured["output_loss"] > 1e-7
     # Small gains make the gradient of what is added large, and a frame multiplies it: known before anything is run.
     with pytest.raises(Refused, match=r"small gains enlarge gradients.*: try --width 96 --depth 3"):
-        lemonx.plan(source, width=72, depth=3, small_gains=True)
+        lemonx.plan(source, width=72, depth=3, free={"small_gains": True})

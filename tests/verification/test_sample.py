@@ -254,4 +254,4 @@ def test_an_output_as_wide_as_the_text_is_long_is_not_one_for_every_token(tmp_pa
         )
     )
     source = pico.save(model, tmp_path / "source")
-    assert lemonx.expand(source, tmp_path / "target", ffn=40, fields={"projection_size": 34}).verified.proven
+    assert lemonx.expand(source, tmp_path / "target", ffn=40, set={"projection_size": 34}).verified.proven

@@ -7,7 +7,7 @@ the paper gives to W_2 (or W_res), and that one takes the rest, so that they alw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from lemonx.errors import BadTarget
 
@@ -122,6 +122,19 @@ def parse_free(given: str | Mapping[str, object]) -> Free:
     return checked(replace(base, **changes))  # pyright: ignore[reportArgumentType]
 
 
+def as_section(free: str | Mapping[str, object] | Free | None) -> dict[str, object]:
+    """Return free parameters as a section that `parse_free` takes: a preset and its changes.
+
+    >>> as_section("language")
+    {'like': 'language'}
+    """
+    if isinstance(free, Free):
+        values = asdict(free)
+        name = values.pop("name")
+        return {"like": name if name in PRESETS else DEFAULT, **values}
+    return {"like": free} if isinstance(free, str) else dict(free or {})
+
+
 def checked(free: Free) -> Free:
     """The same, if every parameter has a value that it can have; BadTarget where one has not."""
     for field in fields(Free):
@@ -131,12 +144,14 @@ def checked(free: Free) -> Free:
     if free.rest not in (FIRST, OWN, INSIDE):
         raise BadTarget(f"the free parameter rest is {free.rest[:40]!r}", f"use {FIRST}, {OWN} or {INSIDE}")
     if free.placement not in PLACEMENTS:
-        raise BadTarget(f"--placement {free.placement[:40]!r} does not exist", f"use one of {', '.join(PLACEMENTS)}")
+        raise BadTarget(
+            f"the free parameter placement is {free.placement[:40]!r}", f"use one of {', '.join(PLACEMENTS)}"
+        )
     if free.depth_type not in (1, 2, 3):
-        raise BadTarget(f"--depth-type {free.depth_type} does not exist", "use 1, 2 or 3")
+        raise BadTarget(f"the free parameter depth_type is {free.depth_type}", "use 1, 2 or 3")
     if free.ramp and free.depth_type != 1:
         raise BadTarget(
-            f"a ramp opens blocks that write zeros, and type {free.depth_type} writes others", "use --depth-type 1"
+            f"a ramp opens blocks that write zeros, and type {free.depth_type} writes others", "use depth_type: 1"
         )
     if free.is_own and not free.phi:
         raise BadTarget(

@@ -119,7 +119,7 @@ def require_small(chains: Iterable[Chain]) -> None:
     if lost <= LIMIT:
         return
     eps, small = max(chain.eps for chain in groups), any(chain.small for chain in groups)
-    remedy = "keep the depth" if small else "keep the depth, or use --small-gains"
+    remedy = "keep the depth" if small else "keep the depth, or use --free '{small_gains: true}'"
     raise Refused(
         f"an added Post-LN layer normalises its input a second time, which with eps = {eps:g} changes it by "
         f"up to {groups[0].loss:.1e} of itself, {lost:.1e} in all {len(groups)} places, more than {LIMIT:.1e}",

@@ -9,26 +9,25 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from lemonx.checkpoints.copying import write_copy
-from lemonx.checkpoints.folder import ADAPTER, has, is_tokenizer, open_companion, other_files, parse_object
+from lemonx.checkpoints.folder import ADAPTER, has, is_tokenizer, other_files, parse_object
 from lemonx.checkpoints.opening import open_inside, read_inside
 from lemonx.checkpoints.pickles import load_tensors
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.checkpoints.safetensors_file import dtype_name, read_header_from, torch_dtype
-from lemonx.checkpoints.values import bytes_of, read_into
+from lemonx.checkpoints.safetensors_file import TensorInfo, read_header_from, torch_dtype
+from lemonx.checkpoints.store import Computed, InMemory, bytes_of
+from lemonx.checkpoints.values import read_into
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
     import torch
 
     from lemonx.checkpoints.reader import Checkpoint
-    from lemonx.checkpoints.safetensors_file import TensorInfo
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 MERGE = "merge it with peft: PeftModel.from_pretrained(model, FOLDER).merge_and_unload().save_pretrained"
@@ -205,24 +204,6 @@ class Adapter:
 Names = Callable[[str], str | None]
 
 
-def merge(base: Checkpoint, adapter: Adapter, names: Names, parent: Path, *, wide: bool = False) -> tuple[Path, str]:
-    """A folder in `parent` with the merged model, and in words what was merged; `wide`: not rounded, in float64."""
-    changes = changes_of(base, adapter, names)
-    stored = {name: "F64" if wide and name in changes else info.dtype for name, info in base.tensors.items()}
-    entries = [(name, stored[name], info.shape) for name, info in base.tensors.items()]
-    pieces = (
-        (name, start, rows.to(torch_dtype(stored[name])))
-        for name in base.tensors
-        for start, rows in _pieces(base, adapter, name, changes.get(name))
-    )
-    output = write_copy(parent / (base.path.name or "model"), entries, pieces, base.config, _beside(base, adapter))
-    kinds = ", ".join(sorted({stored[name] for name in changes}))
-    merged = sum(change.a is not None for change in changes.values())
-    replaced = sum(change.instead is not None for change in changes.values())
-    what = f"the adapter {adapter.name!r} (LoRA, {merged} tensors"
-    return output, f"{what}{f', {replaced} replaced' if replaced else ''}), merged into it and rounded to {kinds}"
-
-
 def inside(key: str) -> tuple[str, str]:
     """What the model calls the tensor that one of the adapter's changes, and which part of the change it is.
 
@@ -237,11 +218,12 @@ def inside(key: str) -> tuple[str, str]:
     return bare.replace(".base_layer.", "."), "instead"
 
 
-def as_checkpoint(adapter: Adapter, config: Mapping[str, JsonValue], parent: Path) -> Path:
-    """A folder in `parent` with the adapter's tensors as those of a checkpoint, which can be read row by row."""
-    found = {name: adapter.read(name).contiguous() for name in adapter.shapes}
-    entries = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in found.items()]
-    return write_copy(parent / "adapter", entries, ((name, 0, tensor) for name, tensor in found.items()), config, {})
+def as_checkpoint(adapter: Adapter, config: Mapping[str, JsonValue]) -> Checkpoint:
+    """Return the adapter's tensors as those of a checkpoint."""
+    from lemonx.checkpoints.reader import Checkpoint
+
+    found = {name: adapter.read(name) for name in adapter.shapes}
+    return Checkpoint(InMemory(config, found, adapter.folder / adapter.file), adapter.folder)
 
 
 def changes_of(base: Checkpoint, adapter: Adapter, names: Names) -> dict[str, Change]:
@@ -313,30 +295,65 @@ def _check_ties(base: Checkpoint, adapter: Adapter, changes: Mapping[str, Change
             )
 
 
-def _pieces(base: Checkpoint, adapter: Adapter, name: str, change: Change | None) -> Iterator[tuple[int, torch.Tensor]]:
-    """A tensor of the merged model, row by row; what changes is in float64."""
-    info = base.tensors[name]
-    if change is None:
-        yield from base.pieces(name, info.nbytes)
-        return
-    instead = adapter.read(change.instead).double() if change.instead else None
-    left = right = None
-    if change.a and change.b:
-        a, b = adapter.read(change.a).double(), adapter.read(change.b).double()
-        a, b = a.reshape(a.shape[0], -1), b.reshape(b.shape[0], -1)
-        left, right = (a.T, b.T) if change.transposed else (b, a)
-    for start, rows in base.pieces(name, 8 * info.numel):
-        values = rows.double() if instead is None else instead[start : start + len(rows)] if info.shape else instead
-        if left is not None and right is not None:
-            values = values + change.scale * (left[start : start + len(rows)] @ right).reshape(rows.shape)
-        yield start, values
+class Merged(Computed):
+    """A base with its adapter merged into it, which closes the base with it.
+
+    `wide`: what changes is in float64, not rounded, and the base stays open.
+    """
+
+    def __init__(self, base: Checkpoint, adapter: Adapter, names: Names, *, wide: bool = False) -> None:
+        self._base, self._adapter, self._keeps, self.config = base, adapter, wide, base.config
+        self._changes = changes = changes_of(base, adapter, names)
+        self.tensors = {
+            name: TensorInfo(name, "F64" if wide and name in changes else info.dtype, info.shape, info.file)
+            for name, info in base.tensors.items()
+        }
+        kinds = ", ".join(sorted({self.tensors[name].dtype for name in changes}))
+        merged = sum(change.a is not None for change in changes.values())
+        replaced = sum(change.instead is not None for change in changes.values())
+        what = f"the adapter {adapter.name!r} (LoRA, {merged} tensors{f', {replaced} replaced' if replaced else ''})"
+        told = f"{what}, merged into it and rounded to {kinds}"
+        self.converted = "; ".join(part for part in (base.converted, told) if part)
+
+    @property
+    def nbytes(self) -> int:
+        return self._base.nbytes
+
+    def rows(self, name: str, rows: range) -> torch.Tensor:
+        """Return rows of the merged model; what changes is in float64."""
+        change = self._changes.get(name)
+        if change is None:
+            return self._base.read(name, rows.start, rows.stop)
+        if change.instead:
+            found = self._adapter.read(change.instead).double()
+            values = found[rows.start : rows.stop] if found.ndim else found
+        else:
+            values = self._base.read(name, rows.start, rows.stop).double()
+        if change.a and change.b:
+            a, b = self._adapter.read(change.a).double(), self._adapter.read(change.b).double()
+            a, b = a.reshape(a.shape[0], -1), b.reshape(b.shape[0], -1)
+            left, right = (a.T, b.T) if change.transposed else (b, a)
+            values = values + change.scale * (left[rows.start : rows.stop] @ right).reshape(values.shape)
+        return values
+
+    def check_unchanged(self) -> None:
+        self._base.check_unchanged()
+
+    def close(self) -> None:
+        if not self._keeps:
+            self._base.close()
 
 
-def _beside(base: Checkpoint, adapter: Adapter) -> dict[str, Callable[[], BinaryIO]]:
-    """The base's companions; a tokenizer that was saved with the adapter takes the place of the base's."""
-    own = {name: found for name, found in other_files(adapter.folder, {ADAPTER})[0].items() if is_tokenizer(name)}
-    kept = [name for name in base.companions if not (own and is_tokenizer(name))]
-    return {
-        **{name: partial(base.open_companion, name) for name in kept},
-        **{name: partial(open_companion, adapter.folder, name, found) for name, found in own.items()},
-    }
+def merged(base: Checkpoint, adapter: Adapter, names: Names, *, wide: bool = False) -> Checkpoint:
+    """Return both as one checkpoint.
+
+    The base's companions are carried along; a tokenizer that was saved with the adapter takes the place of the base's.
+    """
+    from lemonx.checkpoints.reader import Checkpoint
+
+    found = other_files(adapter.folder, {ADAPTER})[0]
+    own = {name: path for name, path in found.items() if is_tokenizer(name)}
+    kept = {name: path for name, path in base.companions.items() if not (own and is_tokenizer(name))}
+    made = Checkpoint(Merged(base, adapter, names, wide=wide), base.origin, companions={**kept, **own})
+    made.left_behind = base.left_behind
+    return made

@@ -62,7 +62,7 @@ Views = Mapping[str, tuple[Part, ...]]
 
 @dataclass(frozen=True, slots=True)
 class InChunks(TensorInfo):
-    """A tensor that lies in chunks; `begin` is 0, and `end` its bytes."""
+    """A tensor that lies in chunks."""
 
     chunks: tuple[Chunk, ...] = ()
 
@@ -146,31 +146,6 @@ def seen_through(part: Part, stored: Chunk) -> Chunk | None:
             sizes.append(stop - first)
             strides.append(stored.strides[axis] * step)
     return Chunk(stored.file, tuple(at), tuple(sizes), tuple(strides), begin, stored.item, stored.shape)
-
-
-def flat_boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Boxes (begin, sizes) that make up a tensor's numbers `start` to `stop`, in order, each of them in one piece.
-
-    >>> list(flat_boxes((3, 4), 2, 9))
-    [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
-    """
-    if len(shape) < 2:
-        yield ((start,), (stop - start,)) if shape else ((), ())
-        return
-    row, zeros = math.prod(shape[1:]), (0,) * (len(shape) - 1)
-
-    def within(low: int, high: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        for begin, sizes in flat_boxes(shape[1:], low % row, low % row + high - low) if low < high else ():
-            yield (low // row, *begin), (1, *sizes)
-
-    first, last = -(-start // row), stop // row
-    if first > last:  # inside of one row
-        yield from within(start, stop)
-        return
-    yield from within(start, first * row)
-    if first < last:
-        yield (first, *zeros), (last - first, *shape[1:])
-    yield from within(last * row, stop)
 
 
 def cover(shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> bool:

@@ -13,13 +13,12 @@ from typing import BinaryIO
 from lemonx.checkpoints.destination import beside, hold, make_and_hold
 from lemonx.guards.interrupts import uninterrupted
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 1 << 20
 
 
 def new_file(path: Path) -> BinaryIO:
     """Create a file and open it for writing; an OSError if the name is taken."""
-    return os.fdopen(_create(path), "wb")
+    return open(path, "xb")
 
 
 def write_new(path: Path, content: bytes | BinaryIO) -> None:
@@ -80,7 +79,7 @@ def _unlink(path: Path) -> None:
 
 
 def _create(path: Path) -> int:
-    return os.open(path, _NEW, 0o666)  # less the umask
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the umask
 
 
 def _fill(file: BinaryIO, content: bytes | BinaryIO) -> None:

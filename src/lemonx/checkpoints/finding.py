@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from lemonx.checkpoints.dcp import DcpFolder, find_dcp
-from lemonx.checkpoints.folder import CONFIG, INDEX, MODULES, PICKLED, has, has_weights, is_adapter, stray_weights
+from lemonx.checkpoints.folder import CONFIG, INDEX, MODULES, PICKLED, has, has_weights, is_adapter
 from lemonx.checkpoints.opening import MAX_JSON, read_given, read_inside
 from lemonx.checkpoints.runs import RunFolder
-from lemonx.checkpoints.safetensors_file import SafetensorsFile, read_header_from
-from lemonx.checkpoints.universal import UniversalFolder
-from lemonx.checkpoints.zero import ZeroFolder
-from lemonx.checkpoints.zero_records import find_universal, find_zero
+from lemonx.checkpoints.safetensors_file import SafetensorsFile
+from lemonx.checkpoints.universal import UniversalFolder, find_universal, find_zero, unconverted
 from lemonx.errors import BadCheckpoint, raise_first
 from lemonx.guards.limits import MOST_TENSORS
 
@@ -32,9 +30,11 @@ def open_run(folder: Path, *, first: bool = False) -> RunFolder | None:
         return None
     if below := find_dcp(folder):
         return DcpFolder(folder, below)
+    if below := find_universal(folder):
+        return UniversalFolder(folder, below)
     if below := find_zero(folder):
-        return ZeroFolder(folder, below)
-    return UniversalFolder(folder, below) if (below := find_universal(folder)) else None
+        raise unconverted(folder, below)
+    return None
 
 
 def config_beside(path: Path, given: Path | None) -> tuple[Path, Path, bytes]:
@@ -85,12 +85,8 @@ def instead_of_nothing(given: Path) -> str:
     return f"{download}give the folder of a saved model"
 
 
-def checked_headers(
-    folder: Path, descriptors: Mapping[Path, int], mapping: dict[str, str] | None
-) -> list[SafetensorsFile]:
-    """The headers of all files of weights; BadCheckpoint unless they, and the index if there is one, fit together."""
-    raise_first(stray_weights(folder, {str(path.relative_to(folder)) for path in descriptors}))
-    files = [read_header_from(fd, path) for path, fd in descriptors.items()]
+def check_together(folder: Path, files: list[SafetensorsFile], mapping: dict[str, str] | None) -> None:
+    """BadCheckpoint unless all files of weights, and the index if there is one, fit together."""
     count = sum(len(file.tensors) for file in files)
     if not count:
         raise BadCheckpoint("holds no tensors", "save the model again", file=folder)
@@ -99,7 +95,6 @@ def checked_headers(
     raise_first(repeated_tensors(files))
     if mapping is not None:
         raise_first(index_problems(mapping, files, folder / INDEX))
-    return files
 
 
 def repeated_tensors(files: list[SafetensorsFile]) -> Iterator[BadCheckpoint]:

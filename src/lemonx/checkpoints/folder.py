@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import BinaryIO
 
-from lemonx.checkpoints.opening import changed, file_inside, identity, read_inside, real_file
+from lemonx.checkpoints.opening import file_inside, read_inside, real_file
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadCheckpoint
 
@@ -174,17 +173,9 @@ def no_weights(folder: Path) -> BadCheckpoint:
     return BadCheckpoint(f"holds neither {WEIGHTS} nor {INDEX}", "give the folder of a saved model", file=folder)
 
 
-@dataclass(frozen=True)
-class Companion:
-    """A file to copy to the output: its real path, and the identity of the file that was checked."""
-
-    path: Path
-    identity: tuple[int, ...]
-
-
-def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Companion], tuple[str, ...]]:
-    """The files to copy to the output, by relative name, and the names of those that are not copied."""
-    carried: dict[str, Companion] = {}
+def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Return the files to copy to the output, by relative name with their real paths, and the names of the others."""
+    carried: dict[str, Path] = {}
     left: list[str] = []
     for name in _relative_names(folder):
         if name not in used:
@@ -194,15 +185,6 @@ def other_files(folder: Path, used: set[str]) -> tuple[dict[str, Companion], tup
             else:
                 carried[name] = found
     return carried, tuple(left)
-
-
-def open_companion(folder: Path, name: str, expected: Companion) -> BinaryIO:
-    """Open the file that was checked; BadCheckpoint if another has replaced it since."""
-    file = file_inside(folder, name)
-    if identity(file.fileno()) == expected.identity:
-        return file
-    file.close()
-    raise changed(folder / name)
 
 
 def tokenizer_files(folder: Path) -> dict[str, Path]:
@@ -245,7 +227,7 @@ def _in_module(name: str) -> bool:
     return MODULE_FOLDER.fullmatch(parent) is not None or parent == TEMPLATE_FOLDER
 
 
-def _companion(folder: Path, name: str) -> Companion | None:
+def _companion(folder: Path, name: str) -> Path | None:
     """The file of this name if it is to be copied: small, regular, and neither weights nor code; else None."""
     if name == ADAPTER:  # carried nowhere, but other loaders look into it
         real_file(folder, name)
@@ -263,7 +245,7 @@ def _companion(folder: Path, name: str) -> Companion | None:
             return None
         if name.endswith(".bin") and _begins_as_weights(file, folder / name):
             return None
-        return Companion(real_file(folder, name), identity(file.fileno()))
+        return real_file(folder, name)
 
 
 def _begins_as_weights(file: BinaryIO, path: Path) -> bool:

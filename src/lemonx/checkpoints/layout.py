@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lemonx.checkpoints.creating import write_new
-from lemonx.checkpoints.folder import CONFIG, INDEX
 from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.checkpoints.reader import Checkpoint
-from lemonx.checkpoints.shards import Shard
-from lemonx.checkpoints.temporary import Temporary
+from lemonx.checkpoints.safetensors_file import SafetensorsFile, parsed
+from lemonx.checkpoints.safetensors_store import headers_only
+from lemonx.checkpoints.shards import Shard, as_laid
 from lemonx.errors import BadCheckpoint
 
-# Larger than any file of weights, so that a forged header cannot ask for a hole of any size.
+# Larger than any file of weights.
 _MOST_BYTES = 1 << 50
 
 
@@ -44,62 +42,45 @@ class Layout:
 
 
 def layout_of(checkpoint: Checkpoint) -> Layout | None:
-    """The layout of an open checkpoint; None where a text is not UTF-8, and JSON could not hold it as it is.
+    """Return the layout of an open checkpoint; None where a text is not UTF-8, and JSON could not hold it as it is.
 
     A distributed checkpoint has none: how its processes cut the tensors is nothing that has to come back.
     """
-    if checkpoint.run is not None:
+    store = checkpoint.store
+    index = store.index_bytes
+    if not store.files:
         return None
     try:
-        texts = {name: raw.decode() for name, raw in checkpoint.opening_bytes().items()}
+        headers = {file.name: file.header[8:].decode() for file in store.files}
+        return Layout(store.config_bytes.decode(), None if index is None else index.decode(), headers)
     except UnicodeDecodeError:
         return None
-    return Layout(texts.pop(CONFIG), texts.pop(INDEX, None), texts)
 
 
 def without_numbers(layout: Layout, origin: Path) -> Checkpoint:
-    """The checkpoint of a layout, of which everything can be asked but a number."""
-    temporary = Temporary()
+    """Return the checkpoint of a layout, of which everything can be asked but a number."""
+    return Checkpoint(headers_only(layout.config.encode(), _files(layout, origin), origin), origin)
+
+
+def shards(layout: Layout, origin: Path) -> tuple[Shard, ...]:
+    """Return the files of a layout, to be written again."""
+    return tuple(as_laid(file.path.name, file.header, file.tensors) for file in _files(layout, origin))
+
+
+def _files(layout: Layout, origin: Path) -> list[SafetensorsFile]:
+    for name in layout.headers:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise BadCheckpoint(f"names {name[:80]!r}, which is not a file of weights", "expand again", file=origin)
+    texts = {name: text.encode() for name, text in layout.headers.items()}
+    return [
+        parsed(len(text).to_bytes(8, "little") + text, 8 + len(text) + _data_bytes(text, origin), origin / name)
+        for name, text in texts.items()
+    ]
+
+
+def _data_bytes(header: bytes, origin: Path) -> int:
     try:
-        write_new(temporary.path / CONFIG, layout.config.encode())
-        if layout.index is not None:
-            write_new(temporary.path / INDEX, layout.index.encode())
-        for name, header in layout.headers.items():
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise BadCheckpoint(f"names {name[:80]!r}, which is not a file of weights", "expand again", file=origin)
-            write_empty(temporary.path / name, _with_length(header), _data_bytes(header, origin))
-        return Checkpoint.of_headers(temporary, origin)
-    except BaseException:
-        temporary.close()
-        raise
-
-
-def write_empty(path: Path, header: bytes, data: int) -> None:
-    """A safetensors file with this header; the numbers behind it are a hole, which takes no room."""
-    write_new(path, header)
-    os.truncate(path, len(header) + data)
-
-
-def shards(layout: Layout, checkpoint: Checkpoint) -> tuple[Shard, ...]:
-    """The files of a layout, to be written again; `checkpoint` is the one `without_numbers`."""
-    found = []
-    for name, text in layout.headers.items():
-        infos = [info for info in checkpoint.tensors.values() if info.file.name == name]
-        header = _with_length(text)
-        size = max([len(header), *(info.end for info in infos)])
-        entries = tuple((info.name, info.dtype, info.shape) for info in infos)
-        found.append(Shard(name, header, entries, tuple(info.begin for info in infos), size))
-    return tuple(found)
-
-
-def _with_length(header: str) -> bytes:
-    text = header.encode()
-    return len(text).to_bytes(8, "little") + text
-
-
-def _data_bytes(header: str, origin: Path) -> int:
-    try:
-        content = parse_json(header.encode())
+        content = parse_json(header)
         ends = [int(entry["data_offsets"][1]) for name, entry in content.items() if name != "__metadata__"]
         size = max(ends, default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):

@@ -1,8 +1,7 @@
-"""Opens all files that come from others: only regular files, each once, and checked through the open descriptor.
+"""Opens all files that come from others: only regular files, and never through a link out of their folder.
 
 A pipe would hang the process that opens it, a device could fill the memory, and a link could lead to a private file of
-this machine. Another process may replace a file between a check of its name and its opening. So a file is opened
-without following links and without waiting, and only the open descriptor is checked.
+this machine. Files are hostile by what they hold, not by what another process does with them meanwhile.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -21,9 +18,6 @@ MAX_JSON = 100_000_000
 # A recipe or an experiment, written by hand.
 MAX_TEXT = 1_000_000
 _BLOCK = 1 << 20
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-# O_PATH: a folder need not be readable for its files to be; not every system has it.
-_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -31,7 +25,7 @@ def open_file(path: Path) -> BinaryIO:
     real = path.resolve(strict=True)
     if not real.is_file():  # some devices do things when they are opened
         _not_regular(path, IsADirectoryError if real.is_dir() else OSError)
-    return os.fdopen(_regular(os.open(real, _FILE), path), "rb")
+    return open(real, "rb")
 
 
 def read_file(path: Path, limit: int) -> bytes:
@@ -49,17 +43,13 @@ def read_given(path: Path, name: str, limit: int) -> tuple[bytes, Path]:
 
 
 def open_inside(folder: Path, name: str) -> int:
-    """A descriptor of the file `name` in the (resolved) `folder`; links may lead only where `real_file` allows."""
-    real, path = real_file(folder, name), folder / name
-    root = _root(folder, real)
-    assert root is not None
+    """Return a descriptor of the file `name` in the (resolved) `folder`; links lead only where `real_file` allows."""
     try:
-        return _regular(_walk(root, real.relative_to(root).parts), path)
+        return os.open(real_file(folder, name), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EINVAL):
-            raise changed(path) from None
         remedy = "allow more of them with ulimit -n" if error.errno == errno.EMFILE else "check its permissions"
-        raise BadCheckpoint(f"cannot be opened ({error.strerror})", remedy, file=path) from None
+        found = f"cannot be opened ({error.strerror})"
+        raise BadCheckpoint(found, remedy, file=folder / name) from None
 
 
 def file_inside(folder: Path, name: str) -> BinaryIO:
@@ -118,7 +108,7 @@ def real_file(folder: Path, name: str) -> Path:
         raise BadCheckpoint("does not exist", "download or save the checkpoint again", file=path) from None
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links, before Python 3.13
         raise BadCheckpoint(f"cannot be followed ({error})", "check it and its permissions", file=path) from None
-    if _root(folder, real) is None:
+    if not _may_lead_to(folder, real):
         raise BadCheckpoint(
             f"is a link out of its folder, to {str(real)!r}", "replace the link with a copy of the file", file=path
         )
@@ -127,41 +117,19 @@ def real_file(folder: Path, name: str) -> Path:
     return real
 
 
-def _root(folder: Path, real: Path) -> Path | None:
-    """The folder that `real` may lie below: `folder` itself, or the hub cache whose snapshot that is; else None.
+def _may_lead_to(folder: Path, real: Path) -> bool:
+    """Whether a file lies in the folder itself, or among the blobs of the hub cache whose snapshot the folder is.
 
     <cache>/models--x/snapshots/<rev>/file -> <cache>/models--x/blobs/<hash>, which in newer caches may
     itself be a link to <cache>/blobs/<two digits>/<hash>, shared between repositories.
     """
     if real.is_relative_to(folder):
-        return folder
-    repository = folder.parent.parent
+        return True
     if folder.parent.name != "snapshots" or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", real.name):
-        return None
-    if real.parent == repository / "blobs":
-        return repository
-    shared = real.parent.parent == repository.parent / "blobs" and real.parent.name == real.name[:2]
-    return repository.parent if shared else None
-
-
-def _walk(root: Path, parts: Sequence[str]) -> int:
-    """The file at the end of these names, none of them a link."""
-    here = os.open(root, _FOLDER)
-    try:
-        for part in parts[:-1]:
-            below = os.open(part, _FOLDER, dir_fd=here)
-            os.close(here)
-            here = below
-        return os.open(parts[-1], _FILE, dir_fd=here)
-    finally:
-        os.close(here)
-
-
-def _regular(fd: int, path: Path) -> int:
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    _not_regular(path)
+        return False
+    repository = folder.parent.parent
+    shared = repository.parent / "blobs" / real.name[:2]
+    return real.parent in (repository / "blobs", shared)
 
 
 def _not_regular(path: Path, error: type[OSError] = OSError) -> NoReturn:

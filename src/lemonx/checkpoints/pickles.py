@@ -1,8 +1,7 @@
-"""Reads pickled weights as plain tensors and nothing else, and writes them as safetensors.
+"""Pickled weights as plain tensors and nothing else.
 
 A pickle is a program. torch's weights_only reader executes only the steps that build tensors and plain containers, and
-stops at anything else. Shards are memory-mapped one at a time and copied in pieces, so a model larger than memory
-can be converted.
+stops at anything else. Files are memory-mapped, so a model larger than memory can be read.
 """
 
 from __future__ import annotations
@@ -11,23 +10,15 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from lemonx.checkpoints import copying
 from lemonx.checkpoints.config import parse_config
-from lemonx.checkpoints.copying import row_pieces, write_copy
-from lemonx.checkpoints.folder import (
-    CONFIG,
-    PICKLE_INDEX,
-    open_companion,
-    other_files,
-    weight_map,
-)
+from lemonx.checkpoints.folder import CONFIG, PICKLE_INDEX, weight_map
 from lemonx.checkpoints.opening import name_of, open_inside, read_inside
 from lemonx.checkpoints.safetensors_file import dtype_name
+from lemonx.checkpoints.store import InMemory
 from lemonx.checkpoints.weight_sets import weights_in
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.guards.releases import too_old
@@ -37,40 +28,34 @@ if TYPE_CHECKING:
     import torch
 
 
-def convert(folder: Path, parent: Path, name: str, named: str | None = None) -> Path:
-    """A folder in `parent`, named like `folder`, with the same config, companions and tensors.
+class Pickled(InMemory):
+    """The weights of a folder that are pickled, memory-mapped where torch can.
 
     `name`: the file of weights, or their index. `named`: the keys under which it has the weights that are meant.
     """
-    config = read_inside(folder, CONFIG)
-    parse_config(config, folder / CONFIG)
-    mapping = weight_map(folder, name, "bin") if name == PICKLE_INDEX else None
-    shards = sorted(set(mapping.values())) if mapping else [name]
-    entries: dict[str, tuple[str, str, tuple[int, ...]]] = {}
-    for shard in shards:
-        for name, tensor in load_tensors(folder, shard, named).items():
-            if name in entries or (mapping is not None and mapping.get(name) != shard):
-                raise BadCheckpoint(
-                    f"holds the tensor {name!r}, which its index puts elsewhere", "save it again", file=folder / shard
-                )
-            entries[name] = (name, dtype_name(tensor.dtype), tuple(tensor.shape))
-    if missing := sorted(set(mapping or ()) - set(entries)):
-        raise BadCheckpoint(
-            f"names the tensor {missing[0]!r}, which no shard holds", "save it again", file=folder / PICKLE_INDEX
-        )
-    carried = other_files(folder, {CONFIG})[0]
-    beside = {name: partial(open_companion, folder, name, companion) for name, companion in carried.items()}
-    pieces = (piece for shard in shards for piece in _pieces(load_tensors(folder, shard, named)))
-    return write_copy(parent / (folder.name or "model"), list(entries.values()), pieces, config, beside)
 
+    def __init__(self, folder: Path, name: str, named: str | None = None) -> None:
+        self._text = read_inside(folder, CONFIG)
+        config = parse_config(self._text, folder / CONFIG)
+        mapping = weight_map(folder, name, "bin") if name == PICKLE_INDEX else None
+        weights: dict[str, torch.Tensor] = {}
+        files: dict[str, Path] = {}
+        for shard in sorted(set(mapping.values())) if mapping else [name]:
+            for key, tensor in load_tensors(folder, shard, named).items():
+                if key in weights or (mapping is not None and mapping.get(key) != shard):
+                    found = f"holds the tensor {key!r}, which its index puts elsewhere"
+                    raise BadCheckpoint(found, "save it again", file=folder / shard)
+                weights[key], files[key] = tensor, folder / shard
+        if missing := sorted(set(mapping or ()) - set(weights)):
+            found = f"names the tensor {missing[0]!r}, which no shard holds"
+            raise BadCheckpoint(found, "save it again", file=folder / PICKLE_INDEX)
+        super().__init__(config, weights, folder / name)
+        self.tensors = {key: replace(info, file=files[key]) for key, info in self.tensors.items()}
+        self.converted = "pickles, read as plain tensors" + (f" under {named!r}" if named else "")
 
-def _pieces(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, int, torch.Tensor]]:
-    for name, tensor in tensors.items():
-        if not tensor.ndim:
-            yield name, 0, tensor
-            continue
-        for start, stop in row_pieces(len(tensor), tensor.nbytes, copying.BLOCK):
-            yield name, start, tensor[start:stop]
+    @property
+    def config_bytes(self) -> bytes:
+        return self._text
 
 
 def load_tensors(folder: Path, shard: str, named: str | None = None) -> dict[str, torch.Tensor]:

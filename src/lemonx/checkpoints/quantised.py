@@ -1,29 +1,23 @@
-"""Reads weights that are stored in 8 bits or fewer with scales, and writes them as the floats that they stand for.
+"""Weights that are stored in 8 bits or fewer with scales, as the floats that they stand for.
 
 In 8 bits, a weight is its number times a scale: one per block (`weight_scale_inv`, as fp8 checkpoints of DeepSeek's
-and Qwen's have it), one per row, or one in all (`weight_scale`, compressed-tensors). For 4 bits see mxfp4.py. All is
-converted in pieces, so a model larger than memory can be.
+and Qwen's have it), one per row, or one in all (`weight_scale`, compressed-tensors). For 4 bits see mxfp4.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lemonx.checkpoints import mxfp4
-from lemonx.checkpoints.copying import write_copy
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.checkpoints.safetensors_file import TensorInfo, torch_dtype
-from lemonx.checkpoints.shards import Entry
+from lemonx.checkpoints.safetensors_file import TensorInfo
+from lemonx.checkpoints.store import Computed, TensorStore, read_rows, whole
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
     import torch
-
-    from lemonx.checkpoints.reader import Checkpoint
 
 _FOUR_BITS = "mxfp4"
 _METHODS = ("fp8", "compressed-tensors", _FOUR_BITS)
@@ -44,23 +38,90 @@ def _settings(config: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     return found if isinstance(found, Mapping) else {}
 
 
-def convert(source: Checkpoint, parent: Path) -> tuple[Path, str]:
-    """A folder in `parent` with the same model in floats, and in words what it was converted from."""
-    packed = _settings(source.config).get("quant_method") == _FOUR_BITS
-    entries, pieces, what = (mxfp4.floats if packed else _floats)(source, _dtype(source.config))
-    config = {name: value for name, value in source.config.items() if name != "quantization_config"}
-    beside = {name: partial(source.open_companion, name) for name in source.companions}
-    return write_copy(parent / (source.path.name or "model"), entries, pieces, config, beside), what
+def in_floats(store: TensorStore) -> TensorStore:
+    """Return the store as it is, or in floats where its weights are quantised in a known way."""
+    if not is_known(store.config):
+        return store
+    try:
+        return Dequantised(store)
+    except BaseException:
+        store.close()
+        raise
 
 
-def _floats(source: Checkpoint, dtype: str) -> tuple[list[Entry], Iterator[tuple[str, int, torch.Tensor]], str]:
-    """The tensors to write, their pieces, and what they are converted from."""
-    scales = {name: scale for name in source.tensors if (scale := _scale_of(name, source.tensors))}
-    kept = [info for name, info in source.tensors.items() if _is_kept(info, scales, source)]
-    entries = [(info.name, dtype if info.name in scales else info.dtype, info.shape) for info in kept]
-    pieces = (piece for info in kept for piece in _pieces(source, info, scales.get(info.name), dtype))
-    kinds = ", ".join(sorted({source.tensors[name].dtype for name in scales}))
-    return entries, pieces, f"{len(scales)} tensors in {kinds} with scales, dequantised to {dtype}"
+class Dequantised(Computed):
+    """The floats that the weights of a quantised checkpoint stand for."""
+
+    def __init__(self, stored: TensorStore) -> None:
+        self._stored, dtype = stored, _dtype(stored.config)
+        self.config = {name: value for name, value in stored.config.items() if name != "quantization_config"}
+        if _settings(stored.config).get("quant_method") == _FOUR_BITS:
+            self.tensors, self._scales = mxfp4.infos(stored, dtype), dict[str, str]()
+            count = sum(name not in stored.tensors for name in self.tensors)
+            self.converted = f"{count} tensors in MXFP4, dequantised to {dtype}"
+            return
+        scales = {name: scale for name in stored.tensors if (scale := _scale_of(name, stored.tensors))}
+        kept = [info for info in stored.tensors.values() if _is_kept(info, scales)]
+        self.tensors = {
+            info.name: TensorInfo(info.name, dtype, info.shape, info.file) if info.name in scales else info
+            for info in kept
+        }
+        self._scales = scales
+        self._blocks = {name: self._block(stored.tensors[name], scale) for name, scale in scales.items()}
+        kinds = ", ".join(sorted({stored.tensors[name].dtype for name in scales}))
+        self.converted = f"{len(scales)} tensors in {kinds} with scales, dequantised to {dtype}"
+
+    @property
+    def nbytes(self) -> int:
+        return self._stored.nbytes
+
+    def rows(self, name: str, rows: range) -> torch.Tensor:
+        if mxfp4.is_packed(self._stored.tensors, name):
+            return mxfp4.floats(self._stored, name, rows)
+        stored = read_rows(self._stored, name, rows.start, rows.stop)
+        if name not in self._scales:
+            return stored
+        return self._scaled(stored.float(), self._scales[name], rows, *self._blocks[name])
+
+    def _scaled(self, values: torch.Tensor, name: str, rows: range, high: int, wide: int) -> torch.Tensor:
+        """Multiply some rows by the scales of their blocks, which are `high` rows by `wide` columns."""
+        import torch
+
+        if self._stored.tensors[name].numel == 1:
+            return values.mul_(whole(self._stored, name).float().reshape(1, 1))
+        first, stop = rows.start // high, -(-rows.stop // high)
+        scale = read_rows(self._stored, name, first, stop).float().reshape(stop - first, -1)
+        scale = scale[torch.arange(rows.start, rows.stop) // high - first]
+        if values.shape[1] % wide:
+            return values.mul_(scale.repeat_interleave(wide, 1)[:, : values.shape[1]])
+        return values.unflatten(1, (-1, wide)).mul_(scale.unsqueeze(-1)).flatten(1)
+
+    def _block(self, info: TensorInfo, scale: str) -> tuple[int, int]:
+        """Return how many rows and columns share a scale; BadCheckpoint if the scales do not fit the weight."""
+        rows, columns = info.shape
+        shape = self._stored.tensors[scale].shape
+        if math.prod(shape) == 1:
+            return rows, columns
+        given = _settings(self._stored.config).get("weight_block_size")
+        block = (1, columns)
+        if isinstance(given, list) and len(given) == 2:
+            height, width = given
+            if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
+                block = (height, width)
+        wanted = (math.ceil(rows / block[0]), math.ceil(columns / block[1]))
+        if shape not in (wanted, wanted[:1] if wanted[1] == 1 else wanted):
+            raise BadCheckpoint(
+                f"holds {scale} with shape {list(shape)}, but {info.name} needs {list(wanted)}",
+                "download or save the model again",
+                file=info.file,
+            )
+        return block
+
+    def check_unchanged(self) -> None:
+        self._stored.check_unchanged()
+
+    def close(self) -> None:
+        self._stored.close()
 
 
 def _dtype(config: Mapping[str, JsonValue]) -> str:
@@ -76,7 +137,7 @@ def _scale_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
     return next((name + ending for ending in _SCALES if name + ending in tensors), None)
 
 
-def _is_kept(info: TensorInfo, scales: Mapping[str, str], source: Checkpoint) -> bool:
+def _is_kept(info: TensorInfo, scales: Mapping[str, str]) -> bool:
     """Whether a tensor is written; BadCheckpoint if it is of a format that is not read here."""
     if info.name in scales.values() or info.name.endswith(_ACTIVATIONS):
         return False
@@ -85,50 +146,6 @@ def _is_kept(info: TensorInfo, scales: Mapping[str, str], source: Checkpoint) ->
         raise BadCheckpoint(
             f"holds {info.name} as {info.dtype} {list(info.shape)}, quantised in a way that is not read here",
             "load it with transformers, call model.dequantize() and save_pretrained, or take the unquantised model",
-            file=source.origin / info.file.name,
+            file=info.file,
         )
     return True
-
-
-def _pieces(
-    source: Checkpoint, info: TensorInfo, scale: str | None, dtype: str
-) -> Iterator[tuple[str, int, torch.Tensor]]:
-    block = None if scale is None else _block(source, info, scale)
-    whole = None if scale is None else source.read(scale).float()
-    for start, piece in source.pieces(info.name, 4 * info.numel):
-        if whole is not None and block is not None:
-            piece = (piece.float() * _spread(whole, block, start, piece)).to(torch_dtype(dtype))
-        yield info.name, start, piece
-
-
-def _block(source: Checkpoint, info: TensorInfo, scale: str) -> tuple[int, int]:
-    """How many rows and columns share a scale; BadCheckpoint if the scales do not fit the weight."""
-    rows, columns = info.shape
-    shape = source.tensors[scale].shape
-    if math.prod(shape) == 1:
-        return rows, columns
-    given = _settings(source.config).get("weight_block_size")
-    block = (1, columns)
-    if isinstance(given, list) and len(given) == 2:
-        height, width = given
-        if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
-            block = (height, width)
-    wanted = (math.ceil(rows / block[0]), math.ceil(columns / block[1]))
-    if shape not in (wanted, wanted[:1] if wanted[1] == 1 else wanted):
-        raise BadCheckpoint(
-            f"holds {scale} with shape {list(shape)}, but {info.name} needs {list(wanted)}",
-            "download or save the model again",
-            file=source.origin / info.file.name,
-        )
-    return block
-
-
-def _spread(scale: torch.Tensor, block: tuple[int, int], start: int, piece: torch.Tensor) -> torch.Tensor:
-    """The scale of every entry of some rows."""
-    import torch
-
-    if scale.numel() == 1:
-        return scale.reshape(1, 1)
-    rows = torch.arange(start, start + piece.shape[0]) // block[0]
-    columns = torch.arange(piece.shape[1]) // block[1]
-    return scale.reshape(scale.shape[0], -1)[rows][:, columns]

@@ -1,50 +1,32 @@
-"""Reads a checkpoint lazily: headers when it is opened, rows of a tensor when they are needed.
-
-Tensors are read with preadv, never memory-mapped. If a mapped file shrinks, SIGBUS kills the process; a short read is
-an error that can be reported.
-"""
+"""A checkpoint that is open for reading: a store of tensors, and the files beside it."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, final
 
-from lemonx.checkpoints import copying, pickles, quantised
-from lemonx.checkpoints.chunks import InChunks
-from lemonx.checkpoints.config import parse_config
-from lemonx.checkpoints.copying import link_weights, row_pieces, write_copy
+from lemonx.checkpoints import quantised
+from lemonx.checkpoints.copying import copy_weights, link_weights
 from lemonx.checkpoints.finding import (
-    checked_headers,
     config_beside,
     instead_of_a_file,
     instead_of_nothing,
     no_model,
     open_run,
 )
-from lemonx.checkpoints.folder import (
-    CONFIG,
-    INDEX,
-    PICKLED,
-    WEIGHTS,
-    has,
-    has_weights,
-    no_weights,
-    open_companion,
-    other_files,
-    pickled_weights,
-    weight_map,
-)
-from lemonx.checkpoints.opening import changed, identity, open_inside, read_inside
-from lemonx.checkpoints.plain import JsonValue
-from lemonx.checkpoints.runs import Naming, RunFolder
-from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, torch_dtype
+from lemonx.checkpoints.folder import CONFIG, INDEX, PICKLED, WEIGHTS, has, has_weights, no_weights, other_files
+from lemonx.checkpoints.folder import pickled_weights as pickled_in
+from lemonx.checkpoints.opening import open_file
+from lemonx.checkpoints.pickles import Pickled
+from lemonx.checkpoints.runs import Naming, RunFolder, RunStore
+from lemonx.checkpoints.safetensors_file import torch_dtype
+from lemonx.checkpoints.safetensors_store import SafetensorsStore
+from lemonx.checkpoints.store import TensorStore, from_packages
 from lemonx.checkpoints.temporary import Temporary
-from lemonx.checkpoints.values import blocks, bytes_of, held_infos, read_into
 from lemonx.errors import BadCheckpoint, raise_first
 
 if TYPE_CHECKING:
@@ -53,70 +35,37 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 22
 
 
-class NotDownloaded(BadCheckpoint):
-    """A weight was asked for, but only the headers of the weights are here."""
-
-
 @final
 class Checkpoint:
-    """A validated Hugging Face folder: config.json and one or more safetensors files.
+    """A validated checkpoint.
 
-    `config` is config.json; `tensors` is name to TensorInfo, in file order; `companions` is relative name to
-    real path of the other files to carry along; `left_behind` names the rest. Reads may come from any thread.
-    `origin` is the folder that was asked for; `path` is another only where weights were `converted`, from what that
-    says. `nbytes`: the size of the weights before conversion. `config_file` is where errors find config.json. Where no
-    safetensors hold the weights, `run` does, the checkpoint of a run on many processes, or `weights` are they.
+    `config` is config.json. `tensors` is name to TensorInfo, in file order. `companions` is relative name to real path
+    of the other files to carry along. `left_behind` names the rest. Reads may come from any thread. `origin` is the
+    folder or file that was asked for. `config_file` is where errors find config.json.
     """
-
-    path: Path
-    origin: Path
-    config: dict[str, JsonValue]
-    tensors: Mapping[str, TensorInfo]
-    companions: Mapping[str, Path]
-    left_behind: tuple[str, ...]
-    converted: str | None = None
-    run: RunFolder | None = None
 
     def __init__(
         self,
-        path: Path,
+        store: TensorStore,
+        origin: Path,
         *,
-        origin: Path | None = None,
-        config: Path | None = None,
-        naming: Naming | None = None,
-        weights: Mapping[str, torch.Tensor] | None = None,
-        run: bool = False,
+        beside: Path | None = None,
+        companions: Mapping[str, Path] | None = None,
+        config_file: Path | None = None,
     ) -> None:
-        self.path = path
-        self.weights = weights
-        self.origin = origin or path
+        """`beside`: the folder whose other files are carried along, unless these are given as `companions`."""
+        self.store, self.origin, self.path = store, origin, origin
+        self.config, self.tensors, self.nbytes = store.config, store.tensors, store.nbytes
+        self.config_file = config_file or origin / CONFIG
         self._temporary: list[Temporary] = []
-        self._kept: list[RunFolder] = []
-        self._descriptors: dict[Path, int] = {}
-        self._states: dict[Path, tuple[int, ...]] = {}
-        self._closed = self._headers_only = False
-        file, self._beside, self._config_bytes = config_beside(path, config)
-        self.config = parse_config(self._config_bytes, file)
-        self.config_file = file if config is not None else self.origin / CONFIG
-        self._files: list[SafetensorsFile] = []
+        self._closed = False
         try:
-            if weights is not None:
-                self.tensors = held_infos(weights, path)
-            elif (found := open_run(path, first=run)) is not None:
-                self.run = found
-                self.keep(self.run)
-                shapes = {name: stored.shape for name, stored in self.run.weights.items()}
-                self.tensors = self.run.infos(naming(self.config, shapes) if naming else None)
-            else:
-                self._files = self._open_shards()
-                self.tensors = {tensor.name: tensor for file in self._files for tensor in file.tensors}
-            used = {CONFIG, INDEX, WEIGHTS, *(file.path.name for file in self._files)}
-            self._companions, self.left_behind = other_files(self._beside, used)
+            used = {CONFIG, INDEX, WEIGHTS, *(file.name for file in store.files if self.in_safetensors)}
+            found, self.left_behind = other_files(beside, used) if beside else ({}, ())
         except BaseException:
             self.close()
             raise
-        self.nbytes = sum(info.nbytes for info in self.tensors.values())
-        self.companions = {name: companion.path for name, companion in self._companions.items()}
+        self.companions = found if companions is None else companions
 
     @classmethod
     def open(
@@ -128,25 +77,22 @@ class Checkpoint:
         naming: Naming | None = None,
         run: bool = False,
     ) -> Checkpoint:
-        """The checkpoint in the folder `path`, its config, index and headers validated.
+        """Return the checkpoint in the folder `path`, its config, index and headers validated.
 
-        `allow_pickle`: if there are only pickled weights, convert them to a temporary copy, as plain tensors; a word
-        is the name under which the file has those that are meant, where it has an average too. `config`: a
-        config.json, or a folder with one and the files beside it, in place of those in `path`. `naming`: what the
-        tensors of a distributed checkpoint are called in a model's files. `run`: prefer the weights of a run's own
-        checkpoint, where safetensors lie beside it.
+        `allow_pickle`: read pickled weights, if there are no others, as plain tensors. A word is the name under which
+        the file has the weights that are meant, where it has an average too. `config`: a config.json, or a folder with
+        one and the files beside it, in place of those in `path`. `naming`: what the tensors of a distributed checkpoint
+        are called in a model's files. `run`: prefer the weights of a run's own checkpoint to safetensors beside it.
         """
         given = Path(path)
         try:
-            folder = given.resolve(strict=True)
-            if folder.is_dir():
-                raise_first(no_model(folder, given))
-                pickled = pickled_weights(folder) if allow_pickle and not has_weights(folder) else None
-                if pickled:
-                    return cls._unpickled(folder, pickled, allow_pickle)
-                return cls._in_floats(folder, config, naming, run)
-            if allow_pickle and folder.name.endswith(PICKLED) and has(folder.parent, CONFIG):
-                return cls._unpickled(folder.parent, folder.name, allow_pickle)
+            real = given.resolve(strict=True)
+            if store := None if has_weights(real) else from_packages(real):
+                return cls(store, real, beside=real if real.is_dir() else None)
+            if real.is_dir():
+                return cls._of_folder(real, given, allow_pickle, config, naming, run)
+            if allow_pickle and real.name.endswith(PICKLED) and has(real.parent, CONFIG):
+                return cls._of_pickles(real.parent, real.name, allow_pickle)
         except (FileNotFoundError, RuntimeError):
             raise BadCheckpoint("does not exist", instead_of_nothing(given), file=given) from None
         except OSError as error:
@@ -154,66 +100,44 @@ class Checkpoint:
         raise BadCheckpoint("is not a folder", instead_of_a_file(given), file=given)
 
     @classmethod
-    def _unpickled(cls, folder: Path, name: str, allowed: bool | str) -> Checkpoint:
-        named = allowed if isinstance(allowed, str) else None
-        what = "pickles, read as plain tensors" + (f" under {named!r}" if named else "")
-        return cls.converted_copy(folder, lambda into: (pickles.convert(folder, into, name, named), what, None))
-
-    @classmethod
-    def _in_floats(cls, folder: Path, config: Path | None, naming: Naming | None, run: bool) -> Checkpoint:
-        """The checkpoint as it is, or converted to floats where its weights are quantised in a known way."""
-        stored = cls(folder, config=config, naming=naming, run=run)
-        if not quantised.is_known(stored.config):
-            return stored
-        with stored:
-            return cls.converted_copy(folder, lambda into: (*quantised.convert(stored, into), stored.nbytes))
-
-    @classmethod
-    def converted_copy(
-        cls, origin: Path, convert: Callable[[Path], tuple[Path, str, int | None]], *, headers: bool = False
+    def _of_folder(
+        cls, folder: Path, given: Path, allow_pickle: bool | str, config: Path | None, naming: Naming | None, run: bool
     ) -> Checkpoint:
-        """The checkpoint that `convert` writes into a temporary folder; `close` removes it.
-
-        `convert` also says from what, and how many bytes that takes, if they are not as many. `headers`: it writes the
-        headers of the weights only.
-        """
-        temporary = Temporary()
-        try:
-            copy, what, nbytes = convert(temporary.path)
-            checkpoint = cls(copy, origin=origin)
-        except BaseException:
-            temporary.close()
-            raise
-        checkpoint.converted, checkpoint._headers_only = what, headers
-        checkpoint.nbytes = checkpoint.nbytes if nbytes is None else nbytes
-        checkpoint._temporary.append(temporary)
-        return checkpoint
+        raise_first(no_model(folder, given))
+        if allow_pickle and not has_weights(folder) and (pickled := pickled_in(folder)):
+            return cls._of_pickles(folder, pickled, allow_pickle)
+        file, beside, text = config_beside(folder, config)
+        if found := open_run(folder, first=run):
+            store = RunStore(found, text, file, naming)
+        elif has_weights(folder):
+            store = SafetensorsStore(folder, text, file)
+        else:
+            raise no_weights(folder)
+        return cls(quantised.in_floats(store), folder, beside=beside, config_file=None if config is None else file)
 
     @classmethod
-    def of_headers(cls, folder: Temporary, origin: Path) -> Checkpoint:
-        """The checkpoint of a folder that has the headers of all weights, and no number: enough for a plan."""
-        checkpoint = cls(folder.path, origin=origin)
-        checkpoint._headers_only = True
-        checkpoint._temporary.append(folder)
-        return checkpoint
+    def _of_pickles(cls, folder: Path, name: str, allowed: bool | str) -> Checkpoint:
+        named = allowed if isinstance(allowed, str) else None
+        return cls(Pickled(folder, name, named), folder, beside=folder)
 
-    def _open_shards(self) -> list[SafetensorsFile]:
-        if not has_weights(self.path):
-            raise no_weights(self.path)
-        mapping = weight_map(self.path) if has(self.path, INDEX) else None
-        shards = [WEIGHTS] if mapping is None else sorted(set(mapping.values()))
-        for shard in shards:
-            self._descriptors[self.path / shard] = open_inside(self.path, shard)
-            self._states[self.path / shard] = identity(self._descriptors[self.path / shard])
-        return checked_headers(self.path, self._descriptors, mapping)
+    @property
+    def converted(self) -> str | None:
+        """The form that the weights are converted from; None if they are as they are stored."""
+        return self.store.converted
 
-    def keep(self, other: RunFolder) -> None:
-        """Close another part of the same run with this one, and check that it does not change either."""
-        self._kept.append(other)
+    @property
+    def run(self) -> RunFolder | None:
+        """The checkpoint of a run on many processes, if that holds the weights."""
+        return self.store.run if isinstance(self.store, RunStore) else None
+
+    @property
+    def in_safetensors(self) -> bool:
+        """Whether the weights lie in files as loaders read them."""
+        return isinstance(self.store, SafetensorsStore)
 
     def open_companion(self, name: str) -> BinaryIO:
-        """Open a companion: the file that was checked when the checkpoint was opened, and no other."""
-        return open_companion(self._beside, name, self._companions[name])
+        """Open a companion."""
+        return open_file(self.companions[name])
 
     def read(
         self,
@@ -224,7 +148,7 @@ class Checkpoint:
         columns: range | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rows `start` to `stop` of a tensor, along its first axis, in a fresh tensor or in `out`.
+        """Return rows `start` to `stop` of a tensor, along its first axis, in a fresh tensor or in `out`.
 
         `columns`: only these of its last axis.
         """
@@ -245,30 +169,14 @@ class Checkpoint:
             out = torch.empty(shape, dtype=dtype, device="cpu")
         elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device.type != "cpu":
             raise ValueError(f"out for {name!r} must be contiguous, on the CPU, {dtype} of shape {shape}")
-        row_bytes = info.nbytes // rows if rows else 0
-        begin, buffer = start * row_bytes, bytes_of(out)
-        stride = size = (stop - start) * row_bytes
-        if columns is not None and len(columns) < info.shape[-1]:
-            stride, size = info.shape[-1] * dtype.itemsize, len(columns) * dtype.itemsize
-            begin += columns.start * dtype.itemsize
-        for piece in range(len(buffer) // size if size else 0):
-            part = buffer[piece * size : (piece + 1) * size]
-            self._fill(info, begin + piece * stride, part)
+        self._require_open()
+        if out.numel():
+            self.store.read(name, range(start, stop), columns or range(info.shape[-1] if info.shape else 1), out)
         return out
 
     def blocks(self, name: str) -> Iterator[torch.Tensor]:
-        """A tensor's numbers in order, as flat pieces of a few megabytes; each is valid until the next is read."""
-        info = self.tensors[name]
-        return blocks(info, lambda begin, buffer: self._fill(info, begin, buffer))
-
-    def pieces(self, name: str, nbytes: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """A tensor as groups of rows, each with its first; `nbytes`: what the whole takes once it is converted."""
-        info = self.tensors[name]
-        if not info.shape:
-            yield 0, self.read(name)
-            return
-        for start, stop in row_pieces(info.shape[0], nbytes, copying.BLOCK):
-            yield start, self.read(name, start, stop)
+        """Yield a tensor's numbers in order, as flat pieces of a few megabytes, each valid until the next is read."""
+        return self.store.blocks(name)
 
     def same(self, name: str, other: str, rows: range | None = None) -> bool:
         """Whether two tensors, or these rows of them, are equal bit for bit; they are compared piece by piece."""
@@ -284,113 +192,35 @@ class Checkpoint:
             for start, end in zip(starts, ends, strict=True)
         )
 
-    def _fill(self, info: TensorInfo, begin: int, buffer: memoryview) -> None:
-        """Read bytes `begin` onwards of a tensor."""
-        if self.weights is not None:
-            self._require_weights()
-            buffer[:] = bytes_of(self.weights[info.name])[begin : begin + len(buffer)]
-        elif self.run is not None and isinstance(info, InChunks):
-            self._require_weights()
-            self.run.fill(info, begin, buffer)
-        else:
-            read_into(self._descriptor(info.file), info.file, info.begin + begin, buffer)
-
-    def _descriptor(self, file: Path) -> int:
-        self._require_weights()
-        return self._descriptors[file]
-
-    def _require_weights(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise ValueError(f"{str(self.path)!r} is closed")
-        if self._headers_only:
-            raise NotDownloaded("is open for its headers only", "download and open it first", file=self.origin)
-
-    @property
-    def in_safetensors(self) -> bool:
-        """Whether the weights lie in files as loaders read them."""
-        return bool(self._files)
 
     @functools.cached_property
     def bare(self) -> Path:
         """A folder with only the weights, under the names that loaders know; `close` removes it.
 
-        What no safetensors hold is copied there. Otherwise it has links to the open files, so what is loaded from it is
-        what was checked, whatever happens to the original folder meanwhile.
+        It has links to safetensors files; what no safetensors hold is copied.
         """
-        self._require_weights()
+        self._require_open()
         temporary = Temporary()
         self._temporary.append(temporary)
-        if not self.in_safetensors:
-            entries = [(info.name, info.dtype, info.shape) for info in self.tensors.values()]
-            pieces = (
-                (info.name, start, rows)
-                for info in self.tensors.values()
-                for start, rows in self.pieces(info.name, info.nbytes)
-            )
-            import torch
-
-            # Whoever runs torch in another dtype than code asks for still wants what is stored.
-            with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
-                return write_copy(temporary.path / "copy", entries, pieces, self._config_bytes, {})
-        return link_weights(temporary.path, self._descriptors, self.tensors)
+        if isinstance(self.store, SafetensorsStore):
+            return link_weights(temporary.path, self.store.descriptors, self.tensors)
+        return copy_weights(temporary.path / "copy", self.store)
 
     def check_unchanged(self) -> None:
         """BadCheckpoint if a weight file was written to since it was opened."""
-        for path, fd in self._descriptors.items():
-            if identity(fd) != self._states[path]:
-                raise changed(path)
-        for held in self._kept:
-            held.check_unchanged()
-
-    def digest(self) -> str:
-        """SHA-256 of config.json and of every weight file's name, size and header: cheap, but blind to values."""
-        total = hashlib.sha256(hashlib.sha256(self._config_bytes).digest())
-        for file in self._files:
-            total.update(os.fsencode(f"{file.path.name}\0{file.size}\0{file.header_sha256}\n"))
-        if self.run is not None:
-            total.update(self.run.digest.encode())
-        return total.hexdigest()
+        self.store.check_unchanged()
 
     def content_digest(self, progress: Callable[[int], None] | None = None) -> str:
-        """SHA-256 of config.json and of every byte of the weights; `progress` gets counts of bytes read.
-
-        What no safetensors hold counts as tensors, wherever these lie.
-        """
-        total = hashlib.sha256(hashlib.sha256(self._config_bytes).digest())
-        buffer = memoryview(bytearray(_BLOCK))
-        for file in self._files:
-            total.update(os.fsencode(f"{file.path.name}\0{file.size}\n"))
-            for offset in range(0, file.size, _BLOCK):
-                block = buffer[: min(_BLOCK, file.size - offset)]
-                read_into(self._descriptor(file.path), file.path, offset, block)
-                total.update(block)
-                if progress is not None:
-                    progress(len(block))
-        for info in () if self.in_safetensors else self.tensors.values():
-            total.update(f"{info.name}\0{info.dtype}\0{list(info.shape)}\n".encode())
-            for piece in self.blocks(info.name):
-                total.update(bytes_of(piece))
-                if progress is not None:
-                    progress(piece.nbytes)
-        return total.hexdigest()
-
-    def opening_bytes(self) -> dict[str, bytes]:
-        """config.json, the index if there is one, and the header of every file of weights without its length."""
-        found = {CONFIG: self._config_bytes}
-        if has(self.path, INDEX):
-            found[INDEX] = read_inside(self.path, INDEX)
-        for file in self._files:
-            fd = self._descriptor(file.path)
-            found[file.path.name] = os.pread(fd, int.from_bytes(os.pread(fd, 8, 0), "little"), 8)
-        return found
+        """Return the SHA-256 of config.json and of every byte of the weights; `progress` gets counts of bytes read."""
+        return self.store.digest(progress)
 
     def close(self) -> None:
         """Close the files; reading after this is an error."""
         self._closed = True
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
-        while self._kept:
-            self._kept.pop().close()
+        self.store.close()
         while self._temporary:
             self._temporary.pop().close()
 

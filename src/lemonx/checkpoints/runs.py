@@ -5,7 +5,6 @@ A run saves more than a model. `Saved` lists all of it, and each form says which
 
 from __future__ import annotations
 
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -26,8 +25,10 @@ from lemonx.checkpoints.chunks import (
     span,
     whole,
 )
+from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.opening import changed, identity, open_inside
 from lemonx.checkpoints.safetensors_file import TensorInfo, item_size, torch_dtype
+from lemonx.checkpoints.store import InBytes, bytes_of
 from lemonx.checkpoints.values import read_into, scatter_into
 from lemonx.errors import BadCheckpoint
 
@@ -72,6 +73,40 @@ class Saved:
     tensors: Mapping[str, Stored]
     objects: Mapping[str, Item]
     paths: Mapping[str, tuple[str | int, ...]]
+
+
+class RunStore(InBytes):
+    """The weights of a run, renamed: by the names, and as the tensors, of a model's files."""
+
+    def __init__(self, run: RunFolder, config: bytes, file: Path, naming: Naming | None) -> None:
+        self.run, self._config_bytes, self._kept = run, config, [run]
+        try:
+            self.config = parse_config(config, file)
+            shapes = {name: stored.shape for name, stored in run.weights.items()}
+            self.tensors = run.infos(naming(self.config, shapes) if naming else None)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def config_bytes(self) -> bytes:
+        return self._config_bytes
+
+    def keep(self, other: RunFolder) -> None:
+        """Close another part of the same run with this one, and check that it does not change either."""
+        self._kept.append(other)
+
+    def fill(self, info: TensorInfo, begin: int, buffer: memoryview) -> None:
+        assert isinstance(info, InChunks)
+        self.run.fill(info, begin, buffer)
+
+    def check_unchanged(self) -> None:
+        for held in self._kept:
+            held.check_unchanged()
+
+    def close(self) -> None:
+        while self._kept:
+            self._kept.pop().close()
 
 
 class RunFolder(ABC):
@@ -148,7 +183,7 @@ class RunFolder(ABC):
         dtype, shape = stored[parts[0].key].dtype, shape_of(parts)
         seen = seen_as(parts, chunks)
         file = seen[0].file if seen else self.path
-        return InChunks(name, dtype, shape, file, 0, math.prod(shape) * item_size(dtype), seen)
+        return InChunks(name, dtype, shape, file, 0, seen)
 
     # ------------------------------------------------------------- bytes
 
@@ -174,7 +209,7 @@ class RunFolder(ABC):
         import torch
 
         made = torch.empty(info.shape, dtype=torch_dtype(info.dtype), device="cpu")
-        self.fill(info, 0, made.reshape(-1).view(torch.uint8).numpy().data)
+        self.fill(info, 0, bytes_of(made))
         return made
 
     def check_items(self) -> None:

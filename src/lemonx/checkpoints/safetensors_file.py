@@ -6,7 +6,6 @@ Every way in which a file can be broken raises BadCheckpoint with one line that 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -53,19 +52,23 @@ _SUB_BYTE = {"F4", "F6_E2M3", "F6_E3M2"}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor on disk: bytes `begin` to `end` (absolute offsets) of `file`."""
+    """One tensor; where a file holds it byte by byte, from byte `begin` of `file` on."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     file: Path
-    begin: int
-    end: int
+    begin: int = 0
 
     @property
     def nbytes(self) -> int:
         """The number of bytes that the tensor takes."""
-        return self.end - self.begin
+        return self.numel * item_size(self.dtype)
+
+    @property
+    def end(self) -> int:
+        """The byte behind the last."""
+        return self.begin + self.nbytes
 
     @property
     def numel(self) -> int:
@@ -75,11 +78,11 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
-    """A validated header: the tensors in the order of their bytes, and what identifies the file."""
+    """A validated header with its length before it, and the tensors in the order of their bytes."""
 
     path: Path
     size: int
-    header_sha256: str
+    header: bytes
     metadata: dict[str, str]
     tensors: tuple[TensorInfo, ...]
 
@@ -183,13 +186,18 @@ def read_header_from(fd: int, path: Path) -> SafetensorsFile:
         _broken(path, f"cannot be read ({error.strerror})", "check its permissions and the disk")
     if len(raw) != length:
         _broken(path, "changed while it was read", "start again when nothing writes to it")
-    header = _parse(raw, path)
+    return parsed(prefix + raw, size, path)
+
+
+def parsed(opening: bytes, size: int, path: Path) -> SafetensorsFile:
+    """Return the validated header of a file of `size` bytes; `opening`: the header with its length before it."""
+    header = _parse(opening[8:], path)
     metadata = _metadata(header.pop("__metadata__", {}), path)
-    data_start = 8 + length
+    data_start = len(opening)
     tensors = [_tensor(name, entry, path, data_start) for name, entry in header.items()]
     tensors.sort(key=lambda t: (t.begin, t.end))
     _check_coverage(tensors, path, data_start, size)
-    return SafetensorsFile(path, size, hashlib.sha256(prefix + raw).hexdigest(), metadata, tuple(tensors))
+    return SafetensorsFile(path, size, opening, metadata, tuple(tensors))
 
 
 def _broken(path: Path, found: str, remedy: str = "download or save it again") -> NoReturn:
@@ -235,7 +243,7 @@ def _tensor(name: str, entry: Any, path: Path, data_start: int) -> TensorInfo:
     needed = math.prod(shape) * item_size(dtype)
     if offsets[1] - offsets[0] != needed:
         _broken(path, f"stores {offsets[1] - offsets[0]} bytes for {what}, but {dtype} {shape} takes {needed}")
-    return TensorInfo(name, dtype, tuple(shape), path, data_start + offsets[0], data_start + offsets[1])
+    return TensorInfo(name, dtype, tuple(shape), path, data_start + offsets[0])
 
 
 def _naturals(value: Any) -> bool:

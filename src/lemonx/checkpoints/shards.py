@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from lemonx.checkpoints.chunks import Chunk, contiguous
 from lemonx.checkpoints.folder import INDEX, WEIGHTS
-from lemonx.checkpoints.safetensors_file import encode_header, item_size
+from lemonx.checkpoints.safetensors_file import TensorInfo, encode_header, item_size
 
 Entry: TypeAlias = tuple[str, str, tuple[int, ...]]
 """Name, safetensors dtype, shape."""
@@ -111,6 +111,18 @@ def lay_out(entries: Iterable[Entry], max_shard_size: int) -> tuple[Shard, ...]:
     count = len(groups)
     names = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
     return tuple(_shard(name, group) for name, group in zip(names, groups, strict=True))
+
+
+def config_text(config: Mapping[str, object]) -> str:
+    """Return the text of a config.json."""
+    return json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
+
+
+def as_laid(name: str, header: bytes, infos: Sequence[TensorInfo]) -> Shard:
+    """Return a file that has this header already, with its tensors in the order of their bytes."""
+    entries = tuple((info.name, info.dtype, info.shape) for info in infos)
+    size = max([len(header), *(info.end for info in infos)])
+    return Shard(name, header, entries, tuple(info.begin for info in infos), size)
 
 
 def _shard(name: str, group: Sequence[Entry]) -> Shard:

@@ -1,21 +1,17 @@
-"""The numbers of a tensor on disk, a few megabytes at a time, whatever its size or shape."""
+"""Bytes of open files, and bounds on the numbers of tensors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemonx.checkpoints.opening import changed
-from lemonx.checkpoints.safetensors_file import TensorInfo, dtype_name, torch_dtype
 from lemonx.errors import BadCheckpoint
 
 if TYPE_CHECKING:
     import torch
-
-_BLOCK = 1 << 22
 
 
 def read_into(fd: int, path: Path, offset: int, buffer: memoryview) -> None:
@@ -41,35 +37,6 @@ def scatter_into(fd: int, path: Path, offset: int, buffers: list[memoryview]) ->
         if count < len(buffer):
             read_into(fd, path, offset + count, buffer[count:])
         count, offset = max(0, count - len(buffer)), offset + len(buffer)
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a tensor on the CPU whose numbers lie one after the other."""
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def held_infos(weights: Mapping[str, torch.Tensor], path: Path) -> dict[str, TensorInfo]:
-    """What a header would say of tensors in memory, which errors look for in `path`."""
-    return {
-        name: TensorInfo(name, dtype_name(tensor.dtype), tuple(tensor.shape), path, 0, tensor.nbytes)
-        for name, tensor in weights.items()
-    }
-
-
-def blocks(info: TensorInfo, fill: Callable[[int, memoryview], None]) -> Iterator[torch.Tensor]:
-    """The tensor's numbers in order, as flat pieces; each is valid until the next is asked for.
-
-    `fill` reads the bytes from a given one on.
-    """
-    import torch
-
-    buffer = torch.empty(min(_BLOCK, info.nbytes), dtype=torch.uint8)
-    for begin in range(0, info.nbytes, _BLOCK):
-        piece = buffer[: min(_BLOCK, info.nbytes - begin)]
-        fill(begin, piece.numpy().data)
-        yield piece.view(torch_dtype(info.dtype))
 
 
 def all_finite(tensor: torch.Tensor) -> bool:

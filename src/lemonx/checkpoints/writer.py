@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -27,7 +27,7 @@ from lemonx.checkpoints.destination import (
 from lemonx.checkpoints.opening import name_of, open_file
 from lemonx.checkpoints.safetensors_file import dtype_name, read_header
 from lemonx.checkpoints.shards import Entry, Files, Shard, entry_bytes, lay_out, safetensors_files
-from lemonx.checkpoints.values import bytes_of
+from lemonx.checkpoints.store import bytes_of
 from lemonx.errors import BadCheckpoint, BadOutput
 from lemonx.guards.interrupts import uninterrupted
 from lemonx.guards.open_files import allow_files
@@ -172,6 +172,12 @@ class CheckpointWriter:
         """Add a copy of what is left to read of an open file."""
         self._add(name, file)
 
+    def add_tensors(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """Add a safetensors file of its own, with tensors in memory."""
+        entries = [(key, dtype_name(tensor.dtype), tuple(tensor.shape)) for key, tensor in weights.items()]
+        (file,) = lay_out(entries, sum(map(entry_bytes, entries)))
+        self._add(name, b"".join([file.header, *(bytes_of(weights[key].contiguous()) for key, _, _ in file.entries)]))
+
     def _add(self, name: str, content: bytes | BinaryIO) -> None:
         path = self._new_file(name)
         try:
@@ -268,13 +274,13 @@ class CheckpointWriter:
         if error.errno == errno.EFBIG:
             return BadOutput(
                 "needs files larger than the system or `ulimit -f` allows",
-                "raise that limit, or write smaller files with --max-shard-size",
+                "raise that limit, or write smaller files with --shards",
                 file=self.output,
             )
         if error.errno == errno.EMFILE:
             return BadOutput(
                 "needs more open files than `ulimit -n` allows",
-                "raise that limit, or write larger files with --max-shard-size",
+                "raise that limit, or write larger files with --shards",
                 file=self.output,
             )
         return BadOutput(f"cannot be written ({error})", "choose another output", file=self.output)

@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -26,6 +27,7 @@ from lemonx.cli.app import INTERNAL, app
 from lemonx.errors import BadOutput, BadTarget, CannotVerify, LemonxError, Stopped
 from lemonx.guards import terminal
 from lemonx.guards.others import silenced
+from lemonx.options.former import Renamed
 
 # Commands of other packages, which register with the same application.
 for _commands in entry_points(group="lemonx.commands"):
@@ -43,7 +45,7 @@ def main() -> None:
     atexit.unregister(_not_at_the_end)
     atexit.register(_not_at_the_end)
     try:
-        with terminal.guarded(BadOutput.exit_code), silenced(), _rarely_collected():
+        with terminal.guarded(BadOutput.exit_code), silenced(), _former_options_told(), _rarely_collected():
             _main()
     except KeyboardInterrupt:  # while another was being answered
         sys.exit(Stopped.exit_code)
@@ -52,6 +54,15 @@ def main() -> None:
 def _not_at_the_end() -> None:
     """Once all is said, Ctrl-C would stop nothing but the interpreter's own end, with a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _former_options_told() -> Iterator[None]:
+    """A context in which a former spelling of an option is answered with a line that says the present one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=Renamed)
+        warnings.showwarning = lambda message, *_, **__: terminal.complain(message)
+        yield
 
 
 @contextmanager

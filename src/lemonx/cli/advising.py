@@ -102,7 +102,7 @@ def recipe_command(
 
 
 def _tokens(text: str | None) -> int | None:
-    from lemonx.planning.sizes import parse_count
+    from lemonx.options.sizes import parse_count
 
     count = None if text is None else parse_count(text)
     if text is not None and not count:

@@ -10,7 +10,9 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from lemonx import errors
+from lemonx.cli.options import parameters, parsed
 from lemonx.guards.terminal import be_quiet, print_lines
+from lemonx.options.declared import Options
 
 # sysexits.h: an internal software error.
 INTERNAL = 70
@@ -31,24 +33,35 @@ _Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but e
 
 
 class _Application(typer.Typer):
-    """An application every command of which can be told to print nothing but errors."""
+    """An application whose commands take declared options, and can be told to print nothing but errors."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         register = super().command(name, **options)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(function)
-            def quietly(*arguments: Any, quiet: bool, **more: Any) -> Any:
-                be_quiet(quiet)
-                return function(*arguments, **more)
-
-            # What is parsed is read from the signature.
+            # What is parsed is read from the signature, where the fields of options stand in their place.
+            own: list[inspect.Parameter] = []
+            spread: dict[str, tuple[type[Options], list[str]]] = {}
             hints = get_type_hints(function, include_extras=True)
-            own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
-            more = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Quiet)
-            vars(quietly)["__signature__"] = inspect.Signature([*own, more])
-            quietly.__annotations__ = {**hints, "quiet": _Quiet}
-            register(quietly)
+            for each in inspect.signature(function).parameters.values():
+                if isinstance(hint := hints[each.name], type) and issubclass(hint, Options):
+                    found = list(parameters(hint))
+                    spread[each.name] = (hint, [one.name for one in found])
+                    own += found
+                else:
+                    own.append(each.replace(annotation=hint, kind=each.KEYWORD_ONLY))
+            own.append(inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Quiet))
+
+            @functools.wraps(function)
+            def command(*, quiet: bool, **given: Any) -> Any:
+                be_quiet(quiet)
+                for name, (kind, names) in spread.items():
+                    given[name] = parsed(kind, {one: given.pop(one) for one in names})
+                return function(**given)
+
+            vars(command)["__signature__"] = inspect.Signature(own)
+            command.__annotations__ = {one.name: one.annotation for one in own}
+            register(command)
             return function
 
         return decorate

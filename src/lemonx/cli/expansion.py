@@ -2,57 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lemonx.cli.app import Json, app
-from lemonx.cli.options import (
-    CHOICES,
-    AdapterOption,
-    AllowPickle,
-    Choices,
-    ConfigOption,
-    Depth,
-    DepthType,
-    DtypeOption,
-    Ffn,
-    FreeOption,
-    From,
-    Heads,
-    Infer,
-    KeepAdapter,
-    KvHeads,
-    Like,
-    MethodOption,
-    Params,
-    PlacementOption,
-    Private,
-    Push,
-    RampOption,
-    Seed,
-    Set,
-    Sizes,
-    SmallGains,
-    SourceArgument,
-    SpecFile,
-    Weights,
-    Width,
-    WidthFactor,
-    choices,
-    data_section,
-    in_bytes,
-    merged,
-    sizes,
-)
-from lemonx.guards.limits import MOST_STEPS
+from lemonx.cli.options import SourceArgument
 from lemonx.guards.others import doing_without
-from lemonx.guards.terminal import print_json
+from lemonx.guards.terminal import complain, print_json
+from lemonx.options.declared import WRITE, Expansion, Planning, Shrinking, Verifying
 
 if TYPE_CHECKING:
     from lemonx.planning.plan import Plan
-    from lemonx.workflows.budget import Shape
 
 # Half a second of imports, which transformers needs for the losses of object detectors alone.
 _LOSSES = "scipy"
@@ -61,38 +24,12 @@ _LOSSES = "scipy"
 @app.command("plan", rich_help_panel="Commands")
 def plan_command(
     source: SourceArgument,
-    width: Width = None,
-    depth: Depth = None,
-    heads: Heads = None,
-    kv_heads: KvHeads = None,
-    ffn: Ffn = None,
-    width_factor: WidthFactor = None,
-    set_: Set = None,
-    like: Like = None,
-    params: Params = None,
-    from_: From = None,
-    method: MethodOption = "lemon",
-    seed: Seed = 0,
-    free: FreeOption = None,
-    depth_type: DepthType = None,
-    placement: PlacementOption = None,
-    small_gains: SmallGains = False,
-    ramp: RampOption = False,
-    dtype: DtypeOption = None,
-    allow_pickle: AllowPickle = False,
-    weights: Weights = None,
-    adapter: AdapterOption = None,
-    config: ConfigOption = None,
-    infer: Infer = True,
-    spec: SpecFile = None,
-    solve: Annotated[
-        bool,
-        typer.Option(
-            "--solve",
-            help="Also solve for what depends on the weights of norms (Post-LN at widths that are not multiples). "
-            "Without it, only headers are read.",
-        ),
-    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Argument(metavar="[OUTPUT]", help="Also check that this folder can be written.", show_default=False),
+    ] = None,
+    *,
+    options: Planning,
     tensors: Annotated[
         bool, typer.Option("--tensors", help="List the shape, the rule and the exactness of every tensor too.")
     ] = False,
@@ -102,206 +39,97 @@ def plan_command(
 
     `lemonx plan ./small --width 768 --depth 12`
     """
-    from lemonx import api
     from lemonx.cli.render import hub
+    from lemonx.cli.render import plan as show
+    from lemonx.workflows.budget import shapes
+    from lemonx.workflows.planning import opened_for, plan_source
+
+    if options.params is not None and output is None:
+        with opened_for(source, options) as checkpoint:
+            found = shapes(checkpoint, options, options.params)
+        if as_json:
+            print_json([shape.as_dict() for shape in found])
+        else:
+            show.print_shapes(source, str(options.params), found)
+        return
+    if options.solve:
+        source = str(hub.fetched(source, quiet=as_json, whole=False, allow_pickle=options.pickled))
+    plan = plan_source(source, options)
+    if output is not None:
+        _check_writable(plan, output.expanduser(), force=False)
+    _print_plan(plan, output, tensors=tensors, as_json=as_json)
+
+
+def _print_plan(plan: Plan, output: Path | None, *, tensors: bool, as_json: bool) -> None:
     from lemonx.cli.render import plan as show
     from lemonx.cli.render.console import Out
 
-    asked = sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params)
-    chosen = choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, weights or allow_pickle)
-    if params is not None and from_ is None:
-        found = _shapes(source, params, asked, chosen, adapter, config, infer, spec)
-        print_json([shape.as_dict() for shape in found]) if as_json else show.print_shapes(source, params, found)
-        return
-    plan = api.plan(
-        hub.fetched(source, quiet=as_json, whole=False, allow_pickle=weights or allow_pickle) if solve else source,
-        **merged(asked, chosen, from_),
-        solve=solve,
-        adapter=adapter,
-        config=config,
-        infer=infer,
-        spec=spec,
-    )
     if as_json:
         print_json(show.plan_json(plan))
-    else:
-        show.print_plan(plan, Out(), tensors=tensors)
+        return
+    show.print_plan(plan, out := Out(), tensors=tensors)
+    if output is not None:
+        out.line(f"{output} can be written, and nothing was")
 
 
-def _shapes(
-    source: str,
-    params: str,
-    asked: Sizes,
-    chosen: Choices,
-    adapter: str | None,
-    config: Path | None,
-    infer: bool,
-    spec: Path | None,
-) -> list[Shape]:
-    from lemonx.models.sources import opened
-    from lemonx.workflows import budget, options
-    from lemonx.workflows.tables import table_for, tables
+def _check_writable(plan: Plan, output: Path, *, force: bool) -> None:
+    from lemonx.checkpoints.destination import check_writable
+    from lemonx.planning.summary import bytes_on_disk
 
-    choices: dict[str, Any] = {**chosen}
-    allow_pickle = choices.pop("allow_pickle")
-    growth = options.GrowthOptions(options.sizes(**asked), **choices)
-    with (
-        opened(source, allow_pickle=allow_pickle, adapter=adapter, config=config) as checkpoint,
-        table_for(checkpoint, tables(infer, spec)),
-    ):
-        return budget.shapes(checkpoint, growth, params)
+    check_writable(output, source=plan.source, needed=bytes_on_disk(plan)[1], force=force)
 
 
 @app.command("expand", rich_help_panel="Commands")
 def expand_command(
     source: SourceArgument,
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to create.", show_default=False)],
-    width: Width = None,
-    depth: Depth = None,
-    heads: Heads = None,
-    kv_heads: KvHeads = None,
-    ffn: Ffn = None,
-    width_factor: WidthFactor = None,
-    set_: Set = None,
-    like: Like = None,
-    params: Params = None,
-    from_: From = None,
-    method: MethodOption = "lemon",
-    seed: Seed = 0,
-    free: FreeOption = None,
-    depth_type: DepthType = None,
-    placement: PlacementOption = None,
-    small_gains: SmallGains = False,
-    ramp: RampOption = False,
-    dtype: DtypeOption = None,
-    max_shard_size: Annotated[
-        str, typer.Option(help="Largest file, such as 500MB or 5GB.", rich_help_panel=CHOICES)
-    ] = "5GB",
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=1024, help="Workers, side by side. Default: one per core, at most 8.", rich_help_panel=CHOICES
-        ),
-    ] = None,
-    data: Annotated[
+    options: Expansion,
+    push: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|{KIND: ...}",
-            help="Training data for methods that learn how to grow (ligo): embedded data by name, or a recipe's data "
-            "section. Default: what is embedded for the model's task.",
-            rich_help_panel=CHOICES,
+            metavar="ORG/NAME",
+            help="Upload the finished OUTPUT, with its model card, to the hub under this name. A new repository is "
+            "private.",
+            rich_help_panel=WRITE,
         ),
     ] = None,
-    lessons: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=MOST_STEPS,
-            help="Training steps for methods that learn how to grow (ligo).",
-            rich_help_panel=CHOICES,
-        ),
-    ] = 100,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            help="Prove that the result is the same function before it appears: every tensor, every block, the outputs."
-        ),
-    ] = True,
-    with_optimizer: Annotated[
-        bool,
-        typer.Option(
-            "--with-optimizer",
-            help="Grow the optimizer's state too (Adam's moments, for one), to resume a run at the new size: SOURCE is "
-            "Trainer's checkpoint-N folder, or a distributed checkpoint.",
-        ),
-    ] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="For how many processes a distributed checkpoint is cut. Default: as many as wrote SOURCE.",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
-    push: Push = None,
-    private: Private = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and check that OUTPUT can be written; write nothing.")
-    ] = False,
-    allow_pickle: AllowPickle = False,
-    weights: Weights = None,
-    adapter: AdapterOption = None,
-    keep_adapter: KeepAdapter = False,
-    config: ConfigOption = None,
-    infer: Infer = True,
-    spec: SpecFile = None,
+    private: Annotated[bool, typer.Option("--private", hidden=True)] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
     as_json: Json = False,
 ) -> None:
     """Write a larger checkpoint that computes the same function, and verify it.
 
     `lemonx expand ./small ./large --width 768 --depth 12`
     """
-    from lemonx import api
     from lemonx.cli.render import expansion as show
     from lemonx.cli.render import hub
     from lemonx.cli.render.console import Out
     from lemonx.hub.upload import check_destination
-    from lemonx.methods import Lessons
+    from lemonx.methods import chosen
+    from lemonx.workflows.expanding import expand_folder
+    from lemonx.workflows.planning import plan_source
 
-    growth = merged(
-        sizes(width, depth, heads, kv_heads, ffn, width_factor, set_, like, params),
-        choices(method, seed, free, depth_type, placement, small_gains, ramp, dtype, weights or allow_pickle),
-        from_,
-    )
     if push:
         check_destination(push)
+    if private:
+        complain("--private is the default now, so leave it out")
     if dry_run:
-        merged_in = None if keep_adapter else adapter
-        planned = api.plan(source, **growth, solve=True, adapter=merged_in, config=config, infer=infer, spec=spec)
-        _print_dry_run(planned, output, force=force, as_json=as_json)
+        complain("--dry-run is now `lemonx plan SOURCE OUTPUT`")
+        planning = Planning.of(options, solve=True, adapter=None if options.keep_adapter else options.adapter)
+        plan = plan_source(source, planning)
+        _check_writable(plan, output.expanduser(), force=options.force)
+        _print_plan(plan, output, tensors=False, as_json=as_json)
         return
-    folder = hub.fetched(source, quiet=as_json, allow_pickle=weights or allow_pickle)
-    with doing_without(_LOSSES), show.progress(quiet=as_json, lessons=lessons) as tell:
-        expanded = api.expand(
-            folder,
-            output,
-            **growth,
-            infer=infer,
-            spec=spec,
-            max_shard_size=in_bytes(max_shard_size),
-            threads=threads,
-            verify=verify,
-            force=force,
-            planned=tell.planned,
-            progress=tell.written,
-            lessons=Lessons(data=data_section(data), steps=lessons, tell=tell.learned),
-            with_optimizer=with_optimizer,
-            adapter=adapter,
-            keep_adapter=keep_adapter,
-            config=config,
-            processes=processes,
-        )
+    folder = hub.fetched(source, quiet=as_json, allow_pickle=options.pickled)
+    lessons = chosen(options)[1]
+    with doing_without(_LOSSES), show.progress(quiet=as_json, lessons=lessons.steps) as tell:
+        told = replace(options, planned=tell.planned, progress=tell.written, learned=tell.learned)
+        expanded = expand_folder(folder, output, told)
     if not as_json:
         show.print_expanded(expanded, Out(), source)
-    url = hub.pushed(expanded.path, push, private=private, quiet=as_json) if push else None
+    url = hub.pushed(expanded.path, push, private=True, quiet=as_json) if push else None
     if as_json:
         print_json({**expanded.certificate.as_dict(), **({"pushed": url} if url else {})})
-
-
-def _print_dry_run(plan: Plan, output: Path, *, force: bool, as_json: bool) -> None:
-    """What would be written, once it is known that it can be."""
-    from lemonx.checkpoints.destination import check_writable
-    from lemonx.cli.render import plan as show
-    from lemonx.cli.render.console import Out
-    from lemonx.planning.summary import bytes_on_disk
-
-    check_writable(output, source=plan.source, needed=bytes_on_disk(plan)[1], force=force)
-    if as_json:
-        print_json(show.plan_json(plan))
-    else:
-        show.print_plan(plan, out := Out())
-        out.line(f"a dry run: {output} can be written, and nothing was")
 
 
 @app.command("shrink", rich_help_panel="Commands")
@@ -315,9 +143,7 @@ def shrink_command(
         ),
     ],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder for the source.", show_default=False)],
-    force: Annotated[bool, typer.Option(help="Replace OUTPUT if it is a checkpoint and holds nothing else.")] = False,
-    infer: Infer = True,
-    spec: SpecFile = None,
+    options: Shrinking,
     as_json: Json = False,
 ) -> None:
     """Undo an expansion: write the source of LARGE, bit for bit, or nothing.
@@ -327,14 +153,14 @@ def shrink_command(
 
     `lemonx shrink ./large ./small`
     """
-    from lemonx import api
     from lemonx.cli.render import expansion as show
     from lemonx.cli.render import hub
     from lemonx.cli.render.console import Out, waiting
+    from lemonx.workflows.shrinking import shrink_folder
 
     fetched = hub.fetched(large, quiet=as_json, whole=False, allow_pickle=False)
     with waiting("reading the source out of it", quiet=as_json):
-        shrunk = api.shrink(fetched, output, force=force, infer=infer, spec=spec)
+        shrunk = shrink_folder(fetched, output, options)
     if as_json:
         print_json({"output": str(shrunk.path), "tensors": shrunk.tensors, "sha256": shrunk.sha256})
     else:
@@ -352,20 +178,7 @@ def verify_command(
             show_default=False,
         ),
     ],
-    layerwise: Annotated[
-        bool,
-        typer.Option(
-            "--layerwise",
-            help="Compare block by block, with one block in memory at a time: for models larger than memory. Names the "
-            "first block that differs.",
-        ),
-    ] = False,
-    allow_pickle: AllowPickle = False,
-    weights: Weights = None,
-    adapter: AdapterOption = None,
-    config: ConfigOption = None,
-    infer: Infer = True,
-    spec: SpecFile = None,
+    options: Verifying,
     as_json: Json = False,
 ) -> None:
     """Check that OUTPUT computes the same function as SOURCE. Exit code 1 if it does not.
@@ -375,25 +188,17 @@ def verify_command(
 
     `lemonx verify ./small ./large`
     """
-    from lemonx import api
     from lemonx.cli.render import expansion as show
     from lemonx.cli.render import hub
     from lemonx.cli.render.console import Out, waiting
+    from lemonx.workflows.verifying import verify_folders
 
-    both = [
-        hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=bool(weights or allow_pickle))
+    small, large = (
+        hub.fetched(one, quiet=as_json, whole=one is output, allow_pickle=bool(options.pickled))
         for one in (source, output)
-    ]
+    )
     with doing_without(_LOSSES), waiting("reading both checkpoints", quiet=as_json):
-        measured = api.verify(
-            *both,
-            layerwise=layerwise,
-            allow_pickle=weights or allow_pickle,
-            adapter=adapter,
-            config=config,
-            infer=infer,
-            spec=spec,
-        )
+        measured = verify_folders(small, large, options)
     if as_json:
         print_json(show.verified_json(measured))
     else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from lemonx.cli.app import Json, app
-from lemonx.cli.options import AllowPickle, Weights
 from lemonx.errors import BadCheckpoint
 from lemonx.guards.terminal import print_json
+from lemonx.options.declared import Checking
 
 
 @app.command("fsck", rich_help_panel="Commands")
@@ -23,9 +24,7 @@ def fsck_command(
             show_default=False,
         ),
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="Do not read the numbers: no search for NaN and Inf.")] = False,
-    allow_pickle: AllowPickle = False,
-    weights: Weights = None,
+    options: Checking,
     as_json: Json = False,
 ) -> None:
     """Check a checkpoint of any family and list all that is wrong with it. Exit code 3 if something is.
@@ -37,9 +36,9 @@ def fsck_command(
     from lemonx.cli.render.console import Out
     from lemonx.diagnostics import fsck
 
-    path = hub.fetched(folder, quiet=as_json, allow_pickle=weights or allow_pickle)
-    with show.progress(0 if quick else fsck.total_bytes(path), quiet=as_json) as tell:
-        report = fsck.fsck(path, quick=quick, allow_pickle=weights or allow_pickle, progress=tell)
+    path = hub.fetched(folder, quiet=as_json, allow_pickle=options.pickled)
+    with show.progress(0 if options.quick else fsck.total_bytes(path), quiet=as_json) as tell:
+        report = fsck.fsck(path, replace(options, progress=tell))
     if as_json:
         print_json(report.as_dict())
     else:

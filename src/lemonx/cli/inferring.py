@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from lemonx.cli.app import app
-from lemonx.cli.options import AllowPickle, SourceArgument, Weights
+from lemonx.cli.options import SourceArgument
 from lemonx.guards.terminal import print_lines
+from lemonx.options.declared import Pickled
 
 
 @app.command("infer", rich_help_panel="Commands")
 def infer_command(
     source: SourceArgument,
-    allow_pickle: AllowPickle = False,
-    weights: Weights = None,
+    options: Pickled,
 ) -> None:
     """Print the table of a model, inferred by running transformers' own class without its weights.
 
     Save it, edit it, and use it: `lemonx infer ./small > table.py`, then `lemonx expand ./small ./large --width 768
     --spec table.py`.
     """
-    from lemonx import api
     from lemonx.cli.render.console import waiting
+    from lemonx.workflows.tables import table_text
 
     with waiting("running the model without its weights", quiet=False):
-        text = api.infer(source, allow_pickle=weights or allow_pickle)
+        text = table_text(source, options)
     print_lines(text)

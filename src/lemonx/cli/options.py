@@ -1,31 +1,22 @@
-"""Options that several commands share, and functions that parse them."""
+"""Turns the declared options into those of the command line, and parses what only a command line writes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from enum import Enum, StrEnum
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lemonx.errors import BadTarget
+from lemonx.options.declared import SIZES, Growth, Help, Options, declared
+from lemonx.options.former import FORMER, present
 
 if TYPE_CHECKING:
-    from lemonx.algebra.free_parameters import Free
     from lemonx.checkpoints.plain import JsonValue
-    from lemonx.workflows.options import Dtype, FieldValue, Placement
 
-
-class PlacementChoice(StrEnum):
-    interleaved = "interleaved"
-    before = "before"
-    stacked = "stacked"
-    middle = "middle"
-
-
-SIZES, CHOICES = "Target sizes", "Choices"
 SourceArgument = Annotated[
     str,
     typer.Argument(
@@ -36,295 +27,92 @@ SourceArgument = Annotated[
         show_default=False,
     ),
 ]
-NUMBER = "N|Nx|+N"
-Width = Annotated[
-    str | None,
-    typer.Option(
-        metavar=NUMBER,
-        help="Hidden size: a number, or in terms of the source's, 1.5x or +256. Sizes you leave out scale in "
-        "proportion.",
-        rich_help_panel=SIZES,
-    ),
-]
-Depth = Annotated[
-    str | None,
-    typer.Option(
-        metavar=NUMBER, help="Number of layers: 24, 2x or +4. In an encoder-decoder, of each.", rich_help_panel=SIZES
-    ),
-]
-Heads = Annotated[str | None, typer.Option(metavar=NUMBER, help="Number of (query) heads.", rich_help_panel=SIZES)]
-KvHeads = Annotated[str | None, typer.Option(metavar=NUMBER, help="Number of key-value heads.", rich_help_panel=SIZES)]
-Ffn = Annotated[str | None, typer.Option(metavar=NUMBER, help="Inner size of the MLP.", rich_help_panel=SIZES)]
-WidthFactor = Annotated[
-    str | None,
-    typer.Option(help="The same as --width 1.5x: a ratio of widths, such as 2, 1.5 or 3/2.", rich_help_panel=SIZES),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="Any size by its name in config.json, as JSON. Repeatable.",
-        rich_help_panel=SIZES,
-    ),
-]
-Like = Annotated[
-    str | None,
-    typer.Option(
-        help="A config.json, a folder with one, or a model of the hub, to take all sizes from.", rich_help_panel=SIZES
-    ),
-]
-Params = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N|Nx",
-        help="A number of parameters instead of sizes, such as 1B or 2x. `plan` lists lossless shapes near it and "
-        "near the source's proportions, the nearest first. `expand` takes the first. A --width or --depth stays.",
-        rich_help_panel=SIZES,
-    ),
-]
-Seed = Annotated[int, typer.Option(help="Seed of the free parameters.", rich_help_panel=CHOICES)]
-FreeOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|{LIKE: ...}",
-        help="How duplicated units share a weight, and how new blocks start. own (default; trained best in our "
-        "measurements): each copy of a unit reads its own copies, so that they are networks side by side. language and "
-        "vision, the paper's choices: one copy keeps all the weight and new blocks start at zero; copies share it "
-        "evenly and new blocks cancel. inside: the source's numbers stay as they are, for `train: new` and "
-        "`lemonx shrink`. Or one of these with changes: {like: own, phi: 0.02}.",
-        rich_help_panel=CHOICES,
-    ),
-]
-DepthType = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=3,
-        help="How new blocks start as the identity: 1 = zero output weights, 2 = outputs that cancel, 3 = half of the "
-        "units silenced where they are written and half where they are read. Default: as --free.",
-        rich_help_panel=CHOICES,
-    ),
-]
-PlacementOption = Annotated[
-    PlacementChoice | None,
-    typer.Option(
-        "--placement",
-        help="Where new blocks stand. interleaved: spread evenly, each behind the block it copies. before: each in "
-        "front of it. stacked: on top, in the source's order. middle: the blocks in the middle once more behind "
-        "themselves. Post-LN: interleaved only. Default: as --free, interleaved.",
-        rich_help_panel=CHOICES,
-    ),
-]
-SmallGains = Annotated[
-    bool,
-    typer.Option(
-        "--small-gains",
-        help="Post-LN only: new blocks lose a thousandth as much to the eps of their norms. The price: their norms "
-        "scale the stream down, so the first training steps change it more.",
-        rich_help_panel=CHOICES,
-    ),
-]
-RampOption = Annotated[
-    bool,
-    typer.Option(
-        "--ramp",
-        help="New blocks are full copies, but for what they write with: that goes into ramp.safetensors and comes in "
-        "while you train (`ramp` in a recipe, or RampCallback for your own Trainer).",
-        rich_help_panel=CHOICES,
-    ),
-]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="float64|float32|bfloat16|float16",
-        help="Dtype to store: fp32, bf16 and fp16 will do too. Default: the source's.",
-        rich_help_panel=CHOICES,
-    ),
-]
-MethodOption = Annotated[
-    str, typer.Option(help="lemon, or a method it is compared with: see `lemonx methods`.", rich_help_panel=CHOICES)
-]
-
-AllowPickle = Annotated[
-    bool,
-    typer.Option(
-        "--allow-pickle", help="Read pytorch_model.bin, as plain tensors only, where there are no safetensors."
-    ),
-]
-
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        "--weights",
-        metavar="KEY",
-        help="Which weights of a pickled file to read, where it holds an average of them too, such as ema; implies "
-        "--allow-pickle.",
-    ),
-]
-
-AdapterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--adapter",
-        metavar="DIR",
-        help="A LoRA adapter of PEFT's, by its folder or its name on the hub, to merge into SOURCE first.",
-    ),
-]
-KeepAdapter = Annotated[
-    bool,
-    typer.Option(
-        "--keep-adapter",
-        help="Do not merge the adapter: grow it along, into OUTPUT/adapter, so that both together compute what they "
-        "did. PeftModel.from_pretrained loads it.",
-    ),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE|DIR",
-        help="For a distributed checkpoint without config.json: the model's, or a folder with it and a tokenizer.",
-    ),
-]
-Push = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ORG/NAME", help="Upload the finished OUTPUT, with its model card, to the hub under this name."
-    ),
-]
-Private = Annotated[bool, typer.Option("--private", help="With --push: a new repository is private.")]
-TABLES = "Tables"
-Infer = Annotated[
-    bool,
-    typer.Option(
-        "--infer/--no-infer",
-        help="For a model type of transformers that lemonx has no table for: infer one by running transformers' own "
-        "class without its weights.",
-        rich_help_panel=TABLES,
-    ),
-]
-SpecFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--spec",
-        metavar="FILE.py",
-        help="A table of your own, as `lemonx infer` prints one. The file is a Python program, and it is run: give "
-        "only one that you trust.",
-        rich_help_panel=TABLES,
-    ),
-]
-
-
-class Sizes(TypedDict):
-    """The keywords of `lemonx.plan` that are sizes."""
-
-    width: str | None
-    depth: str | None
-    heads: str | None
-    kv_heads: str | None
-    ffn: str | None
-    width_factor: str | None
-    set: Mapping[str, FieldValue]
-    like: str | None
-    params: str | None
-
-
-From = Annotated[
+_From = Annotated[
     Path | None,
     typer.Option(
         "--from",
         metavar="FILE",
-        help="Repeat a growth, on the same or a later SOURCE: the lemonx.json of an output, or YAML with sizes and "
-        "choices as in a recipe's `expand`. In place of all target sizes and choices.",
+        help="Repeat a growth, on the same or a later SOURCE: the lemonx.json of an output, or a YAML file with sizes "
+        "and choices. In place of all target sizes and choices.",
         rich_help_panel=SIZES,
     ),
 ]
+_FROM = "from_"
 
 
-class Choices(TypedDict):
-    """The keywords of `lemonx.plan` that are choices."""
-
-    method: str
-    seed: int
-    free: Free | None
-    depth_type: Literal[1, 2, 3] | None
-    placement: Placement | None
-    small_gains: bool
-    ramp: bool
-    dtype: Dtype | None
-    allow_pickle: bool | str
-
-
-def choices(
-    method: str,
-    seed: int,
-    free: str | None,
-    depth_type: int | None,
-    placement: PlacementChoice | None,
-    small_gains: bool,
-    ramp: bool,
-    dtype: str | None,
-    allow_pickle: bool | str,
-) -> Choices:
-    return {
-        "method": method,
-        "seed": seed,
-        "free": free_parameters(free),
-        "depth_type": cast("Literal[1, 2, 3] | None", depth_type),
-        "placement": value_of(placement),
-        "small_gains": small_gains,
-        "ramp": ramp,
-        "dtype": cast("Dtype | None", dtype),
-        "allow_pickle": allow_pickle,
-    }
+def parameters(options: type[Options]) -> Iterator[inspect.Parameter]:
+    """The parameters of a command, as typer reads them, for the fields of a class of options."""
+    kinds = declared(options)
+    for each in fields(options):  # pyright: ignore[reportArgumentType]
+        allowed, text = kinds[each.name]
+        if text is not None:
+            yield _parameter(each.name, _hint(allowed), each.default, _option(each.name, text, each.default))
+        if each.name == "like":
+            yield _parameter(_FROM, _From, None)
+    for name, former in FORMER.items():
+        if former.now in kinds and name not in kinds and former.on_command_line != "never":
+            hint, default = (bool, False) if former.on_command_line == "flag" else (str | None, None)
+            yield _parameter(name, hint, default, typer.Option(flag(name), hidden=True))
 
 
-def sizes(
-    width: str | None,
-    depth: str | None,
-    heads: str | None,
-    kv_heads: str | None,
-    ffn: str | None,
-    width_factor: str | None,
-    set_: list[str] | None,
-    like: str | None,
-    params: str | None,
-) -> Sizes:
-    from lemonx.planning.request import agreed
-
-    return {
-        "width": width,
-        "depth": depth,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "ffn": ffn,
-        "width_factor": width_factor,
-        "set": agreed((f"--set {text[:60]}", *_field(text)) for text in set_ or ()),
-        "like": like,
-        "params": params,
-    }
+def _parameter(name: str, hint: Any, default: Any, option: Any = None) -> inspect.Parameter:
+    assert default is not MISSING
+    hint = hint if option is None else Annotated[hint, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-class Growth(Sizes, Choices):
-    """The keywords of `lemonx.plan` that decide what is written."""
+def _hint(kinds: tuple[type, ...]) -> Any:
+    """The type that typer parses a text into."""
+    if bool in kinds:
+        return bool
+    if Mapping in kinds and str not in kinds:
+        return list[str] | None
+    plain = int if int in kinds and str not in kinds else str
+    return plain | None if type(None) in kinds else plain
 
 
-def merged(asked: Sizes, chosen: Choices, file: Path | None) -> Growth:
-    """Sizes and choices, or those of a file; BadTarget if both are given."""
-    if file is None:
-        return {**asked, **chosen}
+def _option(name: str, text: Help, default: object) -> Any:
+    names = (f"{flag(name)}/--no-{name.replace('_', '-')}",) if default is True else (flag(name),)
+    return typer.Option(*names, help=text.text, metavar=text.metavar, rich_help_panel=text.panel)
+
+
+def flag(name: str) -> str:
+    """An option as it is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def parsed(options: type[Options], given: Mapping[str, Any]) -> Options:
+    """Return the options from the values that the command line parsed."""
+    kinds = declared(options)
+    values = {name: value for name, value in given.items() if name != _FROM and value not in (None, False, [])}
+    values |= {name: value for name, value in given.items() if name in kinds and value is False}
+    values = present(values, kinds, shown=flag)
+    chosen = options(**{name: _value(name, value, kinds[name][0]) for name, value in values.items()})
+    return chosen if given.get(_FROM) is None else _repeated(chosen, given[_FROM])
+
+
+def _value(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
+    if isinstance(value, list):
+        from lemonx.planning.request import agreed
+
+        return agreed((f"{flag(name)} {text[:60]}", *_field(text)) for text in value)
+    if Mapping in kinds and isinstance(value, str) and value.lstrip().startswith("{"):
+        return _section(flag(name), value)
+    return value
+
+
+def _repeated(chosen: Options, file: Path) -> Options:
+    """Return the options with the growth that a file says."""
     from lemonx.training.growth_file import read_growth
 
-    plain = sizes(*[None] * 9), choices("lemon", 0, None, None, None, False, False, None, chosen["allow_pickle"])
-    if (asked, chosen) != plain:
+    if declared(Growth).keys() & chosen.given().keys():
         raise BadTarget(
             "--from says all sizes and choices itself", "leave the others out, or write a YAML file with them"
         )
-    return cast("Growth", {**asked, **chosen, **read_growth(file)})
+    return type(chosen).of(chosen, **read_growth(file))
 
 
-def _field(text: str) -> tuple[str, FieldValue]:
+def _field(text: str) -> tuple[str, JsonValue]:
     from lemonx.checkpoints.plain import parse_json
 
     name, equals, value = text.partition("=")
@@ -338,43 +126,14 @@ def _field(text: str) -> tuple[str, FieldValue]:
         ) from None
 
 
-def in_bytes(text: str) -> int:
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-    match = re.fullmatch(r"([0-9]{1,9}) ?([KMGT]B)", text.upper())
-    if match is None or int(match[1]) == 0:
-        raise BadTarget(f"--max-shard-size {text} is not a size", "write it as 500MB or 5GB")
-    return int(match[1]) * units[match[2]]
-
-
-def value_of(choice: Enum | None) -> Any:
-    return choice.value if choice else None
-
-
-def data_section(text: str | None) -> dict[str, JsonValue] | None:
-    """Embedded data by name, or a recipe's data section in braces."""
-    if text is None:
-        return None
-    return _section("--data", text, "{kind: text, path: corpus}") or {"kind": text}
-
-
-def free_parameters(text: str | None) -> Free | None:
-    """A preset of the free parameters by name, or a section in braces with changes to one."""
-    if text is None:
-        return None
-    from lemonx.algebra.free_parameters import parse_free
-
-    return parse_free(_section("--free", text, "{like: language, rest: own}") or text)
-
-
-def _section(option: str, text: str, example: str) -> dict[str, JsonValue] | None:
-    """The keys and values of a section in braces; None if the text is a name."""
-    if not text.lstrip().startswith("{"):
-        return None
+def _section(option: str, text: str) -> dict[str, JsonValue]:
+    """The keys and values of a section in braces."""
     from lemonx.training.recipe_file import parse_yaml
 
     content = parse_yaml(text, option)
     if not isinstance(content, dict) or not content or not all(isinstance(key, str) for key in content):
         raise BadTarget(
-            f"{option} {text} is neither a name nor a section", f"write a name, or a section such as {example}"
+            f"{option} {text} is neither a name nor a section",
+            "write a name, or a section such as {like: own, phi: 0.02}",
         )
     return content

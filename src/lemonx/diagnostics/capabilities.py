@@ -14,6 +14,7 @@ from typing import Any
 from lemonx import architectures
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError, Refused
+from lemonx.options.sizes import Relative
 from lemonx.planning.notices import conditions
 from lemonx.planning.request import Target, target_config
 from lemonx.planning.typecheck import check, with_tied
@@ -112,23 +113,23 @@ def _ways(family: Architecture, config: Mapping[str, JsonValue], column: str) ->
     if column == "ffn" and column not in family.sizes:
         column = "ffn_ratio"  # it is given in widths
     if column == "width x2":
-        yield Target(width_factor=Fraction(2)), ""
+        yield Target(width=Relative(times=Fraction(2))), ""
     elif column == "width x1.5":
-        yield Target(width_factor=Fraction(3, 2)), ""
+        yield Target(width=Relative(times=Fraction(3, 2))), ""
         if family.spec(config).ties:
-            yield Target(width_factor=Fraction(3, 2), fields={TIED: False}), f"with {TIED}=false"
+            yield Target(width=Relative(times=Fraction(3, 2)), fields={TIED: False}), f"with {TIED}=false"
         # Three heads cannot grow by half, but by a third; a prime number of heads by one.
-        yield Target(width_factor=Fraction(4, 3)), "at x4/3"
+        yield Target(width=Relative(times=Fraction(4, 3))), "at x4/3"
         if isinstance(heads := _sizes(family, config, "heads").get(family.sizes.get("heads", ("",))[0]), int):
-            yield Target(width_factor=Fraction(heads + 1, heads)), f"at x{heads + 1}/{heads}"
+            yield Target(width=Relative(times=Fraction(heads + 1, heads))), f"at x{heads + 1}/{heads}"
     elif column == "head_dim" and column not in family.sizes and "heads" in family.sizes:
         kept = _sizes(family, config, "heads") | _sizes(family, config, "kv_heads")
-        yield Target(width_factor=Fraction(2), fields=kept), "together with the width"
+        yield Target(width=Relative(times=Fraction(2)), fields=kept), "together with the width"
     elif column in family.sizes and _is_asked(family, config, column):
         yield Target(fields=_grown(family, config, column)), ""
         if column == "head_dim":
             kept = _sizes(family, config, "heads") | _grown(family, config, column)
-            yield Target(width_factor=Fraction(2), fields=kept), "together with the width"
+            yield Target(width=Relative(times=Fraction(2)), fields=kept), "together with the width"
         if column == "kv_heads":
             together = _grown(family, config, "heads") | _grown(family, config, "kv_heads")
             yield Target(fields=together), "together with heads"
@@ -138,7 +139,7 @@ def _ways(family: Architecture, config: Mapping[str, JsonValue], column: str) ->
                 own = grown | {stack.sets_in: max(size for size in grown.values() if isinstance(size, int))}
                 yield Target(fields=own), "with weights of its own for every layer"
         if column in ("heads", "kv_heads"):
-            yield Target(width_factor=Fraction(2)), "together with the width"
+            yield Target(width=Relative(times=Fraction(2))), "together with the width"
 
 
 def _is_asked(family: Architecture, config: Mapping[str, JsonValue], column: str) -> bool:

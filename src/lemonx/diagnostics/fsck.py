@@ -7,10 +7,11 @@ model type, the tensors against config.json; then the numbers, streamed. Later c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint
@@ -35,12 +36,14 @@ from lemonx.checkpoints.folder import (
 from lemonx.checkpoints.opening import file_inside, read_inside, real_file
 from lemonx.checkpoints.plain import JsonValue, parse_flat
 from lemonx.checkpoints.safetensors_file import SafetensorsFile, TensorInfo, read_header_from
-from lemonx.checkpoints.values import all_finite, blocks, read_into
+from lemonx.checkpoints.store import blocks
+from lemonx.checkpoints.values import all_finite, read_into
 from lemonx.diagnostics.fsck_others import fsck_adapter, fsck_gguf
 from lemonx.diagnostics.fsck_report import ERROR, NOTE, WARNING, Finding, Report
 from lemonx.diagnostics.wrong_names import wrong_names
 from lemonx.errors import BadCheckpoint, LemonxError, UnknownArchitecture
 from lemonx.models.run_names import naming
+from lemonx.options.declared import Checking
 from lemonx.planning.tensor_steps import FLOATS
 from lemonx.planning.typecheck import with_tied
 from lemonx.specs.coverage import (
@@ -58,18 +61,14 @@ from lemonx.specs.coverage import (
 from lemonx.specs.spec import Spec
 from lemonx.specs.weights import Dropped
 
+if TYPE_CHECKING:
+    import torch
 
-def fsck(
-    path: str | os.PathLike[str],
-    *,
-    quick: bool = False,
-    allow_pickle: bool | str = False,
-    progress: Callable[[int], None] | None = None,
-) -> Report:
-    """Everything that is wrong with the folder `path`. `quick`: do not read the tensors' numbers."""
-    folder = Path(path)
+
+def fsck(folder: Path, options: Checking) -> Report:
+    """Return everything that is wrong with a folder."""
     try:
-        return _fsck(folder, quick, allow_pickle, progress or (lambda count: None))
+        return _fsck(folder, options.quick, options.pickled, options.progress or (lambda count: None))
     except OSError as error:
         raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=folder) from None
 
@@ -83,20 +82,22 @@ def _fsck(folder: Path, quick: bool, allow_pickle: bool | str, tell: Callable[[i
         what = "is not a folder" if folder.exists() else "does not exist"
         raise BadCheckpoint(f"{what}", "give the folder of a saved model or adapter, or a .gguf file", file=folder)
     with ExitStack() as stack:
-        origin = folder = folder.resolve()
+        folder, pickled = folder.resolve(), None
         if allow_pickle and pickled_weights(folder) and not has_weights(folder):
             try:
-                folder = stack.enter_context(Checkpoint.open(folder, allow_pickle=allow_pickle)).path
+                pickled = stack.enter_context(Checkpoint.open(folder, allow_pickle=allow_pickle))
             except LemonxError as error:
-                return Report(origin, findings=[Finding(ERROR, str(error.file or origin), error.found, error.remedy)])
-        check = _Check(Report(origin), folder, tell)
+                return Report(folder, findings=[Finding(ERROR, str(error.file or folder), error.found, error.remedy)])
+        check = _Check(Report(folder), folder, tell, pickled)
         check.run(quick=quick)
         return check.report
 
 
 class _Check:
-    def __init__(self, report: Report, folder: Path, tell: Callable[[int], None]) -> None:
-        self.report, self.folder, self.tell = report, folder, tell
+    def __init__(
+        self, report: Report, folder: Path, tell: Callable[[int], None], pickled: Checkpoint | None = None
+    ) -> None:
+        self.report, self.folder, self.tell, self.pickled = report, folder, tell, pickled
         self.spec: Spec | None = None
         self.config: dict[str, JsonValue] | None = None
         self.dropped, self.misnamed = frozenset[str](), frozenset[str]()
@@ -104,13 +105,15 @@ class _Check:
 
     def run(self, *, quick: bool) -> None:
         self._read_config()
-        files = [] if self.is_run else self._read_weights()
+        files = [] if self.is_run or self.pickled else self._read_weights()
         self._look_at_names()
         if self.is_run:
             self._check_run(quick)
             return
         tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
-        self.report.files, self.report.tensors = len(files), len(tensors)
+        if self.pickled:
+            tensors = dict(self.pickled.tensors)
+        self.report.files, self.report.tensors = len({info.file for info in tensors.values()}), len(tensors)
         for wrong, problem in wrong_names((self.config or {}).get("model_type"), tensors.keys()):
             self._add(problem, tensors[min(wrong)].file.name)
             self.misnamed |= wrong
@@ -118,6 +121,9 @@ class _Check:
             self._compare_with_spec(self.spec, tensors)
         if not quick:
             self._scan(files)
+            if self.pickled:
+                for name, tensor in tensors.items():
+                    self._scan_tensor(tensor, self.pickled.blocks(name))
             self._compare_tied(tensors)
 
     def _check_run(self, quick: bool) -> None:
@@ -137,7 +143,7 @@ class _Check:
             try:
                 run.check_items()
                 for tensor in tensors.values() if not quick else ():
-                    self._scan_tensor(tensor, partial(run.fill, tensor))
+                    self._scan_tensor(tensor, blocks(tensor, partial(run.fill, tensor)))
             except BadCheckpoint as error:
                 self._add(error, METADATA)
 
@@ -149,9 +155,6 @@ class _Check:
         self._say(level, name, error.found, error.remedy)
 
     def _say(self, level: str, name: str, found: str, remedy: str) -> None:
-        if self.folder != self.report.path and name.endswith(".safetensors"):
-            # What was read is a converted copy.
-            name = (pickled_weights(self.report.path) or name).removesuffix(".index.json")
         self.report.add(Finding(level, str(self.report.path / name), found, remedy))
 
     def _look_at_names(self) -> None:
@@ -267,15 +270,15 @@ class _Check:
             try:
                 with file_inside(self.folder, file.path.name) as opened:
                     for tensor in file.tensors:
-                        self._scan_tensor(tensor, partial(_fill, opened.fileno(), tensor))
+                        self._scan_tensor(tensor, blocks(tensor, partial(_fill, opened.fileno(), tensor)))
             except BadCheckpoint as error:
                 self._add(error, file.path.name)
             except OSError as error:
                 self._say(ERROR, file.path.name, f"cannot be read ({error.strerror})", "check its permissions")
 
-    def _scan_tensor(self, tensor: TensorInfo, fill: Callable[[int, memoryview], None]) -> None:
+    def _scan_tensor(self, tensor: TensorInfo, numbers: Iterator[torch.Tensor]) -> None:
         finite = True
-        for block in blocks(tensor, fill):
+        for block in numbers:
             finite = finite and all_finite(block)
             self.report.scanned += block.nbytes
             self.tell(block.nbytes)
@@ -287,7 +290,7 @@ class _Check:
         """Compare the two copies of a weight that config.json ties and the file stores twice."""
         if self.spec is None or not self.report.clean:
             return  # a broken folder cannot be opened
-        with Checkpoint.open(self.folder) as checkpoint:
+        with nullcontext(self.pickled) if self.pickled else Checkpoint.open(self.folder) as checkpoint:
             found, _ = matched(self.spec, tensors)
             for hit, row in tied_copies(settled(self.spec, found), found):
                 original = next((other.name for other in found if (other.row, other.suffix) == (row, "weight")), None)

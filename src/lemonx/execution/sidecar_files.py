@@ -22,11 +22,6 @@ Carried: TypeAlias = str | Callable[[], BinaryIO]
 """The text that a file becomes, or what opens the file that is carried as it is."""
 
 
-def config_text(plan: Plan) -> str:
-    """The target's config.json."""
-    return json.dumps(dict(plan.target_config), indent=2, sort_keys=True) + "\n"
-
-
 def companions(checkpoint: Checkpoint, plan: Plan) -> dict[str, Carried]:
     """The files that are written beside the weights, by name."""
     return {**carried(checkpoint, plan), **_modules(checkpoint, plan)}

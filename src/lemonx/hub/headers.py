@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lemonx.checkpoints import Checkpoint, quantised
-from lemonx.checkpoints.creating import write_new
-from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS
-from lemonx.checkpoints.layout import write_empty
+from lemonx.checkpoints.config import parse_config
+from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.opening import read_inside
-from lemonx.checkpoints.reader import NotDownloaded
-from lemonx.checkpoints.safetensors_file import encode_header
-from lemonx.checkpoints.temporary import Temporary
+from lemonx.checkpoints.safetensors_file import SafetensorsFile, encode_header, parsed
+from lemonx.checkpoints.safetensors_store import NotDownloaded, headers_only
 from lemonx.hub import download
 from lemonx.hub.download import in_words
 from lemonx.hub.names import HubName, meant
@@ -37,33 +35,22 @@ def fetched(given: str | os.PathLike[str]) -> Checkpoint | None:
 
 
 def _of_headers(name: HubName, folder: Path, shards: set[str]) -> Checkpoint:
-    """A folder with config.json, and with weights that have their headers but no numbers and take no room."""
+    """Return a checkpoint whose weights have their headers but no numbers."""
     from huggingface_hub import HfApi
 
-    api = HfApi(library_name="lemonx")
-    temporary = Temporary()
-    try:
-        write_new(temporary.path / CONFIG, read_inside(folder.resolve(), CONFIG))
-        if shards != {WEIGHTS}:
-            write_new(temporary.path / INDEX, read_inside(folder.resolve(), INDEX))
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            parsed = pool.map(
-                lambda shard: api.parse_safetensors_file_metadata(name.repo, shard, revision=folder.name),
-                sorted(shards),
-            )
-            for shard, header in zip(sorted(shards), parsed, strict=True):
-                _write_empty(temporary.path / shard, header)
-        checkpoint = Checkpoint.of_headers(temporary, folder)
-        if quantised.is_known(checkpoint.config):
-            raise NotDownloaded("is quantised, so its weights decide what can be planned", file=folder)
-        return checkpoint
-    except BaseException:
-        temporary.close()
-        raise
+    api, config = HfApi(library_name="lemonx"), read_inside(folder.resolve(), CONFIG)
+    if quantised.is_known(parse_config(config, folder / CONFIG)):
+        raise NotDownloaded("is quantised, so its weights decide what can be planned", file=folder)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        headers = pool.map(
+            lambda shard: api.parse_safetensors_file_metadata(name.repo, shard, revision=folder.name), sorted(shards)
+        )
+        files = [_file(folder / shard, header) for shard, header in zip(sorted(shards), headers, strict=True)]
+    return Checkpoint(headers_only(config, files, folder), folder)
 
 
-def _write_empty(path: Path, header: SafetensorsFileMetadata) -> None:
-    """A safetensors file with this header; the numbers behind it are a hole."""
+def _file(path: Path, header: SafetensorsFileMetadata) -> SafetensorsFile:
+    """Return the validated header of a file that is not here."""
     tensors = sorted(header.tensors.items(), key=lambda item: item[1].data_offsets)
     text = encode_header((name, info.dtype, tuple(info.shape)) for name, info in tensors)
-    write_empty(path, text, max((info.data_offsets[1] for _, info in tensors), default=0))
+    return parsed(text, len(text) + max((info.data_offsets[1] for _, info in tensors), default=0), path)

@@ -26,7 +26,7 @@ def check_destination(repo: str) -> None:
         ) from error
 
 
-def push(folder: Path, repo: str, *, private: bool = False) -> str:
+def push(folder: Path, repo: str, *, private: bool = True) -> str:
     """Create the repository if need be and upload all files of the folder; the address of the result."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging

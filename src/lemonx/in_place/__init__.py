@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from lemonx.algebra.free_parameters import Free
-from lemonx.checkpoints.plain import JsonValue
-from lemonx.workflows.options import FieldValue, PathLike, Placement
+from lemonx.options.declared import InPlace
+from lemonx.options.keywords import keywords
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -17,33 +15,9 @@ if TYPE_CHECKING:
     from lemonx.in_place.growing import GrownInPlace
 
 
+@keywords(InPlace)
 def grow_in_place(
-    model: PreTrainedModel,
-    optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    *,
-    width: int | str | None = None,
-    depth: int | str | None = None,
-    heads: int | str | None = None,
-    kv_heads: int | str | None = None,
-    ffn: int | str | None = None,
-    width_factor: float | str | Fraction | None = None,
-    set: Mapping[str, FieldValue] | None = None,
-    params: int | str | None = None,
-    fields: Mapping[str, FieldValue] | None = None,
-    like: PathLike | Mapping[str, JsonValue] | None = None,
-    method: str = "lemon",
-    free: Literal["language", "vision", "own", "inside"] | Free | None = None,
-    depth_type: Literal[1, 2, 3] | None = None,
-    placement: Placement | None = None,
-    small_gains: bool = False,
-    seed: int = 0,
-    fresh_state: bool = False,
-    verify: bool = True,
-    threads: int | None = None,
-    infer: bool = True,
-    spec: PathLike | None = None,
-    shard: Callable[[PreTrainedModel], object] | None = None,
-    folder: PathLike | None = None,
+    model: PreTrainedModel, optimizer: Optimizer | Sequence[Optimizer] | None = None, *, options: InPlace
 ) -> GrownInPlace:
     """Make a model that is being trained larger, and its optimizer with it; the loss stays what it was.
 
@@ -79,7 +53,7 @@ def grow_in_place(
     which all processes must see (default: a temporary one). With `verify` the first process reads them there, and all
     run both models; else no process holds more than one tensor whole.
 
-    Sizes and choices are those of `lemonx.expand`. With `verify` the larger model is proved to be the same function
+    With `verify` the larger model is proved to be the same function
     before anything is changed.
 
     State that lemonx cannot grow (RMSprop's or NAdam's, say) is refused. With `fresh_state` it starts from zero,
@@ -93,27 +67,5 @@ def grow_in_place(
     """
     from lemonx.in_place.growing import grow
 
-    options: dict[str, object] = {
-        "width": width,
-        "depth": depth,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "ffn": ffn,
-        "width_factor": width_factor,
-        "set": set,
-        "fields": fields,
-        "like": like,
-        "params": params,
-        "method": method,
-        "free": free,
-        "depth_type": depth_type,
-        "placement": placement,
-        "small_gains": small_gains,
-        "seed": seed,
-        "infer": infer,
-        "spec": spec,
-    }
     optimizers = () if optimizer is None else optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-    return grow(
-        model, optimizers, options, fresh_state=fresh_state, verify=verify, threads=threads, shard=shard, folder=folder
-    )
+    return grow(model, optimizers, options)

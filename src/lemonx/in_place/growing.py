@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,9 @@ from lemonx.guards.results import Result
 from lemonx.in_place import modules, refusals, wrappers
 from lemonx.in_place.optimizers import Repointer
 from lemonx.models import in_memory
+from lemonx.options.declared import Expansion, InPlace
 from lemonx.planning.plan import Plan
 from lemonx.workflows.expanding import expand_model
-from lemonx.workflows.options import GrowthOptions, PathLike, Writing, sizes
-from lemonx.workflows.tables import tables
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,13 +48,7 @@ class GrownInPlace(Result, printer="expansion:print_grown_in_place"):
 def grow(
     model: Any,
     optimizers: Sequence[Any],
-    options: Mapping[str, Any],
-    *,
-    fresh_state: bool,
-    verify: bool,
-    threads: int | None,
-    shard: Callable[[PreTrainedModel], object] | None,
-    folder: PathLike | None,
+    options: InPlace,
 ) -> GrownInPlace:
     """Grow a model and its optimizers; whatever is refused or fails leaves them as they are."""
     held: list[Optimizer] = [refusals.unwrapped(optimizer) for optimizer in optimizers]
@@ -67,24 +59,15 @@ def grow(
     if _is_sharded(model):
         from lemonx.in_place.shared import grow_shared
 
-        return grow_shared(
-            model,
-            held,
-            options,
-            fresh_state=fresh_state,
-            verify=verify,
-            threads=threads,
-            shard=shard,
-            folder=folder,
-        )
-    if shard is not None or folder is not None:
+        return grow_shared(model, held, options)
+    if options.shard is not None or options.folder is not None:
         raise TypeError("shard and folder are for a model under FSDP2")
     model = in_memory.unwrapped(model)
     parallel = wrappers.around(model)
     with torch.random.fork_rng(devices=[]):
-        large, plan = expand_model(model, _growth(options), Writing(verify=verify, threads=threads))
+        large, plan = expand_model(model, Expansion.of(options))
         require_same_family(plan)
-        repointer = Repointer(plan, model, fresh_state=fresh_state) if held else None
+        repointer = Repointer(plan, model, fresh_state=options.fresh_state) if held else None
         parameters = dict(large.named_parameters())
         prepared = [repointer.prepare(optimizer, parameters) for optimizer in held] if repointer else []
     modules.take_over(model, large, plan)
@@ -93,14 +76,6 @@ def grow(
     for wrapper in parallel:
         wrappers.start_again(wrapper)
     return report(given, plan, repointer)
-
-
-def _growth(options: Mapping[str, Any]) -> GrowthOptions:
-    """The options of `grow_in_place` as those of an expansion."""
-    wanted = {name: options[name] for name in inspect.signature(sizes).parameters}
-    rest = {name: value for name, value in options.items() if name not in (*wanted, "infer", "spec")}
-    found = tables(options["infer"], options["spec"])
-    return GrowthOptions(sizes(**wanted), params=options["params"], tables=found, **rest)
 
 
 def _is_sharded(model: Any) -> bool:

@@ -7,7 +7,7 @@ belongs to their old parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from lemonx import api
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import Refused
-from lemonx.fsdp import load_expanded
+from lemonx.fsdp import fill
 from lemonx.in_place.growing import GrownInPlace, report, require_same_family
 from lemonx.in_place.measuring import require_same_function
 from lemonx.in_place.optimizers import Repointer
@@ -29,10 +28,11 @@ from lemonx.models import door
 from lemonx.models.attributes import bare_class
 from lemonx.models.in_memory import require_known_forward, restore
 from lemonx.optimizer_state.forms import State
+from lemonx.options.declared import InPlace, PathLike, Planning
 from lemonx.planning.plan import Plan
 from lemonx.training import sharded
 from lemonx.verification.as_built import require_as_built
-from lemonx.workflows.options import PathLike
+from lemonx.workflows.planning import plan_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,33 +41,29 @@ if TYPE_CHECKING:
 def grow_shared(
     model: Any,
     optimizers: Sequence[Optimizer],
-    options: Mapping[str, Any],
-    *,
-    fresh_state: bool,
-    verify: bool,
-    threads: int | None,
-    shard: Callable[[PreTrainedModel], object] | None,
-    folder: PathLike | None,
+    options: InPlace,
 ) -> GrownInPlace:
     """Grow a model under FSDP2; every process calls this."""
+    shard, verify = options.shard, options.verify
     if not issubclass(type(model), FSDPModule):
         raise Refused("the model is sharded, but not as a whole", "call fully_shard on the whole model too")
     if shard is None:
         raise Refused("the model is sharded over processes", "give the function that sharded it: shard=...")
     if verify:
         require_known_forward(model)
-    with torch.random.fork_rng(devices=[]), _common_folder(folder) as place:
+    with torch.random.fork_rng(devices=[]), _common_folder(options.folder) as place:
         sharded.save(model, place / "source")
-        plan = api.plan(place / "source", solve=True, **options)
+        planning = Planning.of(options, solve=True)
+        plan = plan_source(place / "source", planning)
         require_same_family(plan)
         if verify:
             require_as_built(model, plan.source_config)
-        repointer = _SharedRepointer(plan, model, fresh_state=fresh_state)
+        repointer = _SharedRepointer(plan, model, fresh_state=options.fresh_state)
         large = _built(model, plan)
         shard(large)
         large.to_empty(device=_device(model))
         large.tie_weights()
-        load_expanded(large, place / "source", threads=threads, **options)
+        fill(large, place / "source", planning, threads=options.threads)
         if verify:
             require_same_function(model, large, plan, place)
         prepared = [repointer.prepare(optimizer, dict(large.named_parameters())) for optimizer in optimizers]

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadTarget, Refused
+from lemonx.guards.limits import MOST_STEPS
+from lemonx.options.declared import Growth
 from lemonx.planning.plan import Plan
 from lemonx.planning.policy import Change, GrowthPolicy
 
@@ -111,6 +113,28 @@ def methods() -> Mapping[str, Method]:
         except Exception as error:  # whatever the code of others raises
             LEFT_OUT[package.value] = f"{type(error).__name__}: {error}"
     return METHODS
+
+
+def chosen(growth: Growth) -> tuple[Method, Lessons]:
+    """The method of a growth, and what it learns from; BadTarget where one of them makes no sense."""
+    said = {"name": growth.method} if isinstance(growth.method, str) else dict(growth.method)
+    method = find(str(said.pop("name", "")))
+    if said and not method.learns:
+        raise BadTarget(
+            f"{method.name} does not learn, so it takes no {', '.join(said)}", "use the method ligo for that"
+        )
+    data = said.pop("data", None)
+    lessons = Lessons({"kind": data} if isinstance(data, str) else data)  # pyright: ignore[reportArgumentType]
+    for key, value in said.items():
+        if key == "tell" and callable(value):
+            lessons = replace(lessons, tell=value)
+            continue
+        if key not in ("steps", "batch_size"):
+            raise BadTarget(f"{key!r:.40} is not a key of a method", "choose from name, steps, batch_size, data")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_STEPS:
+            raise BadTarget(f"{key} is {value!r:.40}", f"give a whole number from 1 to {MOST_STEPS}")
+        lessons = replace(lessons, **{key: value})
+    return method, lessons
 
 
 def find(name: str) -> Method:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict
@@ -63,9 +63,7 @@ def _read(text: str) -> Any:
 @names_its_folder
 def read_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     """The config of a checkpoint as transformers' own object."""
-    if not checkpoint.in_safetensors:  # its bare folder is a copy of all weights
-        return config_object(checkpoint.config, **changes)
-    return _config_in(checkpoint.bare, checkpoint.config, changes)
+    return config_object(checkpoint.config, **changes)
 
 
 def _config_in(folder: Path, values: Mapping[str, JsonValue], changes: Mapping[str, Any]) -> Any:
@@ -189,6 +187,17 @@ def build(kind: Any, config: Any, device: str = "cpu", **options: Any) -> PreTra
         return kind.from_config(config, trust_remote_code=False, **options) if auto else kind(config)
 
 
+@dataclass(frozen=True)
+class _Unread:
+    """A tensor as transformers takes one from a file: read once it is asked for."""
+
+    checkpoint: Checkpoint
+    name: str
+
+    def __getitem__(self, every: Any) -> torch.Tensor:
+        return self.checkpoint.read(self.name)
+
+
 class LoadingInfo(TypedDict):
     """What transformers says of the weights it loaded: names, and for a mismatch the two shapes behind each."""
 
@@ -206,10 +215,9 @@ def load(
     """
     from transformers import GenerationConfig
 
-    # Copies, since a loader may keep what it is given, and the weights are somebody else's. What is read while it is
-    # used must be in files.
-    held = None if "device_map" in options else checkpoint.weights
-    weights = held and {name: tensor.clone() for name, tensor in held.items()}
+    # Weights that are in no safetensors are read when transformers comes to them, but from files while they are used.
+    in_files = checkpoint.in_safetensors or "device_map" in options
+    weights = None if in_files else {name: _Unread(checkpoint, name) for name in checkpoint.tensors}
     model, info = kind.from_pretrained(
         None if weights else checkpoint.bare,
         state_dict=weights,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import local
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
@@ -21,19 +21,18 @@ import torch
 
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.config import parse_config
-from lemonx.checkpoints.copying import write_copy
-from lemonx.checkpoints.creating import write_new
-from lemonx.checkpoints.folder import CONFIG, WEIGHTS, is_tokenizer, other_files
+from lemonx.checkpoints.folder import is_tokenizer, other_files
 from lemonx.checkpoints.gguf_file import GgufHeader, GgufTensor, check_places, read_gguf, write_brief
-from lemonx.checkpoints.layout import write_empty
-from lemonx.checkpoints.opening import file_inside, open_file
+from lemonx.checkpoints.opening import open_file
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.checkpoints.safetensors_file import encode_header, item_size
+from lemonx.checkpoints.safetensors_file import TensorInfo
+from lemonx.checkpoints.safetensors_store import HeadersOnly
+from lemonx.checkpoints.store import Computed
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.values import read_into
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.models import door
-from lemonx.models.building import skeleton, stored_as, stored_shapes
+from lemonx.models.building import held_in, skeleton, stored_as, stored_shapes
 from lemonx.models.foreign import foreign
 from lemonx.models.gguf_rope import FREQUENCIES, is_scaling, rope_rule
 
@@ -50,46 +49,144 @@ _IN_SHAPES = {
 
 
 def open_gguf(given: Path, *, headers: bool = False) -> Checkpoint:
-    """The checkpoint of a GGUF file, in float32; `headers`: without its numbers and its tokenizer, for a plan."""
+    """Return the checkpoint of a GGUF file, in float32; `headers`: without its numbers and its tokenizer."""
     if find_spec("gguf") is None:
         raise BadCheckpoint("is a GGUF file, which needs the package gguf", "pip install 'lemonx[gguf]'", file=given)
     try:
         file = open_file(given)
     except OSError as error:
         raise BadCheckpoint(f"cannot be read ({error.strerror})", "check its permissions", file=given) from None
-    with file:
-        return Checkpoint.converted_copy(given.resolve(), partial(_convert, file, given, headers), headers=headers)
+    try:
+        store, path = GgufStore(file, given), given.resolve()
+        if headers:
+            with store:
+                said, nbytes = store.converted, store.nbytes
+                return Checkpoint(HeadersOnly(store.config, store.tensors, path, converted=said, nbytes=nbytes), path)
+        return Checkpoint(store, path, companions=store.tokenizer())
+    except BaseException:
+        file.close()
+        raise
 
 
-def _convert(file: BinaryIO, path: Path, headers: bool, parent: Path) -> tuple[Path, str, int]:
-    """A folder in `parent` with the model in float32, in words what it was converted from, and the size of that."""
-    header = read_gguf(file, path)
-    kinds = kinds_of(header, path)
-    config = settled_config(file, header, path)
-    header = replace(header, tensors=tuple(one for one in header.tensors if one.name != FREQUENCIES))
-    model = skeleton(config)
-    shapes = stored_shapes(model)
-    names = _names(model, header, config, path)
-    held, wanted = (sum(map(math.prod, found)) for found in ([one.shape for one in header.tensors], shapes.values()))
-    if held != wanted:
-        found = f"holds {held} numbers, but its settings make a model of {wanted}"
-        raise BadCheckpoint(found, "download it again", file=path)
-    entries = [(name, "F32", shape) for name, shape in shapes.items()]
-    kind = ", ".join(sorted(set(kinds.values())))
-    said = f"GGUF, {len(header.tensors)} tensors in {kind}, dequantised to float32"
-    if headers:
-        write_new(parent / CONFIG, json.dumps(config).encode())
-        write_empty(
-            parent / WEIGHTS, encode_header(entries), sum(item_size("F32") * math.prod(s) for _, _, s in entries)
+class GgufStore(Computed):
+    """A GGUF file as the checkpoint that transformers would load from it, in float32.
+
+    A row that the file holds as a row is read alone. What transformers puts together from several tensors, such as the
+    experts of a layer, is made whole; each thread keeps the last.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path, self._header = file, path, read_gguf(file, path)
+        kinds = kinds_of(self._header, path)
+        self.config = settled_config(file, self._header, path)
+        header = replace(self._header, tensors=tuple(t for t in self._header.tensors if t.name != FREQUENCIES))
+        self._model = skeleton(self.config)
+        shapes = stored_shapes(self._model)
+        self._names = _names(self._model, header, self.config, path)
+        held, wanted = (sum(map(math.prod, n)) for n in ([t.shape for t in header.tensors], shapes.values()))
+        if held != wanted:
+            found = f"holds {held} numbers, but its settings make a model of {wanted}"
+            raise BadCheckpoint(found, "download it again", file=path)
+        self.tensors = {name: TensorInfo(name, "F32", shape, path) for name, shape in shapes.items()}
+        self._holders = {disk: name for name, disks in held_in(self._model).items() for disk in disks}
+        self._parts: dict[str, list[GgufTensor]] = {}
+        for tensor in header.tensors:
+            self._parts.setdefault(self._names.mapping[str(self._names.key(tensor.name))], []).append(tensor)
+        if missing := sorted(name for name in shapes if self._holders.get(name) not in self._parts):
+            found = f"holds nothing for {missing[0]}, which its settings make"
+            raise BadCheckpoint(found, "download it again", file=path)
+        for name, shape in shapes.items():
+            parts = self._parts[self._holders[name]]
+            if len(parts) == 1 and len(held_in_one := parts[0].shape) == len(shape) and held_in_one != shape:
+                raise self._odd(parts[0], name)
+        kind = ", ".join(sorted(set(kinds.values())))
+        self.converted = f"GGUF, {len(header.tensors)} tensors in {kind}, dequantised to float32"
+        self._orders, self._last, self._folder = dict[str, np.ndarray | None](), local(), list[Temporary]()
+
+    @property
+    def nbytes(self) -> int:
+        return self._header.size
+
+    def tokenizer(self) -> dict[str, Path]:
+        """Write the tokenizer's files, as transformers makes them, and return them by name; none if it cannot."""
+        if _TOKENS not in self._header.settings:
+            return {}
+        self._folder.append(Temporary())
+        try:
+            door.save_gguf_tokenizer(self._file, self._folder[0].path)
+        except LemonxError:
+            self.converted = f"{self.converted}; its tokenizer could not be read"
+            return {}
+        return {name: file for name, file in other_files(self._folder[0].path, set())[0].items() if is_tokenizer(name)}
+
+    def rows(self, name: str, rows: range) -> torch.Tensor:
+        if (order := self._order(name)) is None:
+            made = self._whole(self._holders[name])[name]
+            return made[rows.start : rows.stop] if made.ndim else made
+        wanted = order[rows.start : rows.stop]
+        tensor, low = self._parts[self._holders[name]][0], int(wanted.min())
+        if len(tensor.shape) == 1:
+            return torch.from_numpy(values_of(self._file, tensor, self._path)[wanted])
+        values = values_of(self._file, tensor, self._path, range(low, int(wanted.max()) + 1))
+        return torch.from_numpy(values[wanted - low])
+
+    def _order(self, name: str) -> np.ndarray | None:
+        """Return the file's row that is each row of a tensor; None if the tensor is not made of whole rows."""
+        if name not in self._orders:
+            self._orders[name] = self._found_order(name)
+        return self._orders[name]
+
+    def _found_order(self, name: str) -> np.ndarray | None:
+        from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
+
+        holder, shape = self._holders[name], self.tensors[name].shape
+        tensor, *others = self._parts[holder]
+        probe = torch.zeros(()).expand(shape)
+        stored = stored_as(self._model, holder, probe).get(name)
+        if others or tensor.shape != shape or stored is None or stored.stride() != probe.stride():
+            return None
+        numbers = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+        try:
+            made = self._processed(tensor, numbers, {})
+        except Exception:  # whatever a processor raises that needs the shape
+            return None
+        known = made.weights is numbers or type(self._names.processor) is LlamaTensorProcessor
+        return made.weights.reshape(-1) if known and made.name is not None else None
+
+    def _processed(self, tensor: GgufTensor, weights: np.ndarray, ready: dict[str, torch.Tensor]) -> Any:
+        return self._names.processor.process(
+            weights=weights,
+            name=tensor.name,
+            tensor_key_mapping=self._names.mapping,
+            parsed_parameters={"tensors": ready},
         )
-        return parent, said, header.size
-    with Temporary() as folder:
-        words = _tokenizer(file, header, folder)
-        beside = {name: partial(file_inside, folder, name) for name in words}
-        pieces = _pieces(file, header, names, model, shapes, path)
-        output = write_copy(parent / path.stem, entries, pieces, config, beside)
-    lost = "; its tokenizer could not be read" if not words and _TOKENS in header.settings else ""
-    return output, said + lost, header.size
+
+    def _whole(self, holder: str) -> dict[str, torch.Tensor]:
+        """Return what the files of a model hold for a parameter, once all that it is made of has been read."""
+        if getattr(self._last, "holder", None) == holder:
+            return self._last.made
+        ready: dict[str, torch.Tensor] = {}
+        for tensor in self._parts[holder]:
+            with foreign(f"read {tensor.name} of {str(self._path)!r}", _INSTEAD):
+                made = self._processed(tensor, values_of(self._file, tensor, self._path), ready)
+                if made.name is not None:
+                    ready[holder] = torch.from_numpy(np.ascontiguousarray(made.weights))
+        stored = stored_as(self._model, holder, ready.pop(holder))
+        for disk, values in stored.items():
+            if disk not in self.tensors or self.tensors[disk].shape != tuple(values.shape):
+                raise self._odd(self._parts[holder][-1], disk)
+        self._last.holder, self._last.made = holder, stored
+        return stored
+
+    def _odd(self, tensor: GgufTensor, disk: str) -> BadCheckpoint:
+        shape = self.tensors[disk].shape if disk in self.tensors else None
+        found = f"holds {tensor.name} as {list(tensor.shape)}, but its settings make {disk} {shape}"
+        return BadCheckpoint(found, "download it again", file=self._path)
+
+    def close(self) -> None:
+        self._file.close()
+        while self._folder:
+            self._folder.pop().close()
 
 
 def kinds_of(header: GgufHeader, path: Path) -> dict[str, str]:
@@ -185,64 +282,17 @@ def _names(model: Any, header: GgufHeader, config: Mapping[str, JsonValue], path
     return found
 
 
-def _pieces(
-    file: BinaryIO, header: GgufHeader, names: _Names, model: Any, shapes: Mapping[str, tuple[int, ...]], path: Path
-) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Every tensor as it is stored, as soon as all that it is made of has been read."""
-    open_parts: dict[str, set[str]] = {}
-    for tensor in header.tensors:
-        key = str(names.key(tensor.name))
-        open_parts.setdefault(names.mapping[key], set()).add(key)
-    ready: dict[str, torch.Tensor] = {}
-    written = set[str]()
-    for tensor in header.tensors:
-        key = str(names.key(tensor.name))
-        with foreign(f"read {tensor.name} of {str(path)!r}", _INSTEAD):
-            made = names.processor.process(
-                weights=values_of(file, tensor, path),
-                name=tensor.name,
-                tensor_key_mapping=names.mapping,
-                parsed_parameters={"tensors": ready},
-            )
-            if made.name is not None:
-                ready[names.mapping[key]] = torch.from_numpy(np.ascontiguousarray(made.weights))
-        name = names.mapping[key]
-        open_parts[name].discard(key)
-        if open_parts[name]:
-            continue
-        for disk, values in stored_as(model, name, ready.pop(name)).items():
-            if shapes.get(disk) != tuple(values.shape) or disk in written:
-                raise BadCheckpoint(
-                    f"holds {tensor.name} as {list(tensor.shape)}, but its settings make {disk} {shapes.get(disk)}",
-                    "download it again",
-                    file=path,
-                )
-            written.add(disk)
-            yield disk, 0, values.float().contiguous()
-    if missing := sorted(shapes.keys() - written):
-        raise BadCheckpoint(f"holds nothing for {missing[0]}, which its settings make", "download it again", file=path)
-
-
-def values_of(file: BinaryIO, tensor: GgufTensor, path: Path) -> np.ndarray:
-    """What the bytes of a tensor stand for, in float32."""
+def values_of(file: BinaryIO, tensor: GgufTensor, path: Path, rows: range | None = None) -> np.ndarray:
+    """Return what the bytes of a tensor, or of some of its rows, stand for, in float32."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
     kind = GGMLQuantizationType(tensor.kind)
     block, size = GGML_QUANT_SIZES[kind]
-    raw = np.empty((*tensor.shape[:-1], tensor.shape[-1] // block * size), dtype=np.uint8)
-    read_into(file.fileno(), path, tensor.begin, raw.reshape(-1).data)
+    shape = tensor.shape if rows is None else (len(rows), *tensor.shape[1:])
+    raw = np.empty((*shape[:-1], shape[-1] // block * size), dtype=np.uint8)
+    begin = tensor.begin + (rows.start * (raw.size // max(1, len(rows))) if rows else 0)
+    read_into(file.fileno(), path, begin, raw.reshape(-1).data)
     return dequantize(raw, kind)
 
 
 _TOKENS = "tokenizer.ggml.tokens"
-
-
-def _tokenizer(file: BinaryIO, header: GgufHeader, folder: Path) -> list[str]:
-    """The names of the tokenizer's files in `folder`, as transformers makes them; none if it cannot."""
-    if _TOKENS not in header.settings:
-        return []
-    try:
-        door.save_gguf_tokenizer(file, folder)
-    except LemonxError:
-        return []
-    return [name for name in other_files(folder, set())[0] if is_tokenizer(name)]

@@ -84,5 +84,5 @@ class Held:
 def _not_followed(why: str) -> Refused:
     return Refused(
         f"{why}, so it is not followed from its file into training",
-        "expand without --with-optimizer and --ramp, and train all of it",
+        "expand without --with-optimizer and without a ramp, and train all of it",
     )

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.config import parse_config
 from lemonx.checkpoints.creating import new_folder, write_whole
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.opening import read_inside
 from lemonx.checkpoints.plain import parse_json
 from lemonx.checkpoints.safetensors_file import torch_dtype
+from lemonx.checkpoints.shards import config_text
+from lemonx.checkpoints.store import InMemory
 from lemonx.errors import Refused
-from lemonx.execution.sidecar_files import Carried, config_text, pointing
+from lemonx.execution.sidecar_files import Carried, pointing
 from lemonx.models import door
 from lemonx.models.attributes import bare_class, is_rate, plain_attributes, same
 from lemonx.models.building import held_in, looked_at
@@ -109,7 +112,7 @@ def opened(model: PreTrainedModel, folder: Path, *, verify: bool) -> Checkpoint:
     if known is not type(model):
         content = parse_json(read_inside(folder, CONFIG))
         write_whole(folder / CONFIG, json.dumps({**content, "architectures": [known.__name__]}))
-    return Checkpoint(folder, weights=weights)
+    return _held(folder, weights)
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:
@@ -126,13 +129,18 @@ def _weights(model: Any) -> dict[str, torch.Tensor]:
 def written(folder: Path, plan: Plan, beside: Mapping[str, Carried], weights: Mapping[str, torch.Tensor]) -> Checkpoint:
     """The target of a plan with its weights in memory; only its settings are written, into `folder`."""
     new_folder(folder)
-    for name, content in {CONFIG: config_text(plan), **beside}.items():
+    for name, content in {CONFIG: config_text(plan.target_config), **beside}.items():
         if isinstance(content, str):
             write_whole(folder / name, content)
         else:
             with content() as file:
                 write_whole(folder / name, file)
-    return Checkpoint(folder, weights=weights)
+    return _held(folder, weights)
+
+
+def _held(folder: Path, weights: Mapping[str, torch.Tensor]) -> Checkpoint:
+    store = InMemory(parse_config(read_inside(folder, CONFIG), folder / CONFIG), weights, folder)
+    return Checkpoint(store, folder, beside=folder)
 
 
 def require_known_forward(model: PreTrainedModel) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.adapters import GIVE, Adapter, Names, merge
+from lemonx.checkpoints.adapters import GIVE, Adapter, Names, merged
 from lemonx.checkpoints.folder import ADAPTER, has, is_adapter
 from lemonx.errors import BadCheckpoint, LemonxError
 from lemonx.hub import headers, names
@@ -49,12 +49,11 @@ def open_source(
     if adapter is None and not is_adapter(given):
         return _model(given, allow_pickle, None if config is None else Path(config), run)
     base, found = open_pair(given, adapter, allow_pickle=allow_pickle)
-    with base:
-        made = Checkpoint.converted_copy(
-            base.origin, lambda into: (*merge(base, found, in_files(base), into), base.nbytes)
-        )
-        made.converted = "; ".join(part for part in (base.converted, made.converted) if part)
-        return made
+    try:
+        return merged(base, found, in_files(base))
+    except BaseException:
+        base.close()
+        raise
 
 
 def open_pair(

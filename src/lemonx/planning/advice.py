@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError
+from lemonx.options.sizes import Relative
 from lemonx.planning.request import FOLLOWERS, Target, asked_ratio, fields_behind, numbers
 from lemonx.specs.config import TIED, Config
 from lemonx.specs.family import Architecture
@@ -21,14 +22,13 @@ _WIDTHS, _VALUES, _SETS = 25, 6, 100
 
 def options(target: Target, family: Architecture, config: Config) -> str:
     """A target as options of the command line, with the numbers of its own config where these are one."""
-    size: object
     words: list[str] = []
     for option in ("width", "depth", *FOLLOWERS):
-        size = target.given(option) or (target.width_factor if option == "width" else None)
+        size = target.given(option)
         if size is not None:
             values = [config[name] for name in fields_behind(family, config, option)]
             one = values[0] if len(set(map(str, values))) == 1 and isinstance(values[0], int) else None
-            words.append(f"--{option.replace('_', '-')} {one or (f'{size}x' if isinstance(size, Fraction) else size)}")
+            words.append(f"--{option.replace('_', '-')} {one or size}")
     for name, value in target.fields.items():
         words.append(f"--set {name}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}")
     return " ".join(words)
@@ -79,7 +79,7 @@ def _widths(family: Architecture, config: Config, wanted: Target, ratio: Fractio
     times = math.ceil(ratio) - 1 if down else math.floor(ratio) + 1
     for factor in (*(Fraction(j, whole) for j in steps[:_WIDTHS]), Fraction(times)):
         if factor > 1:
-            yield replace(wanted, width=None, width_factor=factor)
+            yield replace(wanted, width=Relative(times=factor))
 
 
 def _sized(

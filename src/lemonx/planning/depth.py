@@ -145,7 +145,7 @@ def placed(
     if len(source.order) == target.size and [(block.source, block.added) for block in blocks] != [*source.order]:
         raise Refused(
             f"the layers of {name} are of several kinds, so added ones can only stand where the model's class has them",
-            "leave --placement out",
+            "leave placement out",
         )
     return tuple(replace(block, source=source.set_of(block.source)) for block in blocks)
 

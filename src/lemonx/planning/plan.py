@@ -24,8 +24,8 @@ from lemonx.checkpoints.safetensors_file import dtype_in_full
 from lemonx.errors import BadCheckpoint, BadSizes, BadTarget, Refused, raise_first
 from lemonx.frames import solution
 from lemonx.frames.solution import SolvedFrames
-from lemonx.guards.limits import LARGEST_SEED
 from lemonx.guards.results import Result
+from lemonx.options.declared import Growth
 from lemonx.planning import advice, depth, upcycling
 from lemonx.planning.block_fields import AsRead, implied_lists, with_block_fields
 from lemonx.planning.exactness import MADE, ROUNDED, UP_TO_EPS, WEAKER
@@ -117,14 +117,8 @@ class Plan(Result, printer="plan:print_plan"):
 def make_plan(
     checkpoint: Checkpoint,
     wanted: Target,
+    growth: Growth | None = None,
     *,
-    free: str | Free | None = None,
-    depth_type: int | None = None,
-    placement: str | None = None,
-    small_gains: bool = False,
-    ramp: bool = False,
-    seed: int = 0,
-    dtype: str | None = None,
     read: Callable[[Change, Free], GrowthPolicy] = lemon,
     as_read: AsRead | None = None,
     solve: bool = True,
@@ -132,28 +126,22 @@ def make_plan(
 ) -> Plan:
     """The plan that turns a checkpoint into the wanted sizes, by the policy of a method; LEMON refuses what is lossy.
 
-    `as_read` gives a config.json as transformers' class reads it, and is called where that decides what a deeper model
-    is; without it, such a depth is refused. `solve`: read the gains of norms that feed frames, and solve for them; a
-    plan that is only looked at needs neither. `family`: what to read the checkpoint by, if none is registered for it.
+    Of `growth`, the free parameters, the seed and the dtype count, since its sizes are `wanted`. `as_read` gives a
+    config.json as transformers' class reads it. It is called where that decides what a deeper model is. Without it,
+    such a depth is refused. `solve`: read the gains of norms that feed frames, and solve for them; a plan that is only
+    looked at needs neither. `family`: what to read the checkpoint by, if none is registered for it.
     """
-    if abs(seed) > LARGEST_SEED:
-        raise BadTarget(f"--seed {str(seed)[:40]} is not valid", "use a whole number of at most 18 digits")
-    dtype = dtype_in_full(dtype)
-    chosen = _chosen(free, depth_type, placement, small_gains, ramp)
+    growth = growth or Growth()
+    dtype, chosen = dtype_in_full(growth.dtype), _chosen(growth)
     asked = wanted
     held, wanted = _resolve(checkpoint, asked, family)
     besides = {name: value for name, value in asked.fields.items() if name not in wanted.fields}
     typed = _typecheck(held, wanted, lambda change: read(change, chosen), _dtype(dtype), besides)
-    for option, asked, used in (
-        ("--small-gains", chosen.small_gains, typed.policy.free.small_gains),
-        ("--ramp", chosen.ramp, typed.policy.free.ramp),
-    ):
-        if asked and not used:
-            raise BadTarget(
-                f"{typed.policy.method} does not use {option}", f"leave {option} out, or use --method lemon"
-            )
+    for key in ("small_gains", "ramp"):
+        if getattr(chosen, key) and not getattr(typed.policy.free, key):
+            raise BadTarget(f"{typed.policy.method} does not use {key}", f"leave {key} out, or use --method lemon")
     frames = _solve(checkpoint, held, typed, solve)
-    return _build(checkpoint, held, typed, frames, seed=seed, dtype=dtype, as_read=as_read, solved=solve)
+    return _build(checkpoint, held, typed, frames, seed=growth.seed, dtype=dtype, as_read=as_read, solved=solve)
 
 
 @dataclass(frozen=True)
@@ -345,20 +333,14 @@ def _source_spec(family: Architecture, config: Mapping[str, JsonValue]) -> Spec:
     return spec
 
 
-def _chosen(
-    free: str | Free | None, depth_type: int | None, placement: str | None, small_gains: bool, ramp: bool
-) -> Free:
+def _chosen(growth: Growth) -> Free:
     """The free parameters as they are asked for."""
-    chosen = free if isinstance(free, Free) else parse_free(DEFAULT if free is None else free)
-    if depth_type is not None:
-        chosen = replace(chosen, depth_type=depth_type)
-    if placement is not None:
-        chosen = replace(chosen, placement=placement)
-    chosen = checked(replace(chosen, small_gains=chosen.small_gains or small_gains, ramp=chosen.ramp or ramp))
+    free = DEFAULT if growth.free is None else growth.free
+    chosen = checked(free) if isinstance(free, Free) else parse_free(free)
     if chosen.small_gains and chosen.depth_type == 2:
         raise Refused(
             "outputs that cancel do so up to rounding, which is not small beside activations of small gains",
-            "use --depth-type 1 with --small-gains",
+            "use depth_type: 1 with small_gains",
         )
     return chosen
 

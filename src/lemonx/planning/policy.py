@@ -127,16 +127,16 @@ def lemon(change: Change, free: Free) -> GrowthPolicy:
         raise Refused(
             "an added Post-LN layer must stand right behind the one it copies, whose norm it takes over, and "
             f"{free.placement} puts it elsewhere",
-            f"leave --placement out, or give {INTERLEAVED}",
+            f"leave placement out, or give {INTERLEAVED}",
         )
     if free.placement == BEFORE and (stack := _own_first(change)) is not None:
         raise Refused(
             f"the first layer of {stack} has weights that no other has, so no layer can stand in front of it",
-            f"leave --placement out, or give {INTERLEAVED}",
+            f"leave placement out, or give {INTERLEAVED}",
         )
     if free.ramp and (post_ln or not change.deepens):
         why = "a copied Post-LN layer norms the stream, so it cannot come in slowly" if post_ln else "no layer is added"
-        raise Refused(f"a ramp opens added layers, but {why}", "leave --ramp out")
+        raise Refused(f"a ramp opens added layers, but {why}", "leave ramp out")
     half = None
     if change.deepens and free.depth_type == 3:
         half = change.source, halved(change.source)
@@ -144,7 +144,7 @@ def lemon(change: Change, free: Free) -> GrowthPolicy:
             raise Refused(
                 "depth type 3 needs a branch whose last weight writes the stream and reads values, or units of a gated "
                 "MLP, and no layer of this model has one",
-                "use --depth-type 1",
+                "use depth_type: 1",
             )
     mode = partial(depth.mode, depth_type=free.depth_type, half=half)
     return GrowthPolicy(free, lossless=True, mode=mode, further=further, arrange=depth.PLACEMENTS[free.placement])

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
+from lemonx.checkpoints.config import parse_config
+from lemonx.checkpoints.folder import CONFIG
+from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadSizes, BadTarget
-from lemonx.guards.limits import LARGEST
-from lemonx.planning.sizes import AskedSize, Relative
+from lemonx.hub.download import located_config
+from lemonx.options.declared import Growth, PathLike
+from lemonx.options.sizes import AskedSize, Relative, parse_size
 from lemonx.specs.config import TIED, Config, with_fields
 from lemonx.specs.family import Architecture, FieldSize, is_ratio, is_size
 from lemonx.specs.spec import Spec
@@ -29,12 +33,46 @@ class Target:
     heads: AskedSize | None = None
     kv_heads: AskedSize | None = None
     ffn: AskedSize | None = None
-    width_factor: Fraction | None = None
     fields: Mapping[str, JsonValue] = field(default_factory=dict)
     like: Mapping[str, JsonValue] | None = None
 
     def given(self, option: str) -> AskedSize | None:
         return getattr(self, option)
+
+    @property
+    def factor(self) -> Fraction | None:
+        """The ratio of all widths, if the width was given as one."""
+        return self.width.times if isinstance(self.width, Relative) and not self.width.plus else None
+
+
+def asked(growth: Growth) -> Target:
+    """Return the sizes that a user asks for; BadTarget if there are none, and no number of parameters."""
+    sizes = {name: parse_size(_flag(name), getattr(growth, name)) for name in ("width", "depth", *FOLLOWERS)}
+    target = Target(**sizes, fields=dict(growth.set or {}), like=_like(growth.like))
+    if target == Target() and growth.params is None:
+        raise BadTarget("no size was given", "give --width, --depth, --params, --like, --ffn or --set")
+    return target
+
+
+def _like(value: PathLike | Mapping[str, JsonValue] | None) -> Mapping[str, JsonValue] | None:
+    if value is None or isinstance(value, Mapping):
+        return value
+    try:
+        path = located_config(value)
+    except BadCheckpoint as error:
+        named = f"{str(error.file)!r} " if error.file else ""
+        raise BadTarget(f"--like {named}{error.found}", error.remedy) from None
+    try:
+        raw, path = read_given(path, CONFIG, MAX_JSON)
+        return parse_config(raw, path)
+    except BadCheckpoint as error:
+        raise BadTarget.of(error) from None
+    except (OSError, RuntimeError) as error:
+        raise BadTarget(
+            f"cannot be read as a config ({error.strerror if isinstance(error, OSError) else error})",
+            "give --like a config.json",
+            file=path,
+        ) from None
 
 
 def target_config(family: Architecture, values: Mapping[str, JsonValue], wanted: Target) -> dict[str, JsonValue]:
@@ -42,14 +80,12 @@ def target_config(family: Architecture, values: Mapping[str, JsonValue], wanted:
     config = family.config(values)
     spec = family.build(config)
     wanted = replace(wanted, fields=agreed(_set(family, wanted)))
-    for option in ("width", "depth", *FOLLOWERS):
-        _check_option(option, wanted.given(option))
     new = dict(spec.config)
     if wanted.like is not None:
         new |= _sizes_of(family, spec, wanted.like)
     ratio = asked_ratio(family, config, wanted)
     if ratio is not None:
-        options = ["width", *FOLLOWERS] if wanted.width_factor is not None else FOLLOWERS
+        options = FOLLOWERS if wanted.factor is None else ("width", *FOLLOWERS)
         new |= _followers(family, config, wanted, ratio, options)
     given = agreed([*_options(family, config, spec, wanted), *_set(family, wanted)])
     new |= given
@@ -86,8 +122,8 @@ def _options(family: Architecture, config: Config, spec: Spec, wanted: Target) -
     """The fields that options set. A ratio of widths sets the width where it is one field; else all follow it."""
     for option in ("width", "depth", *FOLLOWERS):
         size, names = wanted.given(option), fields_behind(family, config, option)
-        if option == "width" and len(names) == 1 and wanted.width_factor and not isinstance(config[names[0]], list):
-            size = Relative(times=wanted.width_factor)
+        if option == "width" and wanted.factor and (len(names) != 1 or isinstance(config[names[0]], list)):
+            continue
         if size is not None:
             for name, value in _asked(family, config, spec, option, size).items():
                 yield f"{_flag(option)} {size}", name, value
@@ -124,12 +160,8 @@ def _sizes_of(family: Architecture, source: Spec, like: Mapping[str, JsonValue])
 
 
 def asked_ratio(family: Architecture, config: Config, wanted: Target) -> Fraction | None:
-    if wanted.width_factor is not None:
-        if wanted.width is not None:
-            raise BadTarget("--width and --width-factor both set the width", "give one of them")
-        return wanted.width_factor
-    if wanted.width is None:
-        return None
+    if wanted.width is None or wanted.factor is not None:
+        return wanted.factor
     before = config[_single(family, config, "width", wanted.width)]
     width = before + wanted.width.plus if isinstance(wanted.width, Relative) else wanted.width
     if width < before:
@@ -172,13 +204,13 @@ def _followers(
     config: Config,
     wanted: Target,
     ratio: Fraction,
-    options: list[str] | tuple[str, ...],
+    options: tuple[str, ...],
 ) -> dict[str, FieldSize]:
     """Every size that was not given, in proportion to the width."""
     followers: dict[str, FieldSize] = {
         name: config[name]
         for option in options
-        if wanted.given(option) is None
+        if option == "width" or wanted.given(option) is None
         for name in fields_behind(family, config, option)
         if name not in wanted.fields and config[name] is not None
     }
@@ -259,13 +291,6 @@ def _sizes(family: Architecture, config: Config) -> list[str]:
 
 def spell(value: Any) -> str:
     return str(value).replace(" ", "")
-
-
-def _check_option(option: str, size: AskedSize | None) -> None:
-    value = 1 + size.plus if isinstance(size, Relative) else size
-    if value is not None and not 1 <= value <= LARGEST:
-        bound = "at least 1" if value < 1 else f"at most {LARGEST}"
-        raise BadTarget(f"{option} {str(value)[:40]} is out of range", f"use {bound}")
 
 
 def _checked(family: Architecture, config: Config, name: str, value: Any) -> Any:

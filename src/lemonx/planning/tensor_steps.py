@@ -163,7 +163,7 @@ class StepBuilder:
         if BITS[step.dtype] < BITS["F32"]:
             raise Refused(
                 f"{step.name} is stored in 16 bits, which would round small gains by more than eps costs without them",
-                "leave --small-gains out, or give --dtype float32",
+                "leave small_gains out, or give --dtype float32",
             )
         gains = chains[0].gains
         gain = gains.last if closes else gains.between if block.added else gains.first

@@ -90,7 +90,7 @@ def check(
             raise Refused(
                 "small gains enlarge gradients, and the change of basis that this width needs would multiply them "
                 "further",
-                f"leave --small-gains out, or choose a multiple of the width, {widths}",
+                f"leave small_gains out, or choose a multiple of the width, {widths}",
             )
     require_small(chain for uses in chains.values() for chain in uses)
     return replace(types, chains=chains)
@@ -99,11 +99,11 @@ def check(
 def _check_gains(source: Spec, chains: Mapping[tuple[str, int], tuple[Chain, ...]]) -> None:
     """Small gains need norms that follow one another, and gains to be small."""
     if not chains:
-        raise BadTarget("--small-gains is for layers added to a Post-LN model, and none are added here", "leave it out")
+        raise BadTarget("small_gains is for layers added to a Post-LN model, and none are added here", "leave it out")
     for stack, _ in chains:
         for name in depth.stream_norms(source, stack):
             if not source.rows[name].tensors():
-                raise Refused(f"{name} has no weights that could be made small", "leave --small-gains out")
+                raise Refused(f"{name} has no weights that could be made small", "leave small_gains out")
 
 
 def _found(source: Spec, target: Spec, rows: Collection[str], config: Mapping[str, Any]) -> Types:

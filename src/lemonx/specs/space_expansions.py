@@ -80,7 +80,7 @@ def padded_expansion(size: int, target: int, inner: Expansion) -> Expansion:
         raise Refused(
             f"{inner.size} channels are padded with {edges} zeros to {size}, and {inner.target_size} would be "
             f"with {max(slots, 0)} to {target}, but every new zero must duplicate an old one",
-            "grow both by the same factor with --width-factor",
+            "grow both by the same factor, such as --width 2x",
         )
     before = edges // 2
     outside = np.concatenate([np.arange(before), np.arange(before + inner.size, size)])

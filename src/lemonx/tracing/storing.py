@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,14 +9,14 @@ from typing import Any
 
 import torch
 
-from lemonx.checkpoints import Checkpoint, CheckpointWriter
-from lemonx.checkpoints.safetensors_file import dtype_name
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.store import InMemory
 from lemonx.errors import NotVerified, Refused
 from lemonx.tracing.blocks import LARGE, SMALL, starred, to_list, to_stack
 from lemonx.tracing.table import Held, Table
 
-# All in one file: these folders are gone again when the module is filled.
-ONE_SHARD = 1 << 40
+# What errors name as the place of a module's tensors.
+_NOWHERE = Path("module")
 
 
 def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -61,8 +60,8 @@ def held_by(table: Table, name: str, side: int = LARGE) -> tuple[str, Held]:
     return to_list(held.parameter.replace("*", number, 1), table.stacks, side), held
 
 
-def save(module: torch.nn.Module, table: Table, folder: Path, config: Mapping[str, Any]) -> None:
-    """Write the learned tensors of a module as a checkpoint."""
+def opened(module: torch.nn.Module, table: Table, config: Mapping[str, Any]) -> Checkpoint:
+    """Return the learned tensors of a module as a checkpoint in memory."""
     places: dict[str, list[tuple[str, Held]]] = {}
     for key, held in table.held.items():
         places.setdefault(held.parameter, []).append((key, held))
@@ -72,11 +71,12 @@ def save(module: torch.nn.Module, table: Table, folder: Path, config: Mapping[st
         for key, held in places.get(general, ()):
             made = _view(tensor, held)
             entries[key.replace("*", number, 1)] = made.reshape(_shape(made, held)).cpu().contiguous()
-    infos = [(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in entries.items()]
-    with CheckpointWriter(folder, infos, max_shard_size=ONE_SHARD) as writer:
-        for name, tensor in entries.items():
-            writer.write(name, 0, tensor)
-        writer.add_text("config.json", json.dumps(dict(config)))
+    return in_memory(entries, config)
+
+
+def in_memory(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> Checkpoint:
+    """Return tensors as a checkpoint, which no folder holds."""
+    return Checkpoint(InMemory(config, weights, _NOWHERE), _NOWHERE)
 
 
 def filled(module: torch.nn.Module, table: Table, names: Iterable[str], target: Checkpoint) -> torch.nn.Module:

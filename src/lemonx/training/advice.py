@@ -27,10 +27,10 @@ REASONS = {
     "warmup": "other lengths made no great difference in the paper (footnote of section 5.1)",
     "lossless": "without one, lossless starts ended lower or level in `lemonx compare start-vit`, `start-bert`, "
     "`start-widths` and `free-parameters`",
-    "ramp": "the target was expanded with --ramp. In `lemonx compare growth-inside` a tenth of the run was as long; "
+    "ramp": "the target was expanded with a ramp. In `lemonx compare growth-inside` a tenth of the run was as long; "
     "`RampCallback` is for a Trainer of your own",
     "silent": "On Llamas layers that came in by a ramp ended lower (`lemonx compare baselines-large`, "
-    "`growth-inside-long-ramp`): expand with --placement stacked --ramp",
+    "`growth-inside-long-ramp`): expand with --free '{placement: stacked, ramp: true}'",
     "wsd": "the paper decays by a cosine. Grown models and models from scratch both ended lower like this in `lemonx "
     "compare bert` and `vit-best-rate`",
 }

@@ -3,72 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Self, Union
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ValidationError, create_model, model_validator
 
 from lemonx import architectures
-from lemonx.algebra.free_parameters import parse_free
+from lemonx.algebra.free_parameters import as_section, parse_free
 from lemonx.checkpoints.folder import CERTIFICATE, parse_object
 from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadRecipe, LemonxError
-from lemonx.guards.limits import LARGEST, LARGEST_SEED
 from lemonx.guards.shown import one_line
+from lemonx.options.declared import Growth, Options, Work, declared
+from lemonx.options.former import present
+from lemonx.options.sizes import parse_size
 from lemonx.specs.config import TIED
 from lemonx.training.recipe_file import load_yaml
 from lemonx.training.strict import Strict, first_problem
 from lemonx.verification.certificate import Said, parse_certificate
-from lemonx.workflows.options import Dtype
 
 _INSTEAD = "give a lemonx.json or a YAML file"
+# Of the types that an option may have, those that a YAML file can hold.
+_PLAIN: Mapping[type, Any] = {t: t for t in (bool, int, str, type(None))} | {Mapping: dict[str, JsonValue]}
 
 
-# A number, or in terms of the source's: 1.5x, +4.
-GrownSize = Annotated[int, Field(gt=0, le=LARGEST)] | str
+class GrowthKeys(Strict):
+    """The base class of a growth in a file. Its values make sense, as far as no checkpoint is needed to know."""
 
-
-class Expand(Strict):
-    """The options of `lemonx expand`; `options` has them as keywords of `lemonx.plan`."""
-
-    width: GrownSize | None = None
-    depth: GrownSize | None = None
-    heads: GrownSize | None = None
-    kv_heads: GrownSize | None = None
-    ffn: GrownSize | None = None
-    width_factor: float | str | None = None
-    sizes: dict[str, JsonValue] = Field(default_factory=dict, alias="set")
-    like: str | None = None
-    method: str = "lemon"
-    free: str | dict[str, JsonValue] | None = None
-    depth_type: Literal[1, 2, 3] | None = None
-    placement: Literal["interleaved", "before", "stacked", "middle"] | None = None
-    seed: int = Field(0, ge=-LARGEST_SEED, le=LARGEST_SEED)
-    verify: bool = True
-
-    @field_validator("free")
+    @model_validator(mode="before")
     @classmethod
-    def _known_parameters(cls, given: str | dict[str, JsonValue] | None) -> str | dict[str, JsonValue] | None:
+    def _present(cls, given: Any) -> Any:
+        return present(given, cls.model_fields) if isinstance(given, Mapping) else given
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
         try:
-            return given if given is None or parse_free(given) else None
+            growth = self.growth
+            for name in ("width", "depth", "heads", "kv_heads", "ffn"):
+                parse_size(name, getattr(growth, name))
+            parse_free(as_section(growth.free))
         except LemonxError as error:
             raise ValueError(f"{error.found}; {error.remedy}") from None
+        return self
 
     @property
     def options(self) -> dict[str, Any]:
-        given = self.model_dump(exclude_none=True, exclude={"verify"})
-        free = {} if self.free is None else {"free": parse_free(self.free)}
-        return {"set": given.pop("sizes"), **given, **free}
+        """The options that the file gives, as keywords of `lemonx.expand`."""
+        return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+
+    @property
+    def growth(self) -> Growth:
+        return Growth(**{name: value for name, value in self.options.items() if name in declared(Growth)})
 
 
-class GrowthFile(Expand):
-    """The options of `lemonx expand` that decide what is written."""
+def _keys(name: str, *kinds: type[Options]) -> type[GrowthKeys]:
+    """A growth in a file, with these options as keys."""
+    found: dict[str, Any] = {
+        each.name: (Union[tuple(_PLAIN[t] for t in declared(kind)[each.name][0] if t in _PLAIN)], each.default)  # noqa: UP007
+        for kind in kinds
+        for each in fields(kind)  # pyright: ignore[reportArgumentType]
+    }
+    return create_model(name, __base__=GrowthKeys, **found)
 
-    params: int | str | None = None
-    small_gains: bool = False
-    ramp: bool = False
-    dtype: Dtype | None = None
+
+if TYPE_CHECKING:
+    GrowthFile = Expand = GrowthKeys
+else:
+    GrowthFile = _keys("GrowthFile", Growth)
+    # The section `expand` of a recipe.
+    Expand = _keys("Expand", Growth, Work)
 
 
 def read_growth(path: Path) -> dict[str, Any]:

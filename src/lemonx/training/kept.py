@@ -21,10 +21,10 @@ from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import BadRecipe, Refused
 from lemonx.execution.shrinking import mark
 from lemonx.models.held import Held
+from lemonx.options.declared import Table
 from lemonx.planning.source_entries import source_entries
 from lemonx.verification.grown_from import grown_from, parse_grown
 from lemonx.workflows.shrinking import recovered_plan
-from lemonx.workflows.tables import Tables
 
 
 class SourceEntries:
@@ -37,7 +37,7 @@ class SourceEntries:
     def __init__(self, folder: Path, record: Mapping[str, JsonValue] | None = None) -> None:
         with Checkpoint.open(folder) as large:
             grown = grown_from(large) if record is None else parse_grown(record, folder, trained=True)
-            with recovered_plan(large, grown, Tables()) as (plan, _):
+            with recovered_plan(large, grown, Table()) as (plan, _):
                 found = source_entries(plan, sums=False)
         self.marks = {held.step.name: mark(held) for held in found.values()}
         self.dtypes = {held.step.name: torch_dtype(held.step.dtype) for held in found.values()}

@@ -30,7 +30,7 @@ from lemonx.checkpoints.plain import JsonValue, parse_json
 from lemonx.errors import BadCheckpoint, BadRecipe
 from lemonx.training.curve import COLUMNS
 
-# The growths that were measured, written by benchmarks/prediction.py.
+# The growths that were measured, written by docs/make/prediction.py.
 MEASURED = Path(__file__).with_name("growths.json")
 COVERED = 0.8
 # What `most` may be; one number by least squares of logs, so a fine grid is enough.

@@ -1,12 +1,12 @@
 """A ramp: the copied output weights of added blocks come in over the first steps of training.
 
-`lemonx expand --ramp` leaves them in ramp.safetensors, and zeros in the checkpoint. A weight w of an added block is
-then w + g(s) c after s steps, with c from the file and g from 0 to 1: the first step sees the source's function, and
-after the ramp the block is a full copy, whatever it has learned besides. Before each step the model gets the part of c
-by which g grew, so that its weights are always those that it computes with: a checkpoint needs no other file than this
-one to go on, a run that is killed inside the ramp continues as if it had not been, and at the end nothing is left to
-fold in. (In a model that is itself in bfloat16 or float16 a checkpoint lacks what rounding has left out so far, less
-than a unit in the last place of every weight.)
+`lemonx expand --free '{ramp: true}'` leaves them in ramp.safetensors, and zeros in the checkpoint. A weight w of an
+added block is then w + g(s) c after s steps, with c from the file and g from 0 to 1: the first step sees the source's
+function, and after the ramp the block is a full copy, whatever it has learned besides. Before each step the model gets
+the part of c by which g grew, so that its weights are always those that it computes with: a checkpoint needs no other
+file than this one to go on, a run that is killed inside the ramp continues as if it had not been, and at the end
+nothing is left to fold in. (In a model that is itself in bfloat16 or float16 a checkpoint lacks what rounding has left
+out so far, less than a unit in the last place of every weight.)
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from lemonx.checkpoints.folder import RAMP
 from lemonx.checkpoints.opening import file_inside
 from lemonx.errors import BadCheckpoint, BadRecipe
 from lemonx.models.held import Held
+
+AGAIN = "expand with --free '{ramp: true}'"
 
 
 def weight_at(step: int, steps: int) -> float:
@@ -61,7 +63,7 @@ class _Part:
 class RampCallback(TrainerCallback):
     """Opens the added blocks of a model over `steps` steps of transformers' Trainer, from step `start` on.
 
-    `folder`: what `lemonx expand --ramp` wrote, or the file itself. It is added to the weights of the model that is
+    `folder`: an expansion with a ramp, or its ramp.safetensors. The ramp is added to the weights of the model that is
     trained, so load that model from the same folder. When you resume inside the ramp, load the model from the
     checkpoint and give the callback again: of some experts Trainer itself does not restore what a checkpoint holds.
 
@@ -108,7 +110,7 @@ class RampCallback(TrainerCallback):
 def _file(path: Path) -> Path:
     found = path / RAMP if path.is_dir() else path
     if not found.is_file():
-        raise BadCheckpoint(f"has no {RAMP}", "expand with --ramp", file=path)
+        raise BadCheckpoint(f"has no {RAMP}", AGAIN, file=path)
     return found
 
 
@@ -117,7 +119,7 @@ def _read(file: Path) -> Mapping[str, torch.Tensor]:
         try:
             return load(opened.read())
         except SafetensorError as error:
-            raise BadCheckpoint(f"is not a file of tensors ({error})", "expand again with --ramp", file=file) from None
+            raise BadCheckpoint(f"is not a file of tensors ({error})", AGAIN, file=file) from None
 
 
 def _matched(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], file: Path) -> list[_Part]:
@@ -128,7 +130,7 @@ def _matched(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], file: 
             raise BadCheckpoint(f"holds {disk[:80]}, which the model has not, or not in this shape",
                                 "train the checkpoint that the file came with", file=file)  # fmt: skip
         if not bool(copied.isfinite().all()):
-            raise BadCheckpoint(f"{disk[:80]} holds NaN or Inf", "expand again with --ramp", file=file)
+            raise BadCheckpoint(f"{disk[:80]} holds NaN or Inf", AGAIN, file=file)
     for name, copied in held.laid_out(tensors):
         parameter = parameters[name]
         is_short = parameter.dtype.itemsize < torch.float32.itemsize

@@ -24,8 +24,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.copying import BLOCK, row_pieces
 from lemonx.checkpoints.creating import remove
+from lemonx.checkpoints.store import PIECE, row_pieces
 from lemonx.errors import BadCheckpoint, Refused
 from lemonx.execution.held import HeldSink
 from lemonx.fsdp import held_tensors, tensors_on_disk
@@ -94,7 +94,7 @@ def load(model: PreTrainedModel, folder: str | Path) -> bool:
             return False
         for name, one in held.items():
             row_bytes = checkpoint.tensors[name].nbytes // max(1, one.shape[0] if one.shape else 1)
-            for start, stop in row_pieces(len(one.rows), len(one.rows) * row_bytes, BLOCK):
+            for start, stop in row_pieces(len(one.rows), len(one.rows) * row_bytes, PIECE):
                 first = one.rows.start + start
                 sink.write(name, first, checkpoint.read(name, first, first + stop - start))
     compute_buffers(model)

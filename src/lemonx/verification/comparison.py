@@ -134,7 +134,7 @@ class Comparison:
         if not self.stream_loss <= LIMIT:
             return (
                 f"norms applied again move the stream by {self.stream_loss:.1e} of itself, more than {LIMIT:.1e}, "
-                "because eps is not small beside its variance: give --small-gains, or keep the depth"
+                "because eps is not small beside its variance: give --free '{small_gains: true}', or keep the depth"
             )
         if self.stability is not None and not self.stability.passed:
             return self.stability.reason()

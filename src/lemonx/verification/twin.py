@@ -80,7 +80,8 @@ def _twin(plan: Plan, source: Checkpoint, target: Checkpoint) -> Iterator[Checkp
                 if step.name not in names:
                     _copy(target, step, writer)
             writer.add_text("config.json", json.dumps(target.config))
-        with Checkpoint(folder / "twin", origin=target.origin) as twin:
+        with Checkpoint.open(folder / "twin") as twin:
+            twin.origin = target.origin
             yield twin
 
 

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from lemonx.checkpoints.adapters import Adapter, as_checkpoint, changes_of, merge
-from lemonx.checkpoints.folder import ADAPTER, ADAPTER_FOLDER, WEIGHTS
-from lemonx.checkpoints.opening import file_inside
+from lemonx.checkpoints.adapters import Adapter, as_checkpoint, changes_of, merged
+from lemonx.checkpoints.folder import ADAPTER, ADAPTER_FOLDER
 from lemonx.checkpoints.safetensors_file import torch_dtype
-from lemonx.checkpoints.temporary import Temporary
+from lemonx.execution.held import HeldSink
 from lemonx.execution.runner import run_plan
 from lemonx.guards import phase
 from lemonx.models.sources import in_files
 from lemonx.planning.adapters import Followed, follow
 from lemonx.planning.plan import Plan
-from lemonx.tracing.storing import ONE_SHARD
 from lemonx.verification import memory
 from lemonx.verification.algebra import check_algebra
 from lemonx.verification.comparison import Comparison
@@ -35,9 +35,8 @@ class GrowingAdapter:
         self._adapter, self._base, self._plan = adapter, base, plan
         self._kept = ExitStack()
         try:
-            folder = self._kept.enter_context(Temporary())
             changes = changes_of(base, adapter, in_files(base))
-            self._stored = self._kept.enter_context(Checkpoint.open(as_checkpoint(adapter, base.config, folder)))
+            self._stored = self._kept.enter_context(as_checkpoint(adapter, base.config))
             renamed = any(name not in change.names for name, change in changes.items())
             named = _in_model(plan) if renamed else str
             self.followed: Followed = follow(plan, adapter, changes, self._stored.tensors, named, str(output))
@@ -56,12 +55,10 @@ class GrowingAdapter:
 
     def write(self, writer: CheckpointWriter) -> None:
         """Add the grown adapter to an output."""
-        steps = [(step.name, step.dtype, step.shape) for step in self.followed.plan.steps]
-        with Temporary() as folder:
-            with CheckpointWriter(folder / "grown", steps, max_shard_size=ONE_SHARD, kept=False) as into:
-                run_plan(self.followed.plan, self._stored, into)
-            with file_inside(folder / "grown", WEIGHTS) as file:
-                writer.add_file(file, f"{ADAPTER_FOLDER}/{ADAPTER_WEIGHTS}")
+        steps = self.followed.plan.steps
+        weights = {step.name: torch.empty(step.shape, dtype=torch_dtype(step.dtype)) for step in steps}
+        run_plan(self.followed.plan, self._stored, HeldSink.whole(weights))
+        writer.add_tensors(f"{ADAPTER_FOLDER}/{ADAPTER_WEIGHTS}", weights)
         text = json.dumps(self.followed.settings, indent=2, sort_keys=True) + "\n"
         writer.add_text(f"{ADAPTER_FOLDER}/{ADAPTER}", text)
 
@@ -71,7 +68,7 @@ class GrowingAdapter:
         if target is not None:
             phase.now("verifying: the adapter")
             grown = Adapter(target.path / ADAPTER_FOLDER)
-            with Temporary() as folder, Checkpoint.open(as_checkpoint(grown, target.config, folder)) as found:
+            with as_checkpoint(grown, target.config) as found:
                 algebra = check_algebra(self.followed.plan, self._stored, found)
             if algebra.passed and outputs:
                 compared = self._compared(target, grown)
@@ -95,9 +92,7 @@ class GrowingAdapter:
 
 
 def _merged(base: Checkpoint, adapter: Adapter) -> Checkpoint:
-    return Checkpoint.converted_copy(
-        base.origin, lambda into: (*merge(base, adapter, in_files(base), into, wide=True), base.nbytes)
-    )
+    return merged(base, adapter, in_files(base), wide=True)
 
 
 def _in_model(plan: Plan) -> Callable[[str], str]:

@@ -19,12 +19,12 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadTarget, LemonxError
 from lemonx.guards.results import Result
+from lemonx.options.declared import Growth
+from lemonx.options.sizes import Relative, parse_count
 from lemonx.planning import advice
 from lemonx.planning.plan import Plan
-from lemonx.planning.request import Target
-from lemonx.planning.sizes import Relative, parse_count
+from lemonx.planning.request import Target, asked
 from lemonx.planning.summary import flops, human, parameters
-from lemonx.workflows.options import GrowthOptions
 from lemonx.workflows.planning import plan_growth
 
 # How far from the budget a shape may be; how many shapes are proposed; how many widths are tried.
@@ -88,15 +88,15 @@ def parse_budget(text: int | str, before: int) -> int:
     return wanted
 
 
-def shapes(checkpoint: Checkpoint, growth: GrowthOptions, budget: int | str) -> list[Shape]:
+def shapes(checkpoint: Checkpoint, growth: Growth, budget: int | str) -> list[Shape]:
     """The shapes near a number of parameters and the source's proportions, the nearest first; a given size stays.
 
     BadTarget if there are none.
     """
-    asked = growth.sizes
-    if any((asked.heads, asked.kv_heads, asked.ffn, asked.like)) or asked.fields:
+    given = asked(growth)
+    if any((given.heads, given.kv_heads, given.ffn, given.like)) or given.fields:
         raise BadTarget("--params chooses heads, ffn and other sizes itself", "give it with --width or --depth at most")
-    search = _Search(checkpoint, growth)
+    search = _Search(checkpoint, growth, given)
     wanted = parse_budget(budget, search.before)
     found = sorted(search.around(wanted), key=lambda shape: search.off(shape, wanted))
     if not found:
@@ -106,7 +106,7 @@ def shapes(checkpoint: Checkpoint, growth: GrowthOptions, budget: int | str) -> 
     near = [shape for shape in found if search.is_near(shape, wanted)]
     if not near:
         best = found[0]
-        where = "near the source's proportions" if asked == Target() else "with the sizes given"
+        where = "near the source's proportions" if given == Target() else "with the sizes given"
         raise BadTarget(
             f"no lossless shape {where} has {human(wanted)} parameters within {_NEAR:.0%}",
             f"the nearest is {best.options}, with {human(best.parameters)}",
@@ -128,8 +128,8 @@ class _Line:
 class _Search:
     """Computes which widths and depths meet a budget, and plans them."""
 
-    def __init__(self, checkpoint: Checkpoint, growth: GrowthOptions) -> None:
-        self.checkpoint, self.growth = checkpoint, growth
+    def __init__(self, checkpoint: Checkpoint, growth: Growth, asked: Target) -> None:
+        self.checkpoint, self.growth, self.asked = checkpoint, growth, asked
         self.family = architectures.find(checkpoint.config)
         self.config = self.family.config(checkpoint.config)
         self.spec = self.family.build(self.config)  # from here on the config knows which fields this model has
@@ -147,11 +147,11 @@ class _Search:
 
     def around(self, wanted: int) -> Iterator[Shape]:
         """The shape nearest to the budget at each width that is tried."""
-        asked = self.growth.sizes
+        asked = self.asked
         one = self.line(asked)
-        if asked.width or asked.width_factor:
+        if asked.width:
             if one is None:  # why it cannot be, in the words of the plan
-                plan_growth(self.checkpoint, self.growth, solve=False)
+                plan_growth(self.checkpoint, self.growth, asked, solve=False)
             yield from self.nearest(asked, one, wanted)
             return
         two = self.line(self.wider(asked, Fraction(2)))
@@ -187,11 +187,11 @@ class _Search:
 
     def off(self, shape: Shape, wanted: int) -> float:
         """Return the distance from the budget, and from the source's proportions unless sizes were given."""
-        bent = 0.0 if self.growth.sizes != Target() else shape.distance / _FAR
+        bent = 0.0 if self.asked != Target() else shape.distance / _FAR
         return abs(math.log(shape.parameters / wanted)) / math.log(1 + _NEAR) + bent
 
     def is_near(self, shape: Shape, wanted: int) -> bool:
-        kept = self.growth.sizes != Target() or shape.distance <= _FAR
+        kept = self.asked != Target() or shape.distance <= _FAR
         return kept and abs(shape.parameters - wanted) <= _NEAR * wanted
 
     def wider(self, asked: Target, factor: Fraction) -> Target:
@@ -203,7 +203,7 @@ class _Search:
         if any((size * factor).denominator != 1 for size in inner) and len(set(inner)) == 1:
             unit = math.gcd(inner[0], 64)
             ffn = max(inner[0], round(inner[0] * factor / unit) * unit)
-        return replace(asked, width_factor=factor, ffn=ffn)
+        return replace(asked, width=Relative(times=factor), ffn=ffn)
 
     def deeper(self, target: Target, steps: int) -> Target:
         more = Relative(times=Fraction(1 + steps)) if self.listed else Relative(plus=steps * self.period)
@@ -231,10 +231,10 @@ class _Search:
     def planned(self, target: Target) -> Shape | None:
         """The shape, if it is lossless; other methods than LEMON may have shapes that are not."""
         try:
-            plan = plan_growth(self.checkpoint, replace(self.growth, sizes=target), solve=False)
+            plan = plan_growth(self.checkpoint, self.growth, target, solve=False)
         except LemonxError:
             return None
-        if plan.policy.lossless or self.growth.method != "lemon":
+        if plan.policy.lossless or plan.policy.method != "lemon":
             return Shape(target, plan, self.proportion(plan))
         return None
 

@@ -16,24 +16,25 @@ from lemonx.checkpoints.adapters import Adapter
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.safetensors_file import torch_dtype
+from lemonx.checkpoints.shards import config_text
 from lemonx.checkpoints.temporary import Temporary
-from lemonx.checkpoints.zero import ZeroFolder
+from lemonx.checkpoints.universal import UniversalFolder
 from lemonx.errors import BadTarget, NotVerified
 from lemonx.execution.ramp import write_ramp
 from lemonx.execution.runner import Sink, run_plan, write_made
-from lemonx.execution.sidecar_files import Carried, companions, config_text
+from lemonx.execution.sidecar_files import Carried, companions
 from lemonx.guards.results import Result
-from lemonx.methods import Lessons
 from lemonx.models import in_memory
 from lemonx.models.building import check_builds
 from lemonx.models.sources import open_pair, open_source
+from lemonx.options.declared import Expansion, PathLike, Writing
+from lemonx.options.sizes import parse_shards
 from lemonx.planning.plan import Plan
 from lemonx.verification.as_built import require_as_built
 from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
 from lemonx.verification.fitting import require_fitting
 from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.adapters import GrowingAdapter
-from lemonx.workflows.options import GrowthOptions, Writing
 from lemonx.workflows.planning import plan_growth
 from lemonx.workflows.run_output import RunOutput
 from lemonx.workflows.tables import require_sample, table_for
@@ -63,62 +64,65 @@ class Expanded(Result, os.PathLike[str], printer="expansion:print_expanded"):
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
-    def push(self, repo: str, *, private: bool = False) -> str:
-        """Upload it, with its model card, to the hub as `org/name`; the address where it is then."""
+    def push(self, repo: str, *, private: bool = True) -> str:
+        """Upload it, with its model card, to the hub as `org/name`. Return the address where it is then."""
         from lemonx.hub.upload import push
 
         return push(self.path, repo, private=private)
 
 
-def expand_model(model: PreTrainedModel, growth: GrowthOptions, writing: Writing) -> tuple[PreTrainedModel, Plan]:
+def expand_model(model: PreTrainedModel, options: Expansion) -> tuple[PreTrainedModel, Plan]:
     """A larger model of the same class, from tensor to tensor, and the plan by which it was made."""
     from lemonx.execution.held import HeldSink  # what is shared takes torch longer to import than a folder to grow
 
-    with Temporary() as folder, in_memory.opened(model, folder / "source", verify=writing.verify) as checkpoint:
-        if writing.verify:
+    with Temporary() as folder, in_memory.opened(model, folder / "source", verify=options.verify) as checkpoint:
+        if options.verify:
             require_as_built(model, checkpoint.config)
-        with table_for(checkpoint, growth.tables):
-            plan = plan_growth(checkpoint, growth)
-            beside = _checked(plan, checkpoint, writing)
+        with table_for(checkpoint, options):
+            plan = plan_growth(checkpoint, options)
+            if plan.ramp:
+                raise BadTarget("a ramp travels in a file beside the checkpoint", "expand a folder, or leave ramp out")
+            beside = _checked(plan, checkpoint, options)
             weights = {step.name: torch.empty(step.shape, dtype=torch_dtype(step.dtype)) for step in plan.steps}
-            _write_tensors(plan, checkpoint, HeldSink.whole(weights), writing)
+            _write_tensors(plan, checkpoint, HeldSink.whole(weights), options)
             with in_memory.written(folder / "target", plan, beside, weights) as target:
-                if writing.verify:
+                if options.verify:
                     measured(plan, checkpoint, target)
                 return in_memory.load_like(model, target, plan), plan
 
 
-def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Writing) -> Expanded:
+def expand_folder(source: Path, given: PathLike, options: Expansion) -> Expanded:
     """Write the expansion of a checkpoint."""
+    output = Path(os.path.expanduser(given))
     kept: Adapter | None = None
-    if writing.keep_adapter:
-        opened, kept = open_pair(source, writing.adapter, allow_pickle=writing.allow_pickle)
+    if options.keep_adapter:
+        opened, kept = open_pair(source, options.adapter, allow_pickle=options.pickled)
     else:
         opened = open_source(
             source,
-            allow_pickle=writing.allow_pickle,
-            adapter=writing.adapter,
-            config=writing.config,
-            run=writing.with_optimizer,
+            allow_pickle=options.pickled,
+            adapter=options.adapter,
+            config=options.config,
+            run=options.with_optimizer,
         )
-    with opened as checkpoint, table_for(checkpoint, growth.tables), ExitStack() as stack:
-        plan = plan_growth(checkpoint, growth)
+    with opened as checkpoint, table_for(checkpoint, options), ExitStack() as stack:
+        plan = plan_growth(checkpoint, options)
         beside_it = stack.enter_context(GrowingAdapter(kept, checkpoint, plan, output)) if kept else None
-        beside = _checked(plan, checkpoint, writing)
+        beside = _checked(plan, checkpoint, options)
         entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
-        run = _run_output(plan, checkpoint, writing)
+        run = _run_output(plan, checkpoint, options)
         with CheckpointWriter(
             output,
             entries,
-            max_shard_size=writing.max_shard_size,
-            force=writing.force,
+            max_shard_size=parse_shards(options.shards)[0],
+            force=options.force,
             source=checkpoint.origin,
             files=run.files() if run else None,
         ) as writer:
-            _write_tensors(plan, checkpoint, writer, writing)
+            _write_tensors(plan, checkpoint, writer, options)
             if plan.ramp:
-                write_ramp(plan, checkpoint, writer, threads=writing.threads)
-            writer.add_text(CONFIG, config_text(plan))
+                write_ramp(plan, checkpoint, writer, threads=options.threads)
+            writer.add_text(CONFIG, config_text(plan.target_config))
             for name, content in beside.items():
                 if isinstance(content, str):
                     writer.add_text(name, content)
@@ -127,7 +131,7 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
                         writer.add_file(file, name)
             if beside_it:
                 beside_it.write(writer)
-            verified, certified = _certify(plan, checkpoint, writer, writing, beside_it, run)
+            verified, certified = _certify(plan, checkpoint, writer, options, beside_it, run)
     return Expanded(output, plan, verified, certified)
 
 
@@ -159,23 +163,24 @@ def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutp
 
     DeepSpeed has no checkpoint without an optimizer: the weights of one alone are a folder of safetensors.
     """
-    if checkpoint.run is not None and (writing.with_optimizer or not isinstance(checkpoint.run, ZeroFolder)):
-        return RunOutput(plan, checkpoint, processes=writing.processes, with_state=writing.with_optimizer)
-    if writing.processes is not None:
+    processes = parse_shards(writing.shards)[1]
+    if checkpoint.run is not None and (writing.with_optimizer or not isinstance(checkpoint.run, UniversalFolder)):
+        return RunOutput(plan, checkpoint, processes=processes, with_state=writing.with_optimizer)
+    if processes is not None:
         raise BadTarget(
-            "--processes is for a distributed checkpoint, and the source is a folder of safetensors", "leave it out"
+            f"--shards {processes} is for a distributed checkpoint, and the source is a folder of safetensors",
+            "give the size of the largest file, such as --shards 5GB",
         )
     return None
 
 
-def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: Sink, writing: Writing) -> None:
-    method = methods.find(plan.policy.method)
-    if writing.lessons and writing.lessons.data and not method.learns:
-        raise BadTarget(f"{method.name} does not learn from data", "leave --data out, or use --method ligo")
+def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: Sink, options: Expansion) -> None:
+    method, lessons = methods.chosen(options)
     if method.make:
-        write_made(plan, method.make(plan, checkpoint, writing.lessons or Lessons()), writer, writing.progress)
+        lessons = replace(lessons, tell=options.learned or lessons.tell)
+        write_made(plan, method.make(plan, checkpoint, lessons), writer, options.progress)
     else:
-        run_plan(plan, checkpoint, writer, threads=writing.threads, progress=writing.progress)
+        run_plan(plan, checkpoint, writer, threads=options.threads, progress=options.progress)
 
 
 def _certify(
@@ -193,7 +198,7 @@ def _certify(
     elif writing.with_optimizer:
         from lemonx.optimizer_state.on_disk import grow_folder
 
-        optimizer = grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=writing.max_shard_size)
+        optimizer = grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=parse_shards(writing.shards)[0])
     verified = Verified(None, skipped="--no-verify", adapter=kept.measured(None) if kept else None)
     if writing.verify:
         with open_source(writer.folder) as written:

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from lemonx.algebra.free_parameters import Free
 from lemonx.algebra.norm_chains import LIMIT
-from lemonx.checkpoints import Checkpoint, CheckpointWriter
-from lemonx.checkpoints.temporary import Temporary
+from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.errors import NotVerified, Refused
+from lemonx.execution.held import HeldSink
 from lemonx.execution.runner import run_plan
 from lemonx.guards.results import Result
 from lemonx.guards.workers import one_thread_each
+from lemonx.options.declared import Choices, Growth
 from lemonx.planning.depth import check_added
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.request import Target
@@ -35,7 +34,7 @@ from lemonx.tracing.blocks import SMALL
 from lemonx.tracing.infer import infer
 from lemonx.tracing.of_inputs import moved_by_inputs, run_both
 from lemonx.tracing.running import Run as Traced
-from lemonx.tracing.storing import ONE_SHARD, filled, floating, held_by, require_own, save
+from lemonx.tracing.storing import filled, floating, held_by, in_memory, opened, require_own
 from lemonx.tracing.table import Table
 from lemonx.verification.algebra import Algebra, check_algebra
 from lemonx.verification.float64 import Float64
@@ -109,34 +108,22 @@ class Grown(Result, printer="expansion:print_grown"):
     plan: Plan
 
 
-@dataclass(frozen=True)
-class _Choices:
-    free: str | Free | None
-    depth_type: int | None
-    small_gains: bool
-    seed: int
-
-
 def grow_module(
     small: torch.nn.Module,
     large: torch.nn.Module,
     example_inputs: object,
-    *,
-    free: str | Free | None = None,
-    depth_type: int | None = None,
-    small_gains: bool = False,
-    seed: int = 0,
+    choices: Choices,
 ) -> Grown:
     """Fill `large` with the function of `small`; it stays as it was unless all is shown."""
     check_modules(small, large)
-    inputs, choices = examples(example_inputs), _Choices(free, depth_type, small_gains, seed)
+    inputs = examples(example_inputs)
     with still(small, large), one_thread_each():
         table, rehearsed = _rehearsed(small, large, inputs, choices)
-        with Temporary() as folder, _planned(small, table, choices, folder) as (plan, source, target):
-            algebra, symmetry = check_algebra(plan, source, target), find_twins(plan, target)
-            if not algebra.passed:
-                raise NotVerified(algebra.reason(), "please report this module; nothing was changed")
-            made = filled(copy.deepcopy(large), table, [step.name for step in plan.steps], target)
+        plan, source, target = _planned(small, table, choices)
+        algebra, symmetry = check_algebra(plan, source, target), find_twins(plan, target)
+        if not algebra.passed:
+            raise NotVerified(algebra.reason(), "please report this module; nothing was changed")
+        made = filled(copy.deepcopy(large), table, [step.name for step in plan.steps], target)
         off, lost, tolerance = _compare(small, made, inputs, plan, table)
         stability = module_stability(small, made, inputs) if plan.types.framed else None
         if stability is not None and not stability.passed:
@@ -186,28 +173,16 @@ def _alone_and_changed(small: torch.nn.Module, large: torch.nn.Module, inputs: l
         yield _run([example])
 
 
-class _planned:
-    """A module's tensors and those of the larger one, as open checkpoints in a folder, with the plan between them."""
-
-    def __init__(self, module: torch.nn.Module, table: Table, choices: _Choices, folder: Path) -> None:
-        save(module, table, folder / "small", {"model_type": "module", _FIELD: 1})
-        self._source = Checkpoint.open(folder / "small")
-        self._plan = _plan(self._source, table, choices)
-        entries = [(step.name, step.dtype, step.shape) for step in self._plan.steps]
-        with CheckpointWriter(folder / "large", entries, max_shard_size=ONE_SHARD) as writer:
-            run_plan(self._plan, self._source, writer)
-            writer.add_text("config.json", json.dumps(dict(self._plan.target_config)))
-        self._target = Checkpoint.open(folder / "large")
-
-    def __enter__(self) -> tuple[Plan, Checkpoint, Checkpoint]:
-        return self._plan, self._source, self._target
-
-    def __exit__(self, *exception: object) -> None:
-        self._source.close()
-        self._target.close()
+def _planned(module: torch.nn.Module, table: Table, choices: Choices) -> tuple[Plan, Checkpoint, Checkpoint]:
+    """Return the plan between a module's tensors and those of the larger one, and both as checkpoints in memory."""
+    source = opened(module, table, {"model_type": "module", _FIELD: 1})
+    plan = _plan(source, table, choices)
+    weights = {step.name: torch.empty(step.shape, dtype=torch_dtype(step.dtype)) for step in plan.steps}
+    run_plan(plan, source, HeldSink.whole(weights))
+    return plan, source, in_memory(weights, plan.target_config)
 
 
-def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
+def _plan(source: Checkpoint, table: Table, choices: Choices) -> Plan:
     family = Architecture(
         model_types=("module",),
         build=lambda config: table.small if config[_FIELD] == 1 else table.large,
@@ -218,10 +193,7 @@ def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
     plan = make_plan(
         source,
         Target(fields={_FIELD: 2}),
-        free=choices.free,
-        depth_type=choices.depth_type,
-        small_gains=choices.small_gains,
-        seed=choices.seed,
+        Growth.of(choices),
         family=family,
     )
     for name in table.small.shown:
@@ -235,7 +207,7 @@ def _plan(source: Checkpoint, table: Table, choices: _Choices) -> Plan:
 
 
 def _rehearsed(
-    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], choices: _Choices
+    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], choices: Choices
 ) -> tuple[Table, float]:
     """The table of both, and what its rehearsal came to.
 
@@ -256,14 +228,14 @@ def _rehearsed(
 
 
 def _rehearse(
-    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], table: Table, choices: _Choices
+    small: torch.nn.Module, large: torch.nn.Module, inputs: list[Example], table: Table, choices: Choices
 ) -> float:
     """Do all of it in float64 with random parameters, and compare: is the table true of the code?"""
     require_own(small, table)
     check_added(table.small, table.large)
     source = randomised(small)
-    with Temporary() as folder, _planned(source, table, choices, folder) as (plan, _, target):
-        made = filled(widened(large), table, [step.name for step in plan.steps], target)
+    plan, _, target = _planned(source, table, choices)
+    made = filled(widened(large), table, [step.name for step in plan.steps], target)
     run = repeated(plan, table, Moved())
     ours, theirs = wide_outputs(source, inputs, run), wide_outputs(made, inputs)
     off = apart(ours, theirs)

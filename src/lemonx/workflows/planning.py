@@ -2,46 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 from lemonx import architectures, methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.safetensors_store import NotDownloaded
 from lemonx.errors import BadCheckpoint, BadTarget, LemonxError, NotVerified
+from lemonx.hub.download import Wish, located
+from lemonx.models.sources import open_source, opened
+from lemonx.options.declared import Growth, PathLike, Planning, Reading
 from lemonx.planning.plan import Plan, make_plan
-from lemonx.planning.request import Target
+from lemonx.planning.request import Target, asked
 from lemonx.planning.summary import changed_fields
 from lemonx.specs.config import TIED
-from lemonx.workflows.options import GrowthOptions
-from lemonx.workflows.tables import check_table
+from lemonx.workflows.tables import check_table, table_for
 
 if TYPE_CHECKING:
+    from lemonx.options.declared import Dtype
     from lemonx.verification.certificate import Said
 
 
-def plan_growth(checkpoint: Checkpoint, growth: GrowthOptions, *, solve: bool = True) -> Plan:
-    """The plan for these sizes; BadTarget where nothing would change."""
-    if growth.params is not None:
-        from lemonx.workflows.budget import shapes
+def plan_source(source: PathLike, options: Planning) -> Plan:
+    """The plan for whatever may be given as a source."""
+    try:
+        with opened_for(source, options) as checkpoint:
+            return plan_growth(checkpoint, options, solve=options.solve)
+    except NotDownloaded:  # a model of the hub, and this plan depends on its weights
+        folder = located(source, Wish(whole=False))
+    with open_source(folder) as checkpoint, table_for(checkpoint, options):
+        return plan_growth(checkpoint, options, solve=options.solve)
 
-        first = shapes(checkpoint, replace(growth, params=None), growth.params)[0]
-        growth = replace(growth, params=None, sizes=first.target)
-    plan = make_plan(
-        checkpoint,
-        growth.sizes,
-        free=growth.free,
-        depth_type=growth.depth_type,
-        placement=growth.placement,
-        small_gains=growth.small_gains,
-        ramp=growth.ramp,
-        seed=growth.seed,
-        dtype=growth.dtype,
-        read=methods.find(growth.method).read,
-        as_read=as_read,
-        solve=solve,
-    )
+
+@contextmanager
+def opened_for(source: PathLike, options: Reading) -> Generator[Checkpoint]:
+    """The checkpoint that is meant, for a plan, while its table is known."""
+    found = opened(source, allow_pickle=options.pickled, adapter=options.adapter, config=options.config)
+    with found as checkpoint, table_for(checkpoint, options):
+        yield checkpoint
+
+
+def plan_growth(checkpoint: Checkpoint, growth: Growth, wanted: Target | None = None, *, solve: bool = True) -> Plan:
+    """The plan of a growth, to the `wanted` sizes if given; BadTarget where nothing would change."""
+    if wanted is None:
+        wanted = asked(growth)
+        if growth.params is not None:
+            from lemonx.workflows.budget import shapes
+
+            wanted = shapes(checkpoint, growth, growth.params)[0].target
+    method, _ = methods.chosen(growth)
+    plan = make_plan(checkpoint, wanted, growth, read=method.read, as_read=as_read, solve=solve)
     if not any(changed_fields(plan)):
         raise BadTarget("the source has these sizes already, so nothing would change", "give a size that grows")
     check_table(plan)
@@ -58,9 +70,7 @@ def plan_again(small: Checkpoint, large: Checkpoint, said: Said) -> Plan:
         plan = make_plan(
             small,
             _sizes_of(small, large),
-            free=said.free,
-            seed=said.seed,
-            dtype=said.dtype,
+            Growth(free=said.free, seed=said.seed, dtype=cast("Dtype | None", said.dtype)),
             read=methods.find(said.method).read,
             as_read=as_read,
         )

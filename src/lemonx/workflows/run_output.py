@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.chunks import Views, in_keys, stored_shapes, whole
 from lemonx.checkpoints.dcp_files import DcpFiles
@@ -12,9 +9,7 @@ from lemonx.checkpoints.runs import RunFolder
 from lemonx.checkpoints.shards import Entry, Files, together
 from lemonx.checkpoints.universal import UniversalFolder
 from lemonx.checkpoints.universal_files import UniversalFiles
-from lemonx.checkpoints.zero import ZeroFolder
-from lemonx.checkpoints.zero_files import ZeroFiles
-from lemonx.errors import BadCheckpoint, BadTarget, Refused
+from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.models.building import skeleton
 from lemonx.models.run_names import RunNames, names_of
 from lemonx.optimizer_state.on_disk import GrownState
@@ -31,7 +26,7 @@ class RunOutput:
     def __init__(self, plan: Plan, source: Checkpoint, *, processes: int | None, with_state: bool) -> None:
         assert source.run is not None
         if processes is not None and not 1 <= processes <= _MOST_PROCESSES:
-            raise BadTarget(f"--processes {processes} is not a number of processes", f"use 1 to {_MOST_PROCESSES}")
+            raise BadTarget(f"--shards {processes} is not a number of processes", f"use 1 to {_MOST_PROCESSES}")
         self.run = source.run
         shapes = {name: stored.shape for name, stored in self.run.weights.items()}
         self.names = names_of(source.config, shapes) or RunNames("plain")
@@ -39,29 +34,16 @@ class RunOutput:
         once = _target_views(plan, self.run, self.names)
         self.views = _with_ties(once, plan, self.run, self.names)
         if processes is not None and isinstance(self.run, UniversalFolder):
-            raise BadTarget("a universal checkpoint is loaded by any number of processes", "leave --processes out")
+            raise BadTarget("a universal checkpoint is loaded by any number of processes", "leave --shards out")
         count = processes or self.run.processes
-        self._out = self._laid_out(plan, source, once, count)
+        self._out: DcpFiles | UniversalFiles = DcpFiles(self.run.below, count)
+        if isinstance(self.run, UniversalFolder):
+            order = [self.names.key(name) for name, _ in skeleton(plan.target_config).named_parameters()]
+            self._out = UniversalFiles(self.run, origins(plan, source_views(source), once), order)
         self.state = RunState(plan, source, once, self._out, count) if with_state else None
-
-    def _laid_out(self, plan: Plan, source: Checkpoint, views: Views, count: int) -> DcpFiles | ZeroFiles:
-        if not isinstance(self.run, ZeroFolder):
-            return DcpFiles(self.run.below, count)
-        order = [_parameters(config, self.names) for config in (source.config, plan.target_config)]
-        if isinstance(self.run, UniversalFolder):  # where only names count
-            return UniversalFiles(self.run, count, origins(plan, source_views(source), views), order[1])
-        for group in self.run.groups:
-            if list(group) != [name for name in order[0] if name in group]:
-                raise Refused(
-                    "the run's optimizer lists parameters in another order than the model, as no other model would",
-                    "expand without --with-optimizer, or train without round_robin_gradients",
-                )
-        return ZeroFiles(self.run, count, origins(plan, source_views(source), views), order[1])
 
     def write_state(self, source: Checkpoint, writer: CheckpointWriter) -> GrownState | None:
         """Write what is no weight, once these are written; what a certificate says of the optimizer's state."""
-        if isinstance(self._out, ZeroFiles):
-            self._out.write_copies(writer)
         if self.state is None:
             return None
         carry(source.path, writer.folder)
@@ -81,11 +63,6 @@ class RunOutput:
         if self.state.out is self._out:
             return self._out.files([*entries, *more], {**views, **seen})
         return together(self._out.files(entries, views), self.state.out.files(more, seen))
-
-
-def _parameters(config: Mapping[str, Any], names: RunNames) -> list[str]:
-    """A model's parameters in its own order, by the names that a run gives them."""
-    return [names.key(name) for name, _ in skeleton(config).named_parameters()]
 
 
 def _target_views(plan: Plan, run: RunFolder, names: RunNames) -> Views:

@@ -15,9 +15,9 @@ from lemonx.checkpoints.chunks import InChunks, Part, Views, put, stored_shapes,
 from lemonx.checkpoints.dcp import DcpFolder, optimizer_beside
 from lemonx.checkpoints.dcp_files import DcpFiles, Way
 from lemonx.checkpoints.pickles import read_pickle
-from lemonx.checkpoints.runs import Stored
+from lemonx.checkpoints.runs import RunStore, Stored
 from lemonx.checkpoints.shards import Entry
-from lemonx.checkpoints.zero_files import ZeroFiles
+from lemonx.checkpoints.universal_files import UniversalFiles
 from lemonx.errors import BadCheckpoint, LemonxError, Refused
 from lemonx.models.run_names import naming
 from lemonx.optimizer_state.forms import State, Whole
@@ -62,13 +62,16 @@ def origins(plan: Plan, source: Views, target: Views) -> dict[str, str]:
 class RunState:
     """Everything in the checkpoint of a run that is no weight, laid out and then written for the target."""
 
-    def __init__(self, plan: Plan, source: Checkpoint, views: Views, out: DcpFiles | ZeroFiles, processes: int) -> None:
+    def __init__(
+        self, plan: Plan, source: Checkpoint, views: Views, out: DcpFiles | UniversalFiles, processes: int
+    ) -> None:
         assert source.run is not None
         self.plan, self.run, self.target = plan, source.run, views
         below = optimizer_beside(self.run.below)
         if below is not None and (source.path / below).is_dir():
             self.held, self.out = DcpFolder(source.path, below, weights=False), DcpFiles(below, processes)
-            source.keep(self.held)
+            assert isinstance(source.store, RunStore)
+            source.store.keep(self.held)
         else:
             self.held, self.out = self.run, out
         self.views = source_views(source)

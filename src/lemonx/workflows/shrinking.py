@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from lemonx.errors import BadCheckpoint, LemonxError, NotVerified
 from lemonx.execution.shrinking import read_back
 from lemonx.execution.sidecar_files import follows_sizes
 from lemonx.guards.results import Result
+from lemonx.options.declared import PathLike, Shrinking, Table
 from lemonx.planning.plan import Plan
 from lemonx.planning.source_entries import Held, source_entries
 from lemonx.verification.grown_from import GrownFrom, grown_from
 from lemonx.workflows.planning import plan_again
-from lemonx.workflows.tables import Tables, table_for
+from lemonx.workflows.tables import table_for
 
 _GIVE = "give the expansion as it was written, or one whose training had `train: new`"
 
@@ -33,9 +35,9 @@ class Shrunk(Result, printer="expansion:print_shrunk"):
 
 
 @contextmanager
-def recovered_plan(large: Checkpoint, grown: GrownFrom, tables: Tables) -> Generator[tuple[Plan, Checkpoint]]:
+def recovered_plan(large: Checkpoint, grown: GrownFrom, table: Table) -> Generator[tuple[Plan, Checkpoint]]:
     """The plan that made a checkpoint, and its source without numbers, from what is recorded beside the target."""
-    with without_numbers(grown.layout, large.origin) as small, table_for(small, tables):
+    with without_numbers(grown.layout, large.origin) as small, table_for(small, table):
         try:
             plan = plan_again(small, large, grown.said)
         except NotVerified as error:
@@ -45,15 +47,18 @@ def recovered_plan(large: Checkpoint, grown: GrownFrom, tables: Tables) -> Gener
         yield plan, small
 
 
-def shrink_folder(large: Path, output: Path, *, force: bool, tables: Tables) -> Shrunk:
+def shrink_folder(large: Path, given: PathLike, options: Shrinking) -> Shrunk:
     """Write the source of an expansion; NotVerified, and nothing is written, unless its digest is the source's."""
+    output = Path(os.path.expanduser(given))
     with Checkpoint.open(large) as target:
         grown = grown_from(target)
-        with recovered_plan(target, grown, tables) as (plan, small):
+        with recovered_plan(target, grown, options) as (plan, small):
             found = source_entries(plan, sums=not grown.trained)
             _require_tensors(target, found)
-            files = shards(grown.layout, small)
-            with CheckpointWriter(output, (), max_shard_size=0, force=force, source=large, shards=files) as writer:
+            files = shards(grown.layout, large)
+            with CheckpointWriter(
+                output, (), max_shard_size=0, force=options.force, source=large, shards=files
+            ) as writer:
                 _write(plan, small, target, found, writer)
                 writer.add_text(CONFIG, grown.layout.config)
                 if grown.layout.index is not None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,8 @@ from lemonx import architectures
 from lemonx.checkpoints import Checkpoint, names_its_folder
 from lemonx.checkpoints.opening import MAX_JSON, read_file
 from lemonx.errors import BadTarget, LemonxError, Refused
+from lemonx.models.sources import opened
+from lemonx.options.declared import NO_TABLE, PathLike, Pickled, Table
 from lemonx.planning.plan import Plan
 from lemonx.specs.family import Architecture, registered
 
@@ -23,32 +24,24 @@ if TYPE_CHECKING:
     from lemonx.inference.family import Inferred
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Where tables may come from besides lemonx: `spec`, a Python file; `infer`: a run of transformers' class."""
-
-    infer: bool = True
-    spec: Path | None = None
-
-
-def tables(infer: bool, spec: str | os.PathLike[str] | None) -> Tables:
-    """Where tables may come from, as it is asked for."""
-    return Tables(infer, None if spec is None else Path(spec))
-
-
 @contextmanager
-def table_for(checkpoint: Checkpoint, tables: Tables) -> Generator[None]:
+def table_for(checkpoint: Checkpoint, asked: Table) -> Generator[None]:
     """A context in which the checkpoint's family is known, if it can be."""
-    family = _family(checkpoint, tables)
+    family = _family(checkpoint, asked)
     with architectures.using(family) if family else nullcontext():
         yield
 
 
-def _family(checkpoint: Checkpoint, tables: Tables) -> Architecture | None:
+def _family(checkpoint: Checkpoint, asked: Table) -> Architecture | None:
     model_type = architectures.model_type_of(checkpoint.config)
-    if tables.spec is not None:
-        return own_table(tables.spec, model_type)
-    if not tables.infer or model_type is None or model_type in architectures.families() or not _is_known(model_type):
+    if asked.spec not in (None, NO_TABLE):
+        return own_table(Path(asked.spec), model_type)
+    if (
+        asked.spec == NO_TABLE
+        or model_type is None
+        or model_type in architectures.families()
+        or not _is_known(model_type)
+    ):
         return None
     return inferred(checkpoint).family
 
@@ -72,6 +65,14 @@ def inferred(checkpoint: Checkpoint) -> Inferred:
     except Refused as error:
         found = f"a {checkpoint.config['model_type']} has no table, and none can be inferred ({error.found})"
         raise Refused(found, error.remedy) from error
+
+
+def table_text(source: PathLike, options: Pickled) -> str:
+    """The table of a checkpoint's class as a Python file."""
+    from lemonx.inference.printing import as_python
+
+    with opened(source, allow_pickle=options.pickled) as checkpoint:
+        return as_python(inferred(checkpoint).template)
 
 
 def require_sample(checkpoint: Checkpoint, plan: Plan) -> None:

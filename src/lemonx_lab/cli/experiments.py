@@ -53,7 +53,7 @@ def compare_command(
         content = compare.compare(chosen, folder, quick=quick, seeds=seeds, cache=cache, jobs=jobs, tell=tell)
     page = report.write([content], folder / "report.html")
     if as_json:
-        print_json(content)
+        print_json(content.as_json())
     else:
         show.print_result(content, page)
 

@@ -37,18 +37,14 @@ def progress(*, quiet: bool) -> Iterator[Tell]:
 
 
 def print_result(content: Result, page: Path) -> None:
-    out, experiment = Out(), content["experiment"]
-    out.line(styled("bold", experiment["title"]))
+    out = Out()
+    out.line(styled("bold", content.experiment.title))
     out.line(f"mark: {wording.mark_text(content)}; {wording.seeds_text(content)}")
-    names, *rows = wording.table(content, {"steps": "saved"})
-    answer = table(*names)
-    for row in rows:
-        answer.add_row(*row)
-    out.table(answer)
-    for names, *rows in (wording.forgetting_table(content), wording.head_start_table(content)):
+    answer = wording.table(content, {"steps": "saved"})
+    for names, *rows in (answer, wording.forgetting_table(content), wording.head_start_table(content)):
+        shown = table(*names)
+        for row in rows:
+            shown.add_row(*row)
         if rows:
-            more = table(*names)
-            for row in rows:
-                more.add_row(*row)
-            out.table(more)
+            out.table(shown)
     out.line(f"report: {page}")

@@ -31,5 +31,7 @@ def default(config: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """The embedded data for the task of a config's class."""
     task = task_of(config)
     if task not in _DEFAULTS:
-        raise BadTarget(f"lemonx has no data of its own for {task}", "name the data to train on with --data")
+        raise BadTarget(
+            f"lemonx has no data of its own for {task}", "name the data to train on, as in {name: ligo, data: ...}"
+        )
     return {"kind": _DEFAULTS[task]}

@@ -7,11 +7,8 @@ import os
 from pathlib import Path
 
 from lemonx.checkpoints.creating import write_whole
-from lemonx.checkpoints.folder import parse_object
-from lemonx.checkpoints.opening import read_inside
-from lemonx.checkpoints.plain import parse_json
-from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
-from lemonx_lab.experiments import result_file
+from lemonx.errors import BadOutput, BadRecipe
+from lemonx_lab.experiments import report, result_file
 from lemonx_lab.experiments.nodes import cells, check
 from lemonx_lab.experiments.pool import Tell, run_all
 from lemonx_lab.experiments.result import result
@@ -60,19 +57,17 @@ def compare(
     check(asked)
     wanted = [node for cell in cells(asked) for node in (cell.trained, *cell.downstream.values())]
     run_all(wanted, cache, jobs=jobs or min(2, os.cpu_count() or 1), tell=tell)
-    text = json.dumps(result(asked, cache, quick=quick), indent=1) + "\n"
+    found = result(asked, cache, quick=quick)
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / result_file.FILE, text)
-    return parse_json(text)
+    write_whole(output / result_file.FILE, json.dumps(found.as_json(), indent=1) + "\n")
+    return found
 
 
 def _check_result(path: Path) -> None:
     """BadOutput, before hours are spent, if this name is taken by anything other than an older result."""
-    if not os.path.lexists(path):
-        return
     try:
-        content = parse_object(read_inside(path.parent.resolve(), path.name), path)
-    except BadCheckpoint:
-        content = {}
-    if path.is_symlink() or not {"experiment", "arms", "versions"} <= content.keys():
+        ours = not os.path.lexists(path) or (not path.is_symlink() and bool(report.read(path).versions))
+    except BadRecipe:
+        ours = False
+    if not ours:
         raise BadOutput("exists and is not a result of lemonx's", "choose another --output", file=path)

@@ -1,4 +1,4 @@
-"""What decides a result besides its settings: the code that computes it, and the libraries it uses.
+"""The causes of a result besides its settings: the code that computes it, and the libraries it uses.
 
 Only code that runs counts. Comments and docstrings do not, so that better prose does not train everything again. A
 change that affects growth alone leaves trained sources valid.
@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parents[2]
 # The rooms that make a target, and those that train a model.
 GROWTH = (
     *(f"lemonx/{room}" for room in ("algebra", "architectures", "execution", "frames", "methods", "models")),
-    *("lemonx/planning", "lemonx/specs", "lemonx_lab/data", "lemonx_lab/rivals"),
+    *("lemonx/options", "lemonx/planning", "lemonx/specs", "lemonx_lab/data", "lemonx_lab/rivals"),
 )
 TRAINING = ("lemonx/models", "lemonx/training", "lemonx_lab/data", "lemonx_lab/training")
 _BLOCK = 2**20
@@ -28,7 +28,7 @@ _BLOCK = 2**20
 
 @cache
 def fingerprint(rooms: tuple[str, ...]) -> dict[str, str]:
-    """A digest of the code in these rooms, and the versions of what it stands on.
+    """A digest of the code in these rooms, and the versions of its libraries.
 
     Python's is among them: its standard library is the data of some experiments.
     """
@@ -45,7 +45,7 @@ def files(path: Path) -> str:
     digest = hashlib.sha256()
     for one in [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file()):
         digest.update(f"{one.relative_to(path)}\0{one.stat().st_size}\n".encode())
-        # What cannot be read is no data either: training says so, in its own words.
+        # An unreadable file is no data either: training says so, in its own words.
         with suppress(OSError), open_file(one) as content:
             while block := content.read(_BLOCK):
                 digest.update(block)

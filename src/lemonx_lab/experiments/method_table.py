@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lemonx import methods
+from lemonx import api, methods
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import Refused
-from lemonx.methods import Lessons, Method
+from lemonx.methods import Method
 from lemonx.models.foreign import quiet
-from lemonx.planning.request import Target
 from lemonx.verification.rounding import EXACT_TOLERANCE
 from lemonx.verification.whole import compare
-from lemonx.workflows.expanding import expand_folder
-from lemonx.workflows.options import GrowthOptions, Writing
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
 # Column -> the sizes asked for; the source has width 48 and 2 blocks.
-CASES = {
-    "depth": Target(depth=4),
-    "width (divisible)": Target(width=96),
-    "width (indivisible)": Target(width=72),
+CASES: dict[str, dict[str, Any]] = {
+    "depth": {"depth": 4},
+    "width (divisible)": {"width": 96},
+    "width (indivisible)": {"width": 72},
 }
 LOSSLESS, UNDEFINED = "lossless", "-"
 # Steps for a method that learns how to grow, or while it trains: enough to leave its starting point.
@@ -62,12 +60,11 @@ def _word(yes: bool) -> str:
     return "yes" if yes else "no"
 
 
-def _grow(method: Method, folder: Path, sizes: Target, number: int = 0, seed: int = 0) -> Path:
+def _grow(method: Method, folder: Path, sizes: Mapping[str, Any], number: int = 0, seed: int = 0) -> Path:
     """A target by this method, on the embedded data if it learns."""
     target = folder / "target"
-    lessons = Lessons(steps=LESSONS) if method.learns else None
-    growth = GrowthOptions(sizes, method.name, seed=seed)
-    expand_folder(folder / f"source{number}", target, growth, Writing(verify=False, force=True, lessons=lessons))
+    called = {"name": method.name, "steps": LESSONS} if method.learns else method.name
+    api.expand(folder / f"source{number}", target, **sizes, method=called, seed=seed, verify=False, force=True)
     return target
 
 

@@ -1,4 +1,4 @@
-"""The pieces of an experiment, each named by a digest of all that decides it, so that only what changed is rerun.
+"""The pieces of an experiment, each named by a digest of everything that decides it. Only changed pieces run again.
 
 source  a model trained from scratch
 grown   a target made from a source by a method
@@ -65,14 +65,14 @@ class Node:
         return cache / f"{self.kind}-{self.key}"
 
     def done(self, cache: Path) -> bool:
-        """Whether its record is there, and its own: a run takes along what lies beside its source, also a record."""
+        """True if its own record is there; a run also takes along the record that lies beside its source."""
         if not (self.folder(cache) / DONE).exists():
             return False
         found = self.record(cache)
         return (found.get("kind"), found.get("what")) == (self.kind, self.what)
 
     def record(self, cache: Path) -> Trained:
-        """What it left when it was finished."""
+        """The account of the finished work."""
         return parse_json(read_inside(self.folder(cache).resolve(), DONE))
 
 
@@ -191,12 +191,8 @@ def run_node(node: Node, cache: Path) -> None:
 
 def _grow(node: Node, cache: Path, folder: Path) -> None:
     from lemonx import api
-    from lemonx.algebra.free_parameters import parse_free
 
     options: dict[str, Any] = dict(node.what)  # keywords of api.expand
-    options["fields"] = options.pop("set", {})
-    if (free := options.get("free")) is not None:
-        options["free"] = parse_free(free)
     remove(folder)
     # The targets of other seeds differ in their noise alone: one proof is enough.
     verify = options.pop("verify", True) and options["seed"] == 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -38,7 +38,40 @@ def run_all(wanted: Iterable[Node], cache: Path, *, jobs: int = 2, tell: Tell | 
     if not todo:
         return
     cache.mkdir(parents=True, exist_ok=True)
-    _Pool(todo, len(nodes), cache, jobs, tell or (lambda progress: None)).run()
+    began, work_done, work = monotonic(), 0.0, sum(map(_work, todo.values()))
+    running: dict[Future[None], Node] = {}
+    with _workers(jobs) as pool:
+        while todo or running:
+            ready = [node for node in todo.values() if all(other.done(cache) for other in node.after)]
+            for node in ready[: max(0, jobs - len(running))]:
+                running[pool.submit(run_node, todo.pop(node.key), cache)] = node
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                node = running.pop(future)
+                _raise_named(future, node)
+                work_done += _work(node)
+                left = (work - work_done) * (monotonic() - began) / work_done
+                if tell is not None:
+                    tell(Progress(len(nodes) - len(todo) - len(running), len(nodes), left, node.label))
+
+
+@contextmanager
+def _workers(jobs: int) -> Generator[ProcessPoolExecutor]:
+    """A pool of processes, which end at once if an error ends the work."""
+    # Spawned, not forked: torch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin) as pool:
+        try:
+            yield pool
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise Stopped(
+                    "a run was killed, perhaps because memory ran out",
+                    "run the same again, with one job if memory is short; finished runs are kept",
+                ) from None
+            raise
 
 
 def _with_needs(wanted: Iterable[Node]) -> dict[str, Node]:
@@ -56,52 +89,8 @@ def _with_needs(wanted: Iterable[Node]) -> dict[str, Node]:
     return found
 
 
-class _Pool:
-    def __init__(self, todo: dict[str, Node], total: int, cache: Path, jobs: int, tell: Tell) -> None:
-        self.todo, self.total, self.cache, self.jobs, self.tell = todo, total, cache, jobs, tell
-        self.began = monotonic()
-        self.work_done = 0.0
-        self.work = sum(map(_work, todo.values()))
-
-    def run(self) -> None:
-        # Spawned, not forked: torch's threads do not survive a fork.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.jobs, mp_context=context, initializer=_begin) as pool:
-            running: dict[Future[None], Node] = {}
-            try:
-                while self.todo or running:
-                    self._submit(pool, running)
-                    finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in finished:
-                        node = running.pop(future)
-                        _raise_named(future, node)
-                        self._tell(node, len(running))
-            except BaseException as error:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in list((pool._processes or {}).values()):
-                    process.terminate()
-                if isinstance(error, BrokenProcessPool):
-                    raise Stopped(
-                        "a run was killed, perhaps because memory ran out",
-                        "run the same again, with one job if memory is short; finished runs are kept",
-                    ) from None
-                raise
-
-    def _submit(self, pool: ProcessPoolExecutor, running: dict[Future[None], Node]) -> None:
-        ready = [n for n in self.todo.values() if all(other.done(self.cache) for other in n.after)]
-        for node in ready[: max(0, self.jobs - len(running))]:
-            del self.todo[node.key]
-            running[pool.submit(run_node, node, self.cache)] = node
-
-    def _tell(self, node: Node, running: int) -> None:
-        self.work_done += _work(node)
-        rate = self.work_done / (monotonic() - self.began)
-        done = self.total - len(self.todo) - running
-        self.tell(Progress(done, self.total, (self.work - self.work_done) / rate if rate else None, node.label))
-
-
 def _raise_named(future: Future[None], node: Node) -> None:
-    """What stopped a piece of work, if anything did; where it names no file, it names which of the many it was."""
+    """Raise the error that stopped a piece of work, if any; an error without a file names the piece."""
     try:
         future.result()
     except LemonxError as error:
@@ -118,7 +107,7 @@ _silence = ExitStack()
 
 
 def _begin() -> None:
-    """What each worker does first: it is quiet, takes one core, and ends when the process that started it does."""
+    """Prepare a worker: it is quiet, takes one core, and ends when the process that started it does."""
     _silence.enter_context(silenced())
     import torch
     from transformers.utils import logging

@@ -22,7 +22,8 @@ GROWN_FROM = "grown"
 
 
 Seeds = Annotated[tuple[int, ...], Field(min_length=1)]
-Lengths = Annotated[tuple[float, ...], Field(min_length=1)]
+# Fractions of the target's steps.
+Lengths = Annotated[tuple[Annotated[float, Field(gt=0, le=4)], ...], Field(min_length=1)]
 
 
 class _Strict(BaseModel):
@@ -30,7 +31,7 @@ class _Strict(BaseModel):
 
 
 class Paper(_Strict):
-    """What the paper found and its recipes at full scale, by the names of `lemonx train --list`."""
+    """The finding of the paper, and its recipes at full scale, by the names of `lemonx train --list`."""
 
     finding: str
     recipes: tuple[str, ...] = ()
@@ -39,9 +40,8 @@ class Paper(_Strict):
 class Arm(_Strict):
     """One way to the target: a method from a source, trained for several lengths.
 
-    `expand` and `train` go beyond the experiment's own (the options of `lemonx expand`, the keys of a recipe); the
-    method "none" grows nothing, and trains the source on;
-    `lengths` are fractions of the target's steps, each a separate run with its own schedule.
+    `expand` (options of `lemonx expand`) and `train` (keys of a recipe) go beyond the experiment's own. The method
+    "none" trains the source on as it is. `lengths` are fractions of the target's steps, each a run with its schedule.
     """
 
     label: str
@@ -68,7 +68,7 @@ class Downstream(_Strict):
 
 
 class Quick(_Strict):
-    """What `--quick` leaves of it."""
+    """The parts that `--quick` runs."""
 
     seeds: Seeds
     lengths: Lengths | None = None
@@ -124,9 +124,6 @@ class Experiment(_Strict):
         tasks = [task.name for task in self.downstream]
         if len(set(tasks)) != len(tasks):
             raise ValueError("two downstream tasks have one name")
-        for length in (*self.lengths, *(n for arm in self.arms for n in arm.lengths or ())):
-            if not 0 < length <= 4:
-                raise ValueError(f"length {length}: want a fraction of the target's steps")
         steps = self.target.train.get("steps")
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError("target.train needs steps, the length of training from scratch")

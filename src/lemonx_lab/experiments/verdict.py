@@ -1,27 +1,37 @@
 """Does the paper's claim hold here? One verdict per comparison, from the numbers alone.
 
-Runs of one seed share the source and the order of the data, so arms are compared seed by seed: LEMON is ahead of
-another arm if the mean of these differences in steps to the mark exceeds their standard deviation. Where bounds leave
-that open (the shortest run had passed the mark already, the longest had not), the final quality of the longest runs of
-equal length decides, if there are any.
+Runs of one seed share the source and the order of the data, so arms are compared seed by seed. LEMON is ahead of
+another arm if the mean difference in steps to the mark exceeds the standard deviation of the differences. Bounds can
+leave that open: the shortest run had passed the mark already, or the longest had not. Then the final quality of the
+longest runs of equal length decides, if there are any.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lemonx_lab.experiments.answer import AT_MOST, by_seed, figure, steps_to
-from lemonx_lab.experiments.forgetting import NEW, OLD, forgettings
-from lemonx_lab.experiments.result_file import ArmResult, Result
-from lemonx_lab.experiments.wording import AT_LEAST, is_baseline, percent
+from lemonx_lab.experiments import wording
+from lemonx_lab.experiments.answer import (
+    AT_LEAST,
+    AT_MOST,
+    NEW,
+    OLD,
+    by_seed,
+    figure,
+    forgettings,
+    measured_head_starts,
+    steps_to,
+)
+from lemonx_lab.experiments.result_file import LEMON, SCRATCH, ArmResult, Result
+from lemonx_lab.experiments.wording import percent
 
 AHEAD, BEHIND, NOISE, OPEN = "ahead", "behind", "noise", "open"
+# The order in which outcomes are told: what does not hold first.
+WORST_FIRST = (BEHIND, NOISE, OPEN, AHEAD)
 STEPS, FINAL = "steps", "final"
-LEMON = "lemon"
 
-# What each outcome says of the claim that LEMON is ahead, and of a variant of LEMON against the first.
+# The words of each outcome, for the claim that LEMON is ahead, and for a variant of LEMON against the first.
 CLAIM = {AHEAD: "reproduces", BEHIND: "does not reproduce", NOISE: "within seed noise", OPEN: "undecided"}
 OVERALL = {**CLAIM, NOISE: "partly within seed noise"}
 VARIANT = {AHEAD: "better", BEHIND: "worse", NOISE: "within seed noise", OPEN: "undecided"}
@@ -59,14 +69,13 @@ class ArmComparison:
 
 def need(content: Result, arm: ArmResult) -> Need:
     """An arm's steps to the mark over its seeds; a seed that does not reach it counts with its longest run."""
-    points = by_seed(arm["runs"])
-    if is_baseline(content, arm):
-        return Need((float(content["steps"]),) * len(points))
-    better = content["experiment"]["better"]
+    points = by_seed(arm.runs)
+    if content.is_baseline(arm):
+        return Need((float(content.steps),) * len(points))
     counted: list[float] = []
     less = more = False
-    for of_seed, mark in zip(points.values(), content["mark"]["by_seed"], strict=True):
-        found, bound = steps_to(mark, of_seed, better)
+    for of_seed, mark in zip(points.values(), content.mark.by_seed, strict=True):
+        found, bound = steps_to(mark, of_seed, content.experiment.better)
         less, more = less or bound == AT_MOST, more or found is None
         counted.append(max(steps for steps, _ in of_seed) if found is None else found)
     return Need(tuple(counted), less, more)
@@ -80,23 +89,22 @@ def judge(content: Result, arm: ArmResult, other: ArmResult) -> ArmComparison:
     leans = outcome_of(advantage, noise or 0.0)
     larger, smaller = first.less or second.more, first.more or second.less
     # A bound decides only if the truth behind it can but add to the difference.
-    unsure = {AHEAD: smaller, BEHIND: larger, NOISE: larger or smaller, OPEN: True}[leans]
+    unsure = {AHEAD: smaller, BEHIND: larger, NOISE: larger or smaller}[leans]
     if unsure and (lengths := common_lengths(arm, other)):
         return at_equal_length(content, arm, other, max(lengths))
     outcome = OPEN if unsure or noise is None else leans
     bound = {(True, False): AT_LEAST, (False, True): AT_MOST}.get((larger, smaller), "")
-    return ArmComparison(arm["label"], other["label"], outcome, STEPS, advantage, noise, None, bound, not unsure)
+    return ArmComparison(arm.label, other.label, outcome, STEPS, advantage, noise, None, bound, not unsure)
 
 
 def at_equal_length(content: Result, arm: ArmResult, other: ArmResult, length: int) -> ArmComparison:
-    first, second = (next(at for at in a["at"] if at["steps"] == length)["by_seed"] for a in (arm, other))
-    better, worse = (first, second) if content["experiment"]["better"] == "higher" else (second, first)
-    advantage, noise = paired(better, worse)
-    return ArmComparison(arm["label"], other["label"], outcome_of(advantage, noise), FINAL, advantage, noise, length)
+    pair = arm.after(length).by_seed, other.after(length).by_seed
+    advantage, noise = paired(*(pair if content.experiment.better == "higher" else reversed(pair)))
+    return ArmComparison(arm.label, other.label, outcome_of(advantage, noise), FINAL, advantage, noise, length)
 
 
 def common_lengths(arm: ArmResult, other: ArmResult) -> set[int]:
-    return {at["steps"] for at in arm["at"]} & {at["steps"] for at in other["at"]}
+    return {*arm.lengths} & {*other.lengths}
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, float | None]:
@@ -106,7 +114,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, floa
     (2.0, 0.0)
     """
     differences = figure([a - b for a, b in zip(first, second, strict=True)])
-    return differences["mean"], differences["spread"]
+    return differences.mean, differences.spread
 
 
 def outcome_of(advantage: float, noise: float | None) -> str:
@@ -114,113 +122,116 @@ def outcome_of(advantage: float, noise: float | None) -> str:
     >>> outcome_of(10.0, 5.0), outcome_of(-10.0, 5.0), outcome_of(3.0, 5.0), outcome_of(10.0, None)
     ('ahead', 'behind', 'noise', 'open')
     """
-    if noise is None or math.isnan(advantage):
+    if noise is None:
         return OPEN
     if abs(advantage) <= noise:
         return NOISE
     return AHEAD if advantage > 0 else BEHIND
 
 
+# Which arms are compared.
+
+
 def lemons(content: Result) -> list[ArmResult]:
-    return [arm for arm in content["arms"] if arm["method"] == LEMON]
+    return [arm for arm in content.arms if arm.method == LEMON]
 
 
 def challengers(content: Result) -> list[ArmResult]:
     """The LEMON arms that do not themselves set the mark."""
-    return [arm for arm in lemons(content) if not is_baseline(content, arm)]
+    return [arm for arm in lemons(content) if not content.is_baseline(arm)]
 
 
 def claims(content: Result) -> list[ArmComparison]:
-    """Every LEMON arm against what starts from the same source, and against what needs none.
+    """Every LEMON arm against the arms that start from the same source, and against those that need none.
 
-    Where an experiment compares variants with a reference, that arm alone.
+    Where an experiment compares variants with a reference, only that arm.
     """
-    reference = content["experiment"].get("reference")
+    reference = content.experiment.reference
     if forgettings(content):  # where two losses are the question, steps are not
         return []
-    return [
-        judge(content, arm, other)
-        for arm in lemons(content)
-        if reference in (None, arm["label"])
-        for other in content["arms"]
-        if other is not arm and _rivals(content, arm, other)
-    ]
+    return [judge(content, arm, other) for arm, other in _pairs(content) if reference in (None, arm.label)]
 
 
-def _rivals(content: Result, arm: ArmResult, other: ArmResult) -> bool:
-    if is_baseline(content, other) or is_baseline(content, arm):
-        return not is_baseline(content, arm)
-    return other["method"] != LEMON and (other["method"] == "scratch" or other["source"] == arm["source"])
+def _pairs(content: Result) -> Iterator[tuple[ArmResult, ArmResult]]:
+    """LEMON arms, each with its rivals."""
+    for arm in challengers(content):
+        for other in content.arms:
+            is_rival = other.method != LEMON and (other.method == SCRATCH or other.source == arm.source)
+            if other is not arm and (is_rival or content.is_baseline(other)):
+                yield arm, other
 
 
 def references(content: Result) -> dict[str, ArmResult]:
     """By source, the LEMON arm that its others are compared with: the reference, or the first."""
-    named = [arm for arm in lemons(content) if arm["label"] == content["experiment"].get("reference")]
+    named = [arm for arm in lemons(content) if arm.label == content.experiment.reference]
     first: dict[str, ArmResult] = {}
     for arm in [*named, *challengers(content)]:
-        first.setdefault(arm["source"], arm)
+        first.setdefault(arm.source, arm)
     return first
 
 
 def variants(content: Result) -> list[ArmComparison]:
     """The further LEMON arms of a source against its reference."""
     first = references(content)
-    return [
-        judge(content, arm, first[arm["source"]]) for arm in challengers(content) if arm is not first[arm["source"]]
-    ]
-
-
-def finals(content: Result) -> list[ArmComparison]:
-    """The same pairs, and LEMON arms against other methods from their source, by final quality at equal lengths."""
-    arms = {arm["label"]: arm for arm in content["arms"]}
-    pairs = [(arms[c.arm], arms[c.other]) for c in variants(content)]
-    others = [arm for arm in content["arms"] if arm["method"] not in (LEMON, "scratch")]
-    pairs += [(arm, other) for other in others for arm in lemons(content) if arm["source"] == other["source"]]
-    return [
-        at_equal_length(content, arm, other, length)
-        for arm, other in pairs
-        for length in sorted(common_lengths(arm, other))
-    ]
+    pairs = [(arm, first[arm.source]) for arm in challengers(content)]
+    return [judge(content, arm, other) for arm, other in pairs if arm is not other]
 
 
 def tuned(content: Result) -> list[tuple[str, ArmComparison]]:
     """LEMON against the others after fine-tuning, by task; every such metric but a loss is better when higher."""
-    found = []
-    for arm in lemons(content):
-        for other in content["arms"]:
-            if other is not arm and _rivals(content, arm, other):
-                for task, first in arm["downstream"].items():
-                    second = other["downstream"][task]
-                    better, worse = (second, first) if "loss" in first["metric"] else (first, second)
-                    advantage, noise = paired(better["by_seed"], worse["by_seed"])
-                    outcome = outcome_of(advantage, noise)
-                    found.append((task, ArmComparison(arm["label"], other["label"], outcome, FINAL, advantage, noise)))
+    found: list[tuple[str, ArmComparison]] = []
+    for arm, other in _pairs(content):
+        for task, first in arm.downstream.items():
+            pair = first.by_seed, other.downstream[task].by_seed
+            advantage, noise = paired(*(reversed(pair) if "loss" in first.metric else pair))
+            outcome = outcome_of(advantage, noise)
+            found.append((task, ArmComparison(arm.label, other.label, outcome, FINAL, advantage, noise)))
     return found
 
 
+def best_against_best(content: Result) -> Iterator[ArmComparison]:
+    """For each source: its lowest LEMON arm against the lowest of the other methods that start from it.
+
+    Where there is no other method, against the LEMON arm that its variants are compared with. The best of many arms are
+    chosen after the runs, on both sides.
+    """
+    others = [arm for arm in content.arms if arm.method not in (LEMON, SCRATCH)]
+    rivals = others or list(references(content).values())
+    for source in dict.fromkeys(arm.source for arm in content.arms):
+        own = [[arm for arm in arms if arm.source == source] for arms in (lemons(content), rivals)]
+        pairs = [(arm, other) for arm in own[0] for other in own[1] if arm is not other and common_lengths(arm, other)]
+        if pairs:
+            longest = max(max(common_lengths(*pair)) for pair in pairs)
+            there = [pair for pair in pairs if longest in common_lengths(*pair)]
+            arm, other = (content.best([pair[side] for pair in there], longest) for side in (0, 1))
+            yield at_equal_length(content, arm, other, longest)
+
+
+# In words.
+
+
 def answer(content: Result) -> tuple[str, str]:
-    """What becomes of an experiment's claim: that nothing is forgotten, or that LEMON needs fewer steps."""
+    """The outcome of an experiment's claim: that nothing is forgotten, or that LEMON needs fewer steps."""
     found = forgettings(content)
     if not found:
         return headline(claims(content))
+    does = f"within {percent(NEW)} % of {content.experiment.baseline}, and the old loss at most {percent(OLD)} % up"
     kept = [one.arm for one in found if one.learns_and_keeps]
-    does = (
-        f"within {percent(NEW)} % of {content['experiment']['baseline']}, and the old loss at most {percent(OLD)} % up"
-    )
-    return (AHEAD, f"Of {len(found)} ways, this does both ({does}): {' / '.join(kept)}.") if kept else (
-        BEHIND, f"None of {len(found)} ways does both ({does})."
-    )  # fmt: skip
+    if not kept:
+        return BEHIND, f"None of {len(found)} ways does both ({does})."
+    return AHEAD, f"Of {len(found)} ways, this does both ({does}): {' / '.join(kept)}."
 
 
 def headline(comparisons: Sequence[ArmComparison]) -> tuple[str, str]:
     """The worst outcome of all, and one sentence on them."""
-    by = {outcome: [c for c in comparisons if c.outcome == outcome] for outcome in (BEHIND, NOISE, OPEN, AHEAD)}
+    by = {outcome: [c for c in comparisons if c.outcome == outcome] for outcome in WORST_FIRST}
     if not comparisons:
         return OPEN, "No run of this experiment tests whether LEMON needs fewer steps."
     total = len(comparisons)
     if len(by[AHEAD]) == total:
-        return AHEAD, f"The claim reproduces here: LEMON is ahead in {_count(total)}."
-    parts = []
+        count = {1: "the one comparison made", 2: "both comparisons"}.get(total, f"all {total} comparisons")
+        return AHEAD, f"The claim reproduces here: LEMON is ahead in {count}."
+    parts: list[str] = []
     for outcome, words in (
         (BEHIND, "The claim does not reproduce here against {}."),
         (NOISE, "The difference from {} is within seed noise."),
@@ -233,14 +244,57 @@ def headline(comparisons: Sequence[ArmComparison]) -> tuple[str, str]:
         parts.append(f"One seed leaves no spread to judge by; on it LEMON is ahead of {ahead} of {len(single)}.")
     if by[AHEAD]:
         parts.append(f"The claim reproduces in {len(by[AHEAD])} of {total} comparisons.")
-    return next(outcome for outcome in (BEHIND, NOISE, OPEN) if by[outcome]), " ".join(parts)
+    return next(outcome for outcome in WORST_FIRST if by[outcome]), " ".join(parts)
 
 
-def _count(total: int) -> str:
-    return {1: "the one comparison made", 2: "both comparisons"}.get(total, f"all {total} comparisons")
-
-
-def _listed(comparisons: Sequence[ArmComparison], *, several: bool) -> str:
+def _listed(comparisons: Iterable[ArmComparison], *, several: bool) -> str:
     """`FPI, AKI`; with the arm where several LEMON arms are compared: `scratch (LEMON, indivisible)`."""
     names = [f"{c.other} ({c.arm})" if several else c.other for c in comparisons]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def answer_line(content: Result) -> tuple[str, str, str]:
+    """Steps saved, FLOPs with the source counted, and against the best other method; empty where nothing is told."""
+    rival = answer(content)[1] if forgettings(content) else rivals_text(content)
+    return (*saved_lines(content), rival)
+
+
+_AGAINST = {
+    AHEAD: "{lead} better than {other}",
+    BEHIND: "{lead} worse than {other}",
+    NOISE: "level with {other} ({lead})",
+    OPEN: "undecided against {other} ({lead})",
+}
+
+
+def rivals_text(content: Result) -> str:
+    """`own copies: 0.0401 ± 0.0112 better than AKI`; one part for each source, what does not hold first."""
+    parts: list[str] = []
+    for c in sorted(best_against_best(content), key=lambda c: WORST_FIRST.index(c.outcome)):
+        lead = wording.metric(abs(c.advantage) if c.outcome in (AHEAD, BEHIND) else c.advantage)
+        lead += wording.plus_minus(c.noise, wording.metric)
+        parts.append(f"{c.arm}: {_AGAINST[c.outcome].format(lead=lead, other=c.other)}")
+    return "; ".join(parts)
+
+
+def saved_lines(content: Result) -> tuple[str, str]:
+    """The savings of the best lossless start against the best from scratch: of its steps, and with the source counted.
+
+    If no start reaches the mark with every seed, how near the nearest comes. Of whole runs, the net of all phases, and
+    that of the best other way to go on from the source.
+    """
+    arms = challengers(content)
+    if not arms or not wording.has_savings(content):
+        return "", ""
+    if shown := [(arm.saved.steps.mean, arm) for arm in arms if arm.saved]:
+        arm = max(shown, key=lambda pair: pair[0])[1]
+        steps = f"{arm.label}: {wording.saved_text(arm, 'steps')}"
+        counted = wording.saved_text(arm, "flops_with_source")
+    else:
+        arm = max(arms, key=lambda arm: (arm.reach.reached, -(arm.reach.short_of or 0.0)))
+        steps, counted = f"{arm.label}: the mark is {wording.not_reached(arm)}", ""
+    nets = [one for one in measured_head_starts(content) if AT_MOST not in one.bound]
+    grown = [one for one in nets if one.arm in {arm.label for arm in arms}]
+    sides = (grown, [one for one in nets if one not in grown]) if grown else ()
+    best = [max(side, key=lambda one: one.net.mean) for side in sides if side]
+    return steps, "; ".join(f"{one.arm}: {wording.net_text(one)}" for one in best) or counted

@@ -57,10 +57,10 @@ def learn(plan: Plan, checkpoint: Checkpoint, lessons: Lessons) -> Mapping[str, 
     try:
         for step, batch in enumerate(_batches(plan, lessons)):
             weights = {named[name]: tensor for name, tensor in operators.tensors()}
-            with foreign("run the target on this data", "give other --data", BadData):
+            with foreign("run the target on this data", "give other data", BadData):
                 loss = torch.func.functional_call(model, weights, kwargs=batch).loss
             if not bool(loss.isfinite()):
-                raise Refused(f"ligo's loss is not finite after {step} steps", "use other --data, or fewer --lessons")
+                raise Refused(f"ligo's loss is not finite after {step} steps", "use other data, or fewer steps")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

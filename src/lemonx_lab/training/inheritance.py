@@ -1,7 +1,7 @@
-"""What a teacher adds to the loss of an update, in either loop.
+"""The part of an update's loss that comes from a teacher.
 
-Knowledge inheritance, (1 - alpha) task loss + alpha loss against the teacher's predictions (the paper's baseline,
-appendix A.3); and late-to-early training, task loss + alpha distance of an early hidden state from the teacher's last.
+Knowledge inheritance (the paper's baseline, appendix A.3): (1 - alpha) task loss + alpha loss against the teacher's
+predictions. Late-to-early training: task loss + alpha distance of an early hidden state from the teacher's last one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLACE = 4
 
 
 class Teaching:
-    """A teacher, and how its weight falls over a run of so many steps."""
+    """A teacher, and the fall of its weight over the `total` steps of a run."""
 
     def __init__(self, recipe: Recipe, teacher: PreTrainedModel, total: int, device: torch.device) -> None:
         assert recipe.inheritance is not None
@@ -38,7 +38,7 @@ class Teaching:
 
     @property
     def more(self) -> dict[str, Any]:
-        """What the trained model is asked for beside its predictions."""
+        """The keywords that ask the trained model for more than its predictions."""
         return {"output_hidden_states": True} if self._asked.kind == EARLY else {}
 
     def weight(self, step: int) -> float:
@@ -49,7 +49,7 @@ class Teaching:
         return self.teacher if self.weight(step) > 0 else None
 
     def loss(self, task: Tensor, outputs: Any, inputs: Mapping[str, Any], step: int, share: float | None = None) -> Any:
-        """The loss of an update; `share`: of all positions of the update, those of these inputs."""
+        """The loss of an update; `share` is the part of the update's positions that these inputs hold."""
         if self.active(step) is None:
             return task
         known = {name: value for name, value in inputs.items() if name not in ("labels", *self.more)}

@@ -77,7 +77,7 @@ class Lora(Strict):
 
 
 class Stage(Strict):
-    """Steps at one size, after an `expand`; Adam's moments grow with the weights ("grown") or start at 0 ("anew").
+    """Steps at one size, after an `expand`; Adam's moments grow with the weights (`grown`) or start at 0 (`anew`).
 
     `ramp`: over how many steps the copied output weights of added blocks come in.
     """
@@ -89,7 +89,7 @@ class Stage(Strict):
 
 
 class Recipe(Strict):
-    """What to train, on what, for how long and how; the field names are the keys of the YAML file."""
+    """The whole of a training run; the field names are the keys of the YAML file."""
 
     called = "a recipe"
 
@@ -114,7 +114,7 @@ class Recipe(Strict):
     optimizer: Optimizer = Optimizer()
     clip: float = Field(1.0, ge=0)
     precision: Annotated[Literal["float32", "bfloat16"], BeforeValidator(dtype_in_full)] = "float32"
-    loop: Literal["trainer", "lean"] = "trainer"
+    loop: Literal["trainer", "lean"] | None = Field(None, exclude=True)  # of older recipes; it has no effect
     train: Literal["all", "new"] = "all"
     lora: Lora | None = None
     beside: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
@@ -154,7 +154,7 @@ class Recipe(Strict):
         if any(stage.expand is None for stage in self.stages[1:]):
             yield "every stage after the first needs an expand"
         if self.ramp is not None and (self.stages or self.source is None):
-            yield "ramp belongs to a source, expanded with --ramp or here; in stages, give it in the one that expands"
+            yield "ramp belongs to a source, expanded with a ramp or here; in stages, give it in the one that expands"
         if any(stage.ramp is not None and stage.expand is None for stage in self.stages):
             yield "the ramp of a stage needs an expand that adds layers"
         if self.warmup is not None and self.warmup_epochs is not None:
@@ -171,25 +171,14 @@ class Recipe(Strict):
             yield "inheritance needs a teacher, a checkpoint"
         if self.train == "new" and (self.source is None or self.stages):
             yield "train: new belongs to one growth of a source, before training or by `expand`; leave it out"
-        if self.lora is not None and (self.loop != "lean" or self.train == "new" or self.source is None):
-            yield "lora adapts a source in the lean loop; give loop: lean, and leave out train: new"
+        if self.lora is not None and (self.stages or self.save_every or self.train == "new" or self.source is None):
+            yield "lora adapts a source, and saves nothing before the end; leave out train: new, stages and save_every"
         if any(not name.isidentifier() or name in ("loss", "validation", "train") for name in self.beside):
             yield "beside maps names of your choice, made of letters, to sections such as data's"
         if self.rehearse:
             yield from self._of_rehearsal()
-        if self.optimizer.kind == "muon" and self.loop != "lean":
-            yield "the optimizer muon is in the lean loop alone; give loop: lean"
-        if self.loop == "lean" and (
-            self.stages
-            or self.gradient_accumulation != 1
-            or self.precision != "float32"
-            or self.report_to
-            or self.save_every
-        ):
-            yield (
-                "the lean loop has no stages, gradient_accumulation, bfloat16, report_to or save_every; leave "
-                "these out, or loop: lean"
-            )
+        if self.optimizer.kind == "muon" and any(stage.expand and stage.moments == "grown" for stage in self.stages):
+            yield "the moments of muon do not grow; give the stages that expand moments: anew"
         if self.inheritance is not None and self.stages:
             yield "inheritance and stages cannot be combined: the teacher's weight falls over one run"
 
@@ -202,7 +191,7 @@ class Recipe(Strict):
             yield "rehearse: every batch needs examples of the data and of each section; change a share or batch_size"
 
     def rehearsed(self) -> dict[str, int]:
-        """How many examples of every batch are of each section beside the data."""
+        """The examples of every batch that come from each section beside the data."""
         return {name: round(share * self.batch_size) for name, share in self.rehearse.items()}
 
     def total_steps(self, examples: int) -> int:

@@ -1,4 +1,4 @@
-"""What training needs beyond the packages that come with lemonx."""
+"""The packages that training needs beyond those that come with lemonx."""
 
 from __future__ import annotations
 

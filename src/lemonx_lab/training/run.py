@@ -77,8 +77,8 @@ def _kind(recipe: Recipe) -> type[TrainingJob]:
     """The kind of job: under torchrun with several processes, they share the model."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return TrainingJob
-    if recipe.train == "new" or recipe.beside:
-        raise BadRecipe("`train: new` and `beside` are for one process", "start it without torchrun")
+    if recipe.train == "new" or recipe.beside or recipe.lora or recipe.optimizer.kind == "muon":
+        raise BadRecipe("`train: new`, `beside`, `lora` and muon are for one process", "start it without torchrun")
     from lemonx_lab.training.sharded_run import SharedJob
 
     return SharedJob
@@ -94,7 +94,7 @@ def _prepared(recipe: Recipe, section: Mapping[str, JsonValue] | None = None) ->
 
 
 class TrainingJob:
-    """What the stages of a run share."""
+    """A run: the parts that its stages share."""
 
     def __init__(self, recipe: Recipe, output: Path, prepared: data.Prepared, progress: TellProgress | None) -> None:
         self.recipe, self.output, self.data, self.progress = recipe, output, prepared, progress
@@ -102,7 +102,7 @@ class TrainingJob:
         total = self.schedule.total
         self.legs = legs(recipe, total)
         self.evaluate = recipe.eval_every or -(-total // _EVALUATIONS)
-        self.save = -(-total // _SAVES) if recipe.save_every is None else recipe.save_every
+        self.save = -(-total // _SAVES) if recipe.save_every is None and recipe.lora is None else recipe.save_every or 0
         self.beside = {name: _prepared(recipe, section) for name, section in recipe.beside.items()}
         self._entries: SourceEntries | None = None
 
@@ -140,13 +140,13 @@ class TrainingJob:
         if self.recipe.train == "new":
             from lemonx.training.kept import SourceEntries
 
-            # Read anew: a run that was stopped before its first checkpoint may have begun with another growth.
+            # Read again: a run that was stopped before its first checkpoint may have begun with another growth.
             self._entries = SourceEntries(source)
             run_folder.remember(self.output, KEY, dict(self._entries.record))
         return self._loaded(source, self.data.model)
 
     def _keep(self, trained: PreTrainedModel, saved: Saved | None) -> KeepSource | None:
-        """What keeps the source's numbers in the model, if only what was added is trained."""
+        """The callback that keeps the source's numbers in the model, if only added entries are trained."""
         if self.recipe.train != "new":
             return None
         from lemonx.training.kept import KeepSource, SourceEntries
@@ -179,30 +179,18 @@ class TrainingJob:
     def _train(
         self, leg: Leg, trained: PreTrainedModel, saved: Saved | None, history: list[curves.CurveRow]
     ) -> list[curves.CurveRow]:
+        from lemonx_lab.training.adapters import adapted
         from lemonx_lab.training.trainer import Rhythm, arguments
 
         # A grown model is evaluated before it trains, as every model is.
         fresh = saved is None or saved.step == leg.start
         args, ramp = arguments(self.recipe, self.output, end=leg.end, fresh=fresh), self._ramp(leg)
         keep = self._keep(trained, saved)
-        # Examples meet the model here: what the one holds and the other cannot take shows.
-        with in_one_line("train this model on this data", "give others", BadRecipe, but=(OSError,)):
-            if self.recipe.loop == "lean":
-                from lemonx_lab.training.adapters import adapted
-                from lemonx_lab.training.lean import LeanLoop
-
-                with adapted(trained, self.recipe.lora):
-                    loop = LeanLoop(
-                        trained,
-                        args,
-                        self.recipe,
-                        self.data,
-                        self.schedule,
-                        keep=keep,
-                        teacher=self._teacher(),
-                        beside=self.beside,
-                    )
-                    return loop.train(self.evaluate, self._tell, ramp)
+        # Examples meet the model here: this is where a misfit shows.
+        with (
+            in_one_line("train this model on this data", "give others", BadRecipe, but=(OSError,)),
+            adapted(trained, self.recipe.lora),
+        ):
             trainer = self._trainer()(
                 trained,
                 args,
@@ -221,7 +209,7 @@ class TrainingJob:
         return trainer.state.log_history
 
     def _ramp(self, leg: Leg) -> RampCallback | None:
-        """What opens the blocks that were added at the beginning of this stage."""
+        """The callback that opens the blocks which were added at the beginning of this stage."""
         if leg.ramp is None:
             return None
         from lemonx.training.ramp import RampCallback
@@ -263,6 +251,8 @@ class TrainingJob:
         return done
 
     def _notes(self) -> Iterator[str]:
+        if self.recipe.loop is not None:
+            yield "the key loop has no effect: there is one loop now; leave it out"
         asked, given = self.recipe.warmup_steps(len(self.data.train)), self.schedule
         if given.warmup < asked:
             yield f"the warm-up of {asked} steps does not fit into a run of {given.total}: it had {given.warmup}"

@@ -26,7 +26,7 @@ from lemonx_lab.training.recipe import Recipe
 CURVE, PICTURE = "curve.csv", "curve.png"
 _STATE = "trainer_state.json"
 _SAVED = re.compile(r"(checkpoint|stage)-[0-9]+")
-# What is there while something is written: hidden names of this package alone.
+# Names that exist while a file is written: hidden names of this package alone.
 _HIDDEN = re.compile(
     r"\.partial|\.model|\.expanded|\.stage-[0-9]+|\.ramp-[0-9]+\.safetensors|\..+\.lemonx-(old-)?[0-9a-f]{8}"
 )
@@ -124,7 +124,7 @@ def _undo(output: Path, old: Path | None) -> None:
 
 
 def _may_hold(content: Mapping[str, JsonValue]) -> Callable[[str], bool]:
-    """Which names the folder of a run may hold: its figures, model and checkpoints, and the files copied to it."""
+    """A test of the names that the folder of a run may hold: figures, model, checkpoints, and copied files."""
     brought = set(_files(content))
 
     def allowed(name: str) -> bool:
@@ -191,7 +191,7 @@ def _check_resumable(output: Path, content: Mapping[str, JsonValue], recipe: Rec
 
 
 def _run_of(output: Path) -> dict[str, JsonValue] | None:
-    """The content of run.json; None if the folder is new or empty. BadOutput if it holds something else."""
+    """The content of run.json; a new or empty folder has None. BadOutput if it holds something else."""
     if not os.path.lexists(output) or (output.is_dir() and not any(output.iterdir())):
         return None
     if not output.is_dir():

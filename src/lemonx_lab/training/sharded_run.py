@@ -1,4 +1,4 @@
-"""The same run in many processes under torchrun: they share the model, and the first process writes common files."""
+"""A run in many processes under torchrun: they share the model, and the first process writes common files."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from lemonx import api
 from lemonx.checkpoints.creating import new_folder
 from lemonx.errors import BadRecipe, LemonxError
-from lemonx.fsdp import load_expanded
+from lemonx.fsdp import fill
+from lemonx.options.declared import Planning
 from lemonx.planning.plan import Plan
 from lemonx.training import sharded
 from lemonx.training.curve import CurveRow
+from lemonx.workflows.planning import plan_source
 from lemonx_lab.training import model, run_folder
 from lemonx_lab.training.run import FinishedRun, TrainingJob
 from lemonx_lab.training.run_folder import Saved
 from lemonx_lab.training.stages import Leg, grow
-from lemonx_lab.training.trainer import FORWARDS, LemonTrainer, forward_flops
+from lemonx_lab.training.trainer import LemonTrainer, forward_flops
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class ShardedTrainer(LemonTrainer):
-    """A Trainer for a sharded model; no process ever holds the whole of what it saves."""
+    """A Trainer for a sharded model; no process ever holds a whole checkpoint."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -61,28 +62,16 @@ class ShardedTrainer(LemonTrainer):
         super()._save_checkpoint(model, trial)
         dist.barrier()
 
-    def floating_point_ops(self, inputs: dict[str, torch.Tensor | Any]) -> int:
-        """Counted without the processes having to meet: they may see examples of different shapes.
+    def _forward_flops(self, model: Any, inputs: Mapping[str, Any]) -> int:
+        """FLOPs of one forward pass, counted on a model without values, so that the processes need not meet.
 
-        Masks and labels are left out: they cost no product, and a mask without values cannot be read.
+        The meta device would count attention differently. Masks and labels are left out: they cost no product, and a
+        mask without values cannot be read.
         """
-        shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if torch.is_tensor(value))
-        teacher = None if self.teaching is None else self.teaching.active(self.state.global_step)
-        known = (shapes, teacher is not None)
-        if known not in self._counted:
-            example = inputs[self._shared.main_input_name][:1]
-            self._counted[known] = FORWARDS * _flops(self._shared, example)
-            if teacher is not None:
-                self._counted[known] += _flops(teacher, example)
-        return self._counted[known] * len(next(iter(inputs.values())))
-
-
-def _flops(shared: PreTrainedModel, example: torch.Tensor) -> int:
-    """FLOPs of a forward pass, counted on a model without values; the meta device would count attention differently."""
-    kind: Any = next(base for base in type(shared).__mro__ if not base.__name__.startswith("FSDP"))
-    with torch.random.fork_rng(devices=[]), FakeTensorMode():
-        example = torch.empty(example.shape, dtype=example.dtype)
-        return forward_flops(kind(shared.config), {shared.main_input_name: example})
+        kind: Any = next(base for base in type(model).__mro__ if not base.__name__.startswith("FSDP"))
+        with torch.random.fork_rng(devices=[]), FakeTensorMode():
+            example = torch.empty(inputs[model.main_input_name].shape, dtype=inputs[model.main_input_name].dtype)
+            return forward_flops(kind(model.config), {model.main_input_name: example})
 
 
 class SharedJob(TrainingJob):
@@ -90,11 +79,8 @@ class SharedJob(TrainingJob):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        if self.recipe.loop == "lean" or any(leg.ramp is not None for leg in self.legs):
-            raise BadRecipe(
-                "a ramp and the lean loop need the whole model in one process",
-                "train in one process, or leave them out",
-            )
+        if any(leg.ramp is not None for leg in self.legs):
+            raise BadRecipe("a ramp needs the whole model in one process", "train in one process, or leave it out")
         self.mesh = sharded.start()
         self.first = dist.get_rank() == 0
         batch = self.recipe.batch_size // self.recipe.gradient_accumulation
@@ -127,7 +113,7 @@ class SharedJob(TrainingJob):
 
     def _start(self) -> PreTrainedModel:
         found = super()._start()
-        # Fresh parameters are drawn whole, as one process draws them; what was read is sharded already.
+        # Fresh parameters are drawn whole, as one process draws them; a model that was read is sharded already.
         return sharded.shard(found, self.mesh) if self.recipe.config is not None else found
 
     def _bring_along(self, source: Path, expansion: Plan | None = None) -> None:
@@ -145,12 +131,12 @@ class SharedJob(TrainingJob):
 
     def _expanded(self, source: Path, leg: Leg) -> PreTrainedModel:
         """Each process computes the slices that it holds; nothing is written and nothing verified."""
-        expand = leg.expand
-        assert expand is not None
-        plan = api.plan(source, **expand.options)
+        assert leg.expand is not None
+        options = Planning.of(leg.expand.growth, solve=True)
+        plan = plan_source(source, options)
         self._bring_along(source, plan)
         empty = model.empty(self.recipe.task, plan.target_config, self.data.model)
-        return load_expanded(sharded.allocate(empty, self.mesh), source, **expand.options)
+        return fill(sharded.allocate(empty, self.mesh), source, options)
 
     def _grown(self, saved: Saved, leg: Leg) -> Saved:
         if self.first:

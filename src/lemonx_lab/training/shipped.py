@@ -24,12 +24,6 @@ def found(path: Path) -> Path:
 
 
 def shipped() -> dict[str, str]:
-    """Every recipe that ships: its name and a one-line description."""
-    return {
-        path.stem: _first_comment(path.read_text(encoding="utf-8"))
-        for path in sorted(SHIPPED.glob("*.yaml"), key=lambda p: p.stem)
-    }
-
-
-def _first_comment(text: str) -> str:
-    return next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), "")
+    """Every recipe that ships: its name and the comment that it begins with."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(SHIPPED.glob("*.yaml"))}
+    return {name: text.partition("\n")[0].lstrip("# ") for name, text in texts.items()}

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from lemonx import api
+from lemonx.algebra.free_parameters import as_section
 from lemonx.checkpoints.creating import remove, write_whole
 from lemonx.checkpoints.folder import RAMP
 from lemonx.checkpoints.opening import file_inside
 from lemonx.checkpoints.safetensors_file import read_header_from
 from lemonx.errors import BadRecipe
 from lemonx.training.growth_file import Expand
+from lemonx.training.ramp import AGAIN
 from lemonx_lab.training.recipe import Recipe
 from lemonx_lab.training.run_folder import Saved
 
@@ -37,7 +39,8 @@ class Leg:
     def options(self) -> dict[str, Any]:
         """The keywords of `lemonx.expand` for its growth."""
         assert self.expand is not None
-        return {**self.expand.options, "verify": self.expand.verify, "ramp": self.ramp is not None}
+        options = self.expand.options
+        return options if self.ramp is None else {**options, "free": {**as_section(options.get("free")), "ramp": True}}
 
 
 def legs(recipe: Recipe, total: int) -> list[Leg]:
@@ -53,21 +56,21 @@ def legs(recipe: Recipe, total: int) -> list[Leg]:
 
 
 def _checked(leg: Leg) -> Leg:
-    """The same; BadRecipe if a ramp would not come to its end, and leave a model that is half open."""
+    """The leg itself; BadRecipe if its ramp would not come to its end, and leave a model that is half open."""
     if leg.ramp is not None and leg.ramp >= leg.end - leg.start:
         raise BadRecipe(f"the ramp takes {leg.ramp} of {leg.end - leg.start} steps", "shorten it, or train longer")
     return leg
 
 
 def ramp_of(leg: Leg, output: Path) -> Path:
-    """Where a run keeps the output weights that come in during this stage."""
+    """The file of the output weights that come in during this stage."""
     return output / f".ramp-{leg.stage}.safetensors"
 
 
 def keep_ramp(leg: Leg, folder: Path, output: Path) -> None:
     """Copy the ramp of a checkpoint to the folder of the run, whole or not at all."""
     if not (folder / RAMP).is_file():
-        raise BadRecipe(f"the recipe has a ramp, but {str(folder)!r} holds no {RAMP}", "expand it with --ramp")
+        raise BadRecipe(f"the recipe has a ramp, but {str(folder)!r} holds no {RAMP}", AGAIN)
     with file_inside(folder.resolve(), RAMP) as file:
         read_header_from(file.fileno(), folder / RAMP)  # a broken one is named by where the user keeps it
         write_whole(ramp_of(leg, output), file)

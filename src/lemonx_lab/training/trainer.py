@@ -25,7 +25,8 @@ from lemonx.training.curve import CurveRow
 from lemonx.training.schedule import Schedule
 from lemonx_lab.data import Prepared
 from lemonx_lab.training.inheritance import Teaching
-from lemonx_lab.training.recipe import Recipe
+from lemonx_lab.training.muon import MuonWithAdamW, hidden_matrices
+from lemonx_lab.training.recipe import Optimizer, Recipe
 from lemonx_lab.training.run_folder import saved_folders
 from lemonx_lab.training.stream import training_examples
 
@@ -116,6 +117,7 @@ class LemonTrainer(Trainer):
             train_dataset=training_examples(recipe, data, self.beside, schedule.total),
             eval_dataset=data.validation,
             compute_metrics=_metrics(data),
+            optimizer_cls_and_kwargs=_muon(model, args, recipe.optimizer),
         )
         self.remove_callback(PrinterCallback)
 
@@ -159,7 +161,7 @@ class LemonTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _share(self, teaching: Teaching, inputs: Any, items: Any) -> Any:
-        """Of the positions that the task's loss is averaged over, those of these inputs."""
+        """The part that these inputs have of all positions over which the task's loss is averaged."""
         if items is None or not self.model_accepts_loss_kwargs:
             return None
         processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
@@ -176,10 +178,20 @@ class LemonTrainer(Trainer):
     # FLOPs and the curve.
 
     def floating_point_ops(self, inputs: dict[str, Tensor | Any]) -> int:
-        """Counted once for every shape of an example."""
-        model = self.accelerator.unwrap_model(self.model)
+        """FLOPs of an update with this batch, counted once for every shape of an example."""
+        inputs = self._prepare_inputs(inputs)
+        shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if isinstance(value, Tensor))
         teacher = None if self.teaching is None else self.teaching.active(self.state.global_step)
-        return batch_flops(model, self._prepare_inputs(inputs), self._counted, teacher)
+        known = (shapes, teacher is not None)
+        if known not in self._counted:
+            one = {name: value[:1] for name, value in inputs.items()}
+            taught = 0 if teacher is None else self._forward_flops(teacher, one)
+            self._counted[known] = FORWARDS * self._forward_flops(self.model, one) + taught
+        return self._counted[known] * len(next(iter(inputs.values())))
+
+    def _forward_flops(self, model: Any, inputs: Mapping[str, Any]) -> int:
+        """FLOPs of one forward pass."""
+        return forward_flops(self.accelerator.unwrap_model(model), inputs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self.store_flos()
@@ -217,29 +229,20 @@ class LemonTrainer(Trainer):
                     remove(other)
 
 
+def _muon(model: PreTrainedModel, args: TrainingArguments, asked: Optimizer) -> tuple[Any, dict[str, Any]] | None:
+    """The class and the keywords of an optimizer with Muon; AdamW is Trainer's own choice and needs no answer."""
+    if asked.kind != "muon" or not (hidden := hidden_matrices(model)):
+        return None
+    muon = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "momentum": asked.momentum}
+    return MuonWithAdamW, dict(hidden=hidden, muon=muon, adamw=Trainer.get_optimizer_cls_and_kwargs(args, model))
+
+
 def require_finite(figures: Mapping[str, float], step: int) -> None:
     """BadRecipe if a loss is not a number."""
     if not all(math.isfinite(figures.get(name, 0.0)) for name in ("loss", "eval_loss")):
         raise BadRecipe(
             f"the loss is not finite at step {step}", "lower learning_rate, lengthen the warm-up, or set clip"
         )
-
-
-def batch_flops(
-    model: torch.nn.Module,
-    inputs: Mapping[str, Any],
-    known: dict[tuple[Any, ...], int],
-    teacher: torch.nn.Module | None = None,
-) -> int:
-    """FLOPs of an update with this batch; `known` keeps what was counted, once for every shape of an example."""
-    shapes = tuple((key, tuple(value.shape[1:])) for key, value in inputs.items() if isinstance(value, Tensor))
-    key = (shapes, teacher is not None)
-    if key not in known:
-        one = {name: value[:1] for name, value in inputs.items()}
-        known[key] = FORWARDS * forward_flops(model, one)
-        if teacher is not None:
-            known[key] += forward_flops(teacher, one)
-    return known[key] * len(next(iter(inputs.values())))
 
 
 def forward_flops(model: torch.nn.Module, inputs: Mapping[str, Any]) -> int:

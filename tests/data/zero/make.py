@@ -1,17 +1,15 @@
-"""Trains a tiny Llama with DeepSpeed on two processes, and keeps its checkpoints, and what DeepSpeed reads from them.
+"""Trains a tiny Llama with DeepSpeed on two processes, and keeps its checkpoint as ds_to_universal converts it.
 
     pip install deepspeed, then
-    torchrun --nproc-per-node 2 make.py STAGE OUTPUT          # the checkpoint, and OUTPUT.safetensors beside it
+    torchrun --nproc-per-node 2 make.py STAGE OUTPUT          # the checkpoint
     torchrun --nproc-per-node N make.py STAGE GROWN --load    # load a grown one, and train on
-    torchrun --nproc-per-node 2 make.py STAGE OUTPUT --universal    # converted by DeepSpeed's ds_to_universal.py
-    torchrun --nproc-per-node N make.py STAGE GROWN --load --universal
 
-With --tensor-parallel, both processes share every matrix, which only a universal checkpoint puts together.
+With --tensor-parallel, both processes share every matrix.
 
 The tests read what the first command wrote. The second is the check by DeepSpeed itself, which the tests cannot run
-without it. Weights in matrices decay, those of norms do not, and one matrix is frozen (but not where stage 3 is
-converted, since that leaves it out); sizes are odd, so that pieces are padded, and flat vectors short, so that there
-are several.
+without it. Weights in matrices decay, those of norms do not. One matrix of stages 1 and 2 is frozen: of stage 3 the
+converter leaves out what is. Sizes are odd, so that pieces are padded, and flat vectors short, so that there are
+several.
 """
 
 from __future__ import annotations
@@ -21,15 +19,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-from safetensors.torch import save_file
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 SIZES: dict[str, Any] = {
@@ -37,13 +32,13 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "vocab_size": 29, "tie_word_embeddings": True, "max_position_embeddings": 64,
 }  # fmt: skip
 FROZEN = "model.layers.0.mlp.up_proj.weight"
-UNIVERSAL, CUT = "--universal" in sys.argv, "--tensor-parallel" in sys.argv
+CUT = "--tensor-parallel" in sys.argv
 if CUT:
     SIZES |= {"intermediate_size": 24, "vocab_size": 30}
 
 
 def is_trained(name: str, stage: int) -> bool:
-    return name != FROZEN or (UNIVERSAL and (stage == 3 or CUT))
+    return name != FROZEN or stage == 3 or CUT
 
 
 def engine_of(model: Any, stage: int) -> Any:
@@ -53,7 +48,7 @@ def engine_of(model: Any, stage: int) -> Any:
         "zero_optimization": {"stage": stage, "sub_group_size": 1000},
         "zero_allow_untested_optimizer": True,
         **({"tensor_parallel": {"autotp_size": 2}} if CUT else {}),
-        "checkpoint": {"load_universal": UNIVERSAL and "--load" in sys.argv},
+        "checkpoint": {"load_universal": "--load" in sys.argv},
     }
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [
@@ -85,18 +80,6 @@ def convert(folder: Path, into: str) -> None:
     subprocess.run(run, check=True)
 
 
-def converted(folder: Path) -> dict[str, torch.Tensor]:
-    """The moments as DeepSpeed's own converter finds them, which does not know those of several flat vectors."""
-    with TemporaryDirectory() as into:
-        convert(folder, f"{into}/universal")
-        found = Path(into, "universal", "zero")
-        return {
-            f"{field}/{path.parent.name}": torch.load(path)["param"].clone()
-            for field in ("exp_avg", "exp_avg_sq")
-            for path in sorted(found.glob(f"*/{field}.pt"))
-        }
-
-
 def check_loaded(engine: Any, folder: Path) -> None:
     """What DeepSpeed now holds, weights and moments, is what the files of a universal checkpoint hold, bit for bit."""
     for name, parameter in engine.module.named_parameters():
@@ -119,7 +102,7 @@ def main() -> None:
             parameter.requires_grad_(is_trained(name, stage))
         engine = engine_of(model, stage)
         engine.load_checkpoint(str(folder))
-        if UNIVERSAL and not CUT:
+        if not CUT:
             check_loaded(engine, folder / "global_step3_universal" / "zero")
         print(
             dist.get_rank(),
@@ -134,29 +117,11 @@ def main() -> None:
     engine = engine_of(model, stage)
     print(dist.get_rank(), train(engine, range(3)))
     engine.save_checkpoint(str(folder), tag="global_step3")
-    if UNIVERSAL:
-        if dist.get_rank() == 0:
-            model.config.save_pretrained(folder)
-            convert(folder, str(folder / "global_step3_universal"))
-            shutil.rmtree(folder / "global_step3")
-            (folder / "latest").unlink()
-        return
-    if stage == 3:
-        moments = {
-            f"{field}/{name}": safe_get_full_optimizer_state(parameter, field).clone().contiguous()
-            for name, parameter in engine.module.named_parameters()
-            if parameter.requires_grad
-            for field in ("exp_avg", "exp_avg_sq")
-        }
-    else:
-        moments = converted(folder) if dist.get_rank() == 0 else {}
     if dist.get_rank() == 0:
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(folder))
-        weights = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
-        save_file({**weights, **moments}, f"{folder}.safetensors")
         model.config.save_pretrained(folder)
-        for script in ("zero_to_fp32.py", "zero_to_torch.py"):
-            (folder / script).unlink(missing_ok=True)
+        convert(folder, str(folder / "global_step3_universal"))
+        shutil.rmtree(folder / "global_step3")
+        (folder / "latest").unlink()
 
 
 if __name__ == "__main__":

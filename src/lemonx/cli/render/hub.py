@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from lemonx.hub import names
@@ -12,7 +13,7 @@ def fetched(given: str, *, quiet: bool, whole: bool = True, allow_pickle: bool |
     """The folder that is meant, once a model of the hub has been downloaded."""
     name = names.meant(given)
     if name is None:
-        return Path(given)
+        return Path(os.path.expanduser(given))
     from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from lemonx.cli.render.console import bar

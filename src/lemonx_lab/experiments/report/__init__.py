@@ -6,22 +6,24 @@ import base64
 import hashlib
 import os
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from lemonx.checkpoints.creating import write_whole
 from lemonx.checkpoints.opening import open_file, read_given
 from lemonx.checkpoints.plain import parse_json
 from lemonx.errors import BadCheckpoint, BadOutput, BadRecipe
 from lemonx.guards.shown import shown_lines
-from lemonx_lab.experiments.report.view import page
-from lemonx_lab.experiments.result_file import FILE, Result, check
+from lemonx.planning.summary import human
+from lemonx_lab.experiments import verdict, wording
+from lemonx_lab.experiments.report import charts
+from lemonx_lab.experiments.result_file import FILE, Result, parse
 
 __all__ = ["read", "write", "render", "check_page"]
 
 # Twenty times what an experiment of twelve arms writes.
 MAX_RESULT = 1_000_000
-# By what a page of ours is known, and within how many bytes of its beginning.
+# The text that marks a page of ours, and the bytes at its beginning that are searched for it.
 _MARK, _WITHIN = b": lemonx report</title>", 1 << 16
 
 
@@ -37,7 +39,7 @@ def read(path: Path) -> Result:
         raise BadRecipe.of(error) from None
     except (RuntimeError, ValueError) as error:  # RuntimeError: a loop of links
         raise BadRecipe(f"is not a result ({error})", "`lemonx compare` writes one", file=file) from None
-    return check(content, file)
+    return parse(content, file)
 
 
 def check_page(output: Path) -> None:
@@ -69,20 +71,24 @@ def write(results: Sequence[Result], output: Path) -> Path:
 
 def render(results: Sequence[Result]) -> str:
     """The page as text. It allows itself its own script alone, and nothing from anywhere else."""
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    from lemonx_lab.experiments.report import view
+
+    loader = PackageLoader("lemonx_lab.experiments", "report")
     # Autoescape: labels, claims and notes are anybody's text.
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    script = _part("script.js")
-    text = environment.from_string(_part("page.html")).render(
-        page=page(results),
-        style=_part("style.css"),
+    page: Any = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page.filters.update(place="{:.1f}".format)
+    page.globals.update(charts.FRAME, wording=wording, verdict=verdict, number=view.number, human=human, string=str)
+    style, script = (loader.get_source(page, name)[0] for name in ("style.css", "script.js"))
+    text = page.get_template("page.html").render(
+        title=results[0].experiment.title if len(results) == 1 else f"{len(results)} experiments",
+        sections=view.sections(results),
+        style=style,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     # Plain ASCII reads the same whatever encoding it is written in; style and script are ASCII themselves.
     return shown_lines(text).encode("ascii", "xmlcharrefreplace").decode()
-
-
-def _part(name: str) -> str:
-    return resources.files("lemonx_lab.experiments.report").joinpath(name).read_text(encoding="ascii")

@@ -1,314 +1,191 @@
-"""The content of the page, in the order in which it is shown; the template only lays it out."""
+"""The content of the page, in the order in which it is shown; the template lays it out."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
+
+from markupsafe import Markup
 
 from lemonx.checkpoints.plain import JsonValue
-from lemonx.planning.summary import human
 from lemonx_lab.experiments import verdict, wording
 from lemonx_lab.experiments.report import curves
-from lemonx_lab.experiments.report.charts import Style, Text, strip
-from lemonx_lab.experiments.report.numbers import Mean, Number, Numbers
-from lemonx_lab.experiments.report.parts import (
-    AnswerRow,
-    CertificateShown,
-    ComparisonGroup,
-    ComparisonRow,
-    CurveTable,
-    ExactnessCount,
-    Finals,
-    FinalsRow,
-    FineTuning,
-    MeansRow,
-    MeansSaved,
-    OutputsShown,
-    Page,
-    PlanRow,
-    RunRow,
-    Section,
-    SizeRow,
-    SourceRow,
-    SymmetryShown,
-    TaskName,
-)
-from lemonx_lab.experiments.report.styles import other_methods, styles
-from lemonx_lab.experiments.result_file import ArmResult, Result
-from lemonx_lab.experiments.rivals import answer_line
+from lemonx_lab.experiments.report.charts import Chart, Strip, Style, Text
+from lemonx_lab.experiments.result_file import LEMON, SCRATCH, ArmResult, Result
 from lemonx_lab.experiments.verdict import ArmComparison
 
+# Colours of the style sheet: the baseline's, LEMON's, and those of all others.
+BASELINE, LEMONS, OTHERS = 0, 1, tuple(range(2, 9))
+DASHES = 4
 
-def page(results: Sequence[Result]) -> Page:
-    """The whole page: a summary, then one section per result."""
+
+@dataclass(frozen=True)
+class Place:
+    """A value of result.json and its path in the list of results (`0/mark/mean`).
+
+    A number on the page carries its path, so that a test can compare the two.
+    """
+
+    value: Any
+    path: str
+
+    def __getitem__(self, key: str | int) -> Place:
+        return Place(self.value[key], f"{self.path}/{key}")
+
+
+def number(place: Place, text: Text = str) -> Markup:
+    """A number as an element of the page."""
+    shown = "" if place.value is None else text(place.value)
+    element = Markup('<data value="{}" data-path="{}">{}</data>')
+    return element.format(json.dumps(place.value), place.path, shown)
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm in every table of the page; `json` are its numbers."""
+
+    arm: ArmResult
+    json: Place
+    style: Style
+    is_baseline: bool
+    has_savings: bool
+    strip: Strip
+
+    @property
+    def label(self) -> str:
+        return self.arm.label
+
+    @property
+    def source(self) -> Place | None:
+        """The final metric of the source that the first run grew from."""
+        return None if self.arm.method == SCRATCH else self.json["runs"][0]["source"]
+
+    def after(self, steps: int) -> Place | None:
+        """The final metric of the runs of this length."""
+        places = (n for n, at in enumerate(self.arm.at) if at.steps == steps)
+        return next((self.json["at"][n] for n in places), None)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One result; `lead` is the LEMON arm that the claim is judged by, `overall` the outcome in the summary's words.
+
+    `saved`, `counted` and `rivals` are the line that answers it. The groups hold comparisons by the arm on one side.
+    """
+
+    key: str
+    content: Result
+    json: Place
+    looks: Mapping[str, Style]
+    rows: Sequence[Row]
+    lead: Row | None
+    outcome: str
+    verdict: str
+    overall: str
+    saved: str
+    counted: str
+    rivals: str
+    claims: Mapping[str, Sequence[tuple[str, ArmComparison]]]
+    variants: Mapping[str, Sequence[tuple[str, ArmComparison]]]
+    tuned: Mapping[str, Sequence[tuple[str, ArmComparison]]]
+    charts: Mapping[str, Chart | None]
+    recipe: str
+
+    @property
+    def costs_more(self) -> bool:
+        """True if the lead spends more FLOPs than the baseline, its source counted."""
+        saved = self.lead.arm.saved if self.lead and self.lead.has_savings else None
+        return saved is not None and saved.flops_with_source.mean < 0
+
+
+def sections(results: Sequence[Result]) -> list[Section]:
+    """One section per result."""
     others = other_methods(results)
-    sections = [_Viewer(content, index, styles(content, others)).view() for index, content in enumerate(results)]
-    title = sections[0].title if len(sections) == 1 else f"{len(sections)} experiments"
-    return Page(title, sections, results[0]["versions"]["lemonx"] if results else "")
+    return [_section(content, index, styles(content, others)) for index, content in enumerate(results)]
 
 
-class _Viewer:
-    """Looks at one result; `looks` are the styles of its arms by label."""
-
-    def __init__(self, content: Result, index: int, looks: Mapping[str, Style]) -> None:
-        self.content, self.looks = content, looks
-        self.take = Numbers(content, index)
-        self.key = f"r{index}"
-
-    def view(self) -> Section:
-        content, experiment = self.content, self.content["experiment"]
-        compared = verdict.claims(content)
-        outcome, sentence = verdict.answer(content)
-        saved, counted, against = answer_line(content)
-        rows = self.rows()
-        # The arm that the claim is judged by, unless that sets the mark.
-        named = [row for row in rows if row.label == experiment.get("reference") != experiment["baseline"]]
-        lead = next(iter((*named, *(row for row in rows if row.strong))), None)
-        return Section(
-            key=self.key,
-            name=experiment["name"],
-            title=experiment["title"],
-            claim=experiment["claim"],
-            cost=experiment["cost"],
-            command=experiment["command"],
-            paper=experiment["paper"],
-            baseline=experiment["baseline"],
-            metric=wording.name(experiment["metric"]),
-            better=experiment["better"],
-            seeds=wording.seeds_text(content),
-            quick=content["quick"],
-            mark=self.take.mean("mark", text=wording.metric),
-            steps=self.take.one("steps", text=wording.steps),
-            outcome=outcome,
-            verdict=sentence,
-            overall=verdict.OVERALL[outcome] if compared or outcome != verdict.OPEN else "variants alone",
-            saved=saved,
-            counted=counted,
-            rivals=against,
-            lead=lead,
-            costs_more=bool(lead and lead.saved and float(lead.saved.flops_with_source.mean.value) < 0),
-            rows=rows,
-            claims=self.compared([("", c) for c in compared], verdict.CLAIM),
-            variants=self.compared([("", c) for c in verdict.variants(content)], verdict.VARIANT, by_other=True),
-            finals=self.finals(),
-            head_starts=wording.head_start_table(content),
-            forgettings=wording.forgetting_table(content),
-            downstream=self.downstream(),
-            tuned=self.compared(verdict.tuned(content), verdict.TUNED),
-            charts=curves.charts(content, self.looks, self.key),
-            curves=self.curve_tables(),
-            runs=self.runs(),
-            certificate=self.certificate(),
-            plan=self.plan(),
-            recipe=toml(content["recipe"]),
-            sources=self.sources(),
-            versions=content["versions"],
+def _section(content: Result, index: int, looks: Mapping[str, Style]) -> Section:
+    key, at = f"r{index}", Place(content.as_json(), str(index))
+    compared = verdict.claims(content)
+    outcome, sentence = verdict.answer(content)
+    rows = [
+        Row(
+            arm,
+            at["arms"][number],
+            looks[arm.label],
+            content.is_baseline(arm),
+            arm.saved is not None and wording.has_savings(content),
+            _strip(content, arm, looks[arm.label]),
         )
-
-    def rows(self) -> list[AnswerRow]:
-        """The answer: one row per arm."""
-        return [self._answer(index, arm) for index, arm in enumerate(self.content["arms"])]
-
-    def _answer(self, index: int, arm: ArmResult) -> AnswerRow:
-        baseline = wording.is_baseline(self.content, arm)
-        reach: Mean | Number | str
-        if baseline:
-            reach = self.take.one("steps", text=wording.steps)
-        elif arm["reach"]["steps"] is None:
-            reach = wording.not_reached(arm)
-        else:
-            reach = self.take.mean("arms", index, "reach", "steps", text=wording.steps, before=wording.bound(arm))
-        return AnswerRow(
-            arm["label"], self.looks[arm["label"]], baseline, reach, self._saved(index, arm), self._strip(arm)
-        )
-
-    def _saved(self, index: int, arm: ArmResult) -> MeansSaved | None:
-        if arm["saved"] is None or not wording.has_savings(self.content):
-            return None
-
-        def part(what: wording.Saving) -> Mean:
-            before = wording.saved_bound(arm)
-            return self.take.mean("arms", index, "saved", what, text=wording.percent, before=before, unit=" %")
-
-        return MeansSaved(part("steps"), part("flops"), part("flops_with_source"))
-
-    def _strip(self, arm: ArmResult) -> str:
-        needed = verdict.need(self.content, arm)
-        found = arm["reach"]["steps"]
-        return strip(
-            found["by_seed"] if found and not wording.is_baseline(self.content, arm) else (),
-            fmean(needed.steps),
-            full=self.content["steps"],
-            style=self.looks[arm["label"]],
-            open_end=needed.more,
-            title=f"{arm['label']}: {wording.reach_text(self.content, arm)}",
-        )
-
-    def compared(
-        self, found: Sequence[tuple[str, ArmComparison]], words: Mapping[str, str], *, by_other: bool = False
-    ) -> list[ComparisonGroup]:
-        """Comparisons, those of one arm together, or those with one arm."""
-        groups: dict[str, list[ComparisonRow]] = {}
-        for task, c in found:
-            group, label = (c.other, c.arm) if by_other else (c.arm, c.other)
-            groups.setdefault(group, []).append(_row(c, task, label, self.looks[label].classes, words[c.outcome]))
-        return [ComparisonGroup(label, self.looks[label].classes, rows) for label, rows in groups.items()]
-
-    def finals(self) -> Finals:
-        """Final quality by length of the schedule, and where each arm starts."""
-        arms = self.content["arms"]
-        lengths = sorted({at["steps"] for arm in arms for at in arm["at"]})
-        rows: list[FinalsRow] = []
-        for index, arm in enumerate(arms):
-            places = {at["steps"]: number for number, at in enumerate(arm["at"])}
-            cells = [
-                self.take.mean("arms", index, "at", places[n], text=wording.metric) if n in places else None
-                for n in lengths
-            ]
-            start = self.take.one("arms", index, "runs", 0, "start", text=wording.metric)
-            source = None
-            if arm["method"] != "scratch":
-                source = self.take.one("arms", index, "runs", 0, "source", text=wording.metric)
-            rows.append(FinalsRow(arm["label"], self.looks[arm["label"]], start, source, cells))
-        return Finals([wording.steps(n) for n in lengths], rows)
-
-    def downstream(self) -> FineTuning | None:
-        arms = self.content["arms"]
-        tasks = list(dict.fromkeys(task for arm in arms for task in arm["downstream"]))
-        if not tasks:
-            return None
-        metrics = [next(a["downstream"][task]["metric"] for a in arms if task in a["downstream"]) for task in tasks]
-        rows = [
-            MeansRow(
-                arm["label"],
-                self.looks[arm["label"]],
-                [
-                    self.take.mean("arms", index, "downstream", task, text=wording.metric)
-                    if task in arm["downstream"]
-                    else None
-                    for task in tasks
-                ],
-            )
-            for index, arm in enumerate(arms)
-        ]
-        return FineTuning([TaskName(*both) for both in zip(tasks, map(wording.name, metrics), strict=True)], rows)
-
-    def curve_tables(self) -> list[CurveTable]:
-        found: list[CurveTable] = []
-        for index, curve in enumerate(self.content["curves"]):
-            if curve["arm"] not in self.looks:
-                continue
-            columns = (
-                ("step", wording.steps),
-                ("validation_loss", wording.metric),
-                ("learning_rate", curves.rate),
-                ("flops", human),
-                ("seconds", curves.seconds),
-            )
-            rows = [
-                [self.take.one("curves", index, name, i, text=text) for name, text in columns]
-                for i in range(len(curve["step"]))
-            ]
-            look = self.looks[curve["arm"]].classes
-            found.append(CurveTable(curve["arm"], look, wording.steps(curve["steps"]), rows))
-        return found
-
-    def runs(self) -> list[RunRow]:
-        columns = (
-            ("seed", str),
-            ("steps", wording.steps),
-            ("start", wording.metric),
-            ("final", wording.metric),
-            ("flops", human),
-            ("seconds", curves.seconds),
-        )
-        return [
-            RunRow(
-                arm["label"],
-                self.looks[arm["label"]],
-                [self.take.one("arms", index, "runs", i, name, text=text) for name, text in columns],
-            )
-            for index, arm in enumerate(self.content["arms"])
-            for i in range(len(arm["runs"]))
-        ]
-
-    def sources(self) -> list[SourceRow]:
-        return [
-            SourceRow(
-                name,
-                self.take.one("sources", name, "steps", text=wording.steps),
-                self.take.mean("sources", name, "final", text=wording.metric),
-                self.take.one("sources", name, "flops", text=human),
-            )
-            for name, source in self.content["sources"].items()
-            if source
-        ]
-
-    def certificate(self) -> CertificateShown | None:
-        content = self.content["certificate"]
-        if content is None:
-            return None
-
-        def one(*path: str, text: Text = str) -> Number:
-            return self.take.one("certificate", *path, text=text)
-
-        measured, symmetry = content["verified"]["outputs"], content["verified"]["symmetry"]
-        outputs = measured and OutputsShown(
-            measured["passed"],
-            measured["inputs"],
-            one("verified", "outputs", "difference", text=_power),
-            one("verified", "outputs", "tolerance", text=_power),
-            measured["tokens_equal"],
-        )
-        sides = ("source", "target")
-        return CertificateShown(
-            arm=content.get("arm", "LEMON"),
-            lossless=content["lossless"],
-            notes=content["notes"],
-            source=content["source"],
-            parameters=[one(side, "parameters", text=lambda n: f"{n:,}") for side in sides],
-            sizes=[SizeRow(name, [one("sizes", name, side) for side in sides]) for name in content["sizes"]],
-            exactness=[ExactnessCount(name, one("exactness", name)) for name in content["exactness"]],
-            outputs=outputs,
-            symmetry=symmetry and SymmetryShown(*(one("verified", "symmetry", name) for name in ("copies", "twins"))),
-            skipped=content["verified"]["skipped"],
-            free=", ".join(f"{name} {_word(value)}" for name, value in content["free"].items()),
-            seed=content["seed"],
-        )
-
-    def plan(self) -> list[PlanRow]:
-        lines = self.content.get("plan") or []
-        return [
-            PlanRow(line["tensor"], line["rule"], line["exactness"], self.take.one("plan", i, "count"))
-            for i, line in enumerate(lines)
-        ]
-
-
-def _row(c: ArmComparison, task: str, label: str, look: str, word: str) -> ComparisonRow:
-    """How far an arm is ahead of another, in words."""
-    text = wording.steps if c.basis == verdict.STEPS else wording.metric
-    where = "" if c.length is None else f"at {wording.steps(c.length)} steps"
-    notes = ["steps" if c.basis == verdict.STEPS else where, "one seed" if c.noise is None else ""]
-    return ComparisonRow(
-        task,
-        label,
-        look,
-        word,
-        outcome=c.outcome,
-        before=c.bound and f"{c.bound} ",
-        lead=("+" if c.advantage > 0 else "") + text(c.advantage),
-        noise="" if c.noise is None else f"± {text(c.noise)}",
-        note=", ".join(filter(None, notes)),
+        for number, arm in enumerate(content.arms)
+    ]
+    # The arm that the claim is judged by, unless that sets the mark.
+    named = [row for row in rows if row.label == content.experiment.reference and not row.is_baseline]
+    return Section(
+        key,
+        content,
+        at,
+        looks,
+        rows,
+        next(iter((*named, *(row for row in rows if row.style.strong))), None),
+        outcome,
+        sentence,
+        verdict.OVERALL[outcome] if compared or outcome != verdict.OPEN else "variants alone",
+        *verdict.answer_line(content),
+        claims=_grouped((c.arm, ("", c)) for c in compared),
+        variants=_grouped((c.other, ("", c)) for c in verdict.variants(content)),
+        tuned=_grouped((c.arm, (task, c)) for task, c in verdict.tuned(content)),
+        charts=curves.charts(content, looks, key),
+        recipe=toml(content.recipe),
     )
 
 
-def _power(value: float) -> str:
-    return "0" if value == 0 else f"{value:.1e}"
+def _strip(content: Result, arm: ArmResult, style: Style) -> Strip:
+    needed, found = verdict.need(content, arm), arm.reach.steps
+    seeds = found.by_seed if found and not content.is_baseline(arm) else ()
+    title = f"{arm.label}: {wording.reach_text(content, arm)}"
+    return Strip(seeds, fmean(needed.steps), content.steps, style, needed.more, title)
 
 
-def _word(value: bool | float | str) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+def _grouped(found: Any) -> dict[str, list[tuple[str, ArmComparison]]]:
+    groups: dict[str, list[tuple[str, ArmComparison]]] = {}
+    for name, one in found:
+        groups.setdefault(name, []).append(one)
+    return groups
+
+
+def other_methods(results: Sequence[Result]) -> list[str]:
+    """The methods of a page other than LEMON and the baselines, in order of appearance."""
+    arms = [arm for content in results for arm in content.arms if not content.is_baseline(arm)]
+    return list(dict.fromkeys(arm.method for arm in arms if arm.method != LEMON))
+
+
+def styles(content: Result, others: Sequence[str]) -> dict[str, Style]:
+    """The style of each arm: the same in every chart and table; `others` are the page's methods.
+
+    A method has a colour, and its arms differ by dashes. If most arms belong to few methods, each arm has a colour,
+    and only the first LEMON arm is emphasised.
+    """
+    by_method = len({arm.method for arm in content.arms}) > len(content.arms) / 2
+    first = next(iter(verdict.challengers(content)), None)
+    keys = list(others)
+    if not by_method:
+        keys = [arm.label for arm in content.arms if arm is not first and not content.is_baseline(arm)]
+    seen: dict[int, int] = {}
+    found: dict[str, Style] = {}
+    for arm in content.arms:
+        is_baseline = content.is_baseline(arm)
+        strong = not is_baseline and (arm.method == LEMON if by_method else arm is first)
+        if is_baseline or strong:
+            colour = BASELINE if is_baseline else LEMONS
+        else:
+            colour = OTHERS[keys.index(arm.method if by_method else arm.label) % len(OTHERS)]
+        found[arm.label] = Style(colour, seen.get(colour, 0) % DASHES, strong, is_baseline or arm is first)
+        seen[colour] = seen.get(colour, 0) + 1
+    return found
 
 
 def toml(content: Mapping[str, JsonValue], prefix: str = "") -> str:
