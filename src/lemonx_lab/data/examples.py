@@ -45,8 +45,9 @@ class Examples(Dataset[Example]):
     read. So a resumed run, or a run with more processes, sees the same examples.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, count: int, seed: int | None = None) -> None:
         """A training set has the run's seed, a validation set none."""
+        self._count = count
         self._stream = (VALIDATION_STREAM, 0) if seed is None else (TRAINING_STREAM, seed)
         self._epoch = 0
 
@@ -60,7 +61,7 @@ class Examples(Dataset[Example]):
         return uniforms((*self._stream, self._epoch), indices, count)
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return self._count
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         raise NotImplementedError
