@@ -67,7 +67,6 @@ KNOWN_IN = {
     ("cli/__init__.py", "_commands.load"): "a package that the user installed",
     ("checkpoints/store.py", "entry.load"): "a package that the user installed",
     ("methods/__init__.py", "package.load"): "a package that the user installed",
-    ("lemonx_lab/survey/measuring.py", "found.model.save_pretrained"): "into a temporary folder",
     ("lemonx_lab/survey/by_command.py", "TemporaryFile"): "what a command prints, without a name",
     ("checkpoints/envelopes.py", "torch.save"): "into memory",
     ("checkpoints/archives.py", "_Plain(raw, file, named, records).load"): "bytes that were read",
