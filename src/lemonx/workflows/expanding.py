@@ -13,6 +13,7 @@ import torch
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.adapters import Adapter
+from lemonx.checkpoints.dcp import DcpFolder
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.safetensors_file import torch_dtype
@@ -21,13 +22,14 @@ from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.universal import UniversalFolder
 from lemonx.errors import BadTarget, NotVerified
 from lemonx.execution.ramp import write_ramp
-from lemonx.execution.runner import Sink, run_plan, write_made
+from lemonx.execution.runner import Sink, WantedRows, everything, run_plan, write_made
 from lemonx.execution.sidecar_files import Carried, companions
 from lemonx.guards.results import Result
 from lemonx.methods import Lessons
 from lemonx.models import in_memory
 from lemonx.models.building import check_builds
 from lemonx.models.sources import open_pair, open_source
+from lemonx.optimizer_state.on_disk import GrownState
 from lemonx.planning.plan import Plan
 from lemonx.verification.as_built import require_as_built
 from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
@@ -36,6 +38,7 @@ from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.adapters import GrowingAdapter
 from lemonx.workflows.options import GrowthOptions, Writing
 from lemonx.workflows.planning import plan_growth
+from lemonx.workflows.ranks import Ranks
 from lemonx.workflows.run_output import RunOutput
 from lemonx.workflows.tables import require_sample, table_for
 
@@ -107,29 +110,61 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
         beside_it = stack.enter_context(GrowingAdapter(kept, checkpoint, plan, output)) if kept else None
         beside = _checked(plan, checkpoint, writing)
         entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
-        run = _run_output(plan, checkpoint, writing)
-        with CheckpointWriter(
-            output,
-            entries,
-            max_shard_size=writing.max_shard_size,
-            force=writing.force,
-            source=checkpoint.origin,
-            files=run.files() if run else None,
-        ) as writer:
-            _write_tensors(plan, checkpoint, writer, writing)
+        ranks = Ranks.of_torchrun() if isinstance(checkpoint.run, DcpFolder) else Ranks()
+        run = _run_output(plan, checkpoint, writing, ranks)
+        files = run.files() if run else None
+
+        def writer(into: Path | None = None) -> CheckpointWriter:
+            own = run.own(ranks) if run and ranks.count > 1 else None
+            size, force, origin = writing.max_shard_size, writing.force, checkpoint.origin
+            return CheckpointWriter(
+                output, entries, max_shard_size=size, force=force, source=origin, files=files, own=own, into=into
+            )
+
+        if not ranks.first:
+            folder = ranks.at_first(Path)
+            with writer(folder) as shared:
+                ranks.together(lambda: _write(plan, checkpoint, shared, writing, run, ranks))
+            return Expanded(output, plan, *ranks.at_first(_nothing))
+        with writer() as made:
+            ranks.at_first(lambda: made.folder)
+            optimizer = ranks.together(lambda: _write(plan, checkpoint, made, writing, run, ranks))
             if plan.ramp:
-                write_ramp(plan, checkpoint, writer, threads=writing.threads)
-            writer.add_text(CONFIG, config_text(plan.target_config))
+                write_ramp(plan, checkpoint, made, threads=writing.threads)
+            made.add_text(CONFIG, config_text(plan.target_config))
             for name, content in beside.items():
                 if isinstance(content, str):
-                    writer.add_text(name, content)
+                    made.add_text(name, content)
                 else:
                     with content() as file:
-                        writer.add_file(file, name)
+                        made.add_file(file, name)
             if beside_it:
-                beside_it.write(writer)
-            verified, certified = _certify(plan, checkpoint, writer, writing, beside_it, run)
+                beside_it.write(made)
+            verified, certified = ranks.at_first(
+                lambda: _certify(plan, checkpoint, made, writing, beside_it, optimizer)
+            )
     return Expanded(output, plan, verified, certified)
+
+
+def _nothing() -> tuple[Verified, Certificate]:
+    raise AssertionError("only the first process verifies")
+
+
+def _write(
+    plan: Plan, checkpoint: Checkpoint, writer: CheckpointWriter, writing: Writing, run: RunOutput | None, ranks: Ranks
+) -> GrownState | None:
+    """Write this process's part of all tensors; what a certificate says of the optimizer's state."""
+    if ranks.count == 1:
+        _write_tensors(plan, checkpoint, writer, writing)
+    else:
+        _write_tensors(plan, checkpoint, writer, replace(writing, threads=1), lambda step: writer.rows(step.name))
+    if run is not None:
+        return run.write_state(checkpoint, writer, carried=ranks.first)
+    if not writing.with_optimizer:
+        return None
+    from lemonx.optimizer_state.on_disk import grow_folder
+
+    return grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=writing.max_shard_size)
 
 
 def _checked(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> dict[str, Carried]:
@@ -155,13 +190,14 @@ def measured(plan: Plan, checkpoint: Checkpoint, target: Checkpoint, kept: Growi
     return verified
 
 
-def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutput | None:
+def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing, ranks: Ranks) -> RunOutput | None:
     """What a run's checkpoint is written back as; None for a folder of safetensors.
 
     DeepSpeed has no checkpoint without an optimizer: the weights of one alone are a folder of safetensors.
     """
     if checkpoint.run is not None and (writing.with_optimizer or not isinstance(checkpoint.run, UniversalFolder)):
-        return RunOutput(plan, checkpoint, processes=writing.processes, with_state=writing.with_optimizer)
+        processes = writing.processes or (ranks.count if ranks.count > 1 else None)
+        return RunOutput(plan, checkpoint, processes=processes, with_state=writing.with_optimizer)
     if writing.processes is not None:
         raise BadTarget(
             "--processes is for a distributed checkpoint, and the source is a folder of safetensors", "leave it out"
@@ -169,14 +205,16 @@ def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutp
     return None
 
 
-def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: Sink, writing: Writing) -> None:
+def _write_tensors(
+    plan: Plan, checkpoint: Checkpoint, writer: Sink, writing: Writing, wanted: WantedRows = everything
+) -> None:
     method = methods.find(plan.policy.method)
     if writing.lessons and writing.lessons.data and not method.learns:
         raise BadTarget(f"{method.name} does not learn from data", "leave --data out, or use --method ligo")
     if method.make:
         write_made(plan, method.make(plan, checkpoint, writing.lessons or Lessons()), writer, writing.progress)
     else:
-        run_plan(plan, checkpoint, writer, threads=writing.threads, progress=writing.progress)
+        run_plan(plan, checkpoint, writer, wanted=wanted, threads=writing.threads, progress=writing.progress)
 
 
 def _certify(
@@ -185,16 +223,9 @@ def _certify(
     writer: CheckpointWriter,
     writing: Writing,
     kept: GrowingAdapter | None,
-    run: RunOutput | None,
+    optimizer: GrownState | None,
 ) -> tuple[Verified, Certificate]:
     """Verify the folder while it is still hidden, and add the certificate with what was measured."""
-    optimizer = None
-    if run is not None:
-        optimizer = run.write_state(checkpoint, writer)
-    elif writing.with_optimizer:
-        from lemonx.optimizer_state.on_disk import grow_folder
-
-        optimizer = grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=writing.max_shard_size)
     verified = Verified(None, skipped="--no-verify", adapter=kept.measured(None) if kept else None)
     if writing.verify:
         with open_source(writer.folder) as written:
