@@ -185,14 +185,18 @@ class InMemory(Computed):
 
 def read_rows(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
     """Return rows `start` to `stop` of a tensor."""
-    import torch
-
     info = store.tensors[name]
-    shape = (stop - start, *info.shape[1:]) if info.shape else ()
-    with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
-        out = torch.empty(shape, dtype=torch_dtype(info.dtype), device="cpu")
+    out = empty((stop - start, *info.shape[1:]) if info.shape else (), info.dtype)
     store.read(name, range(start, stop), range(info.shape[-1] if info.shape else 1), out)
     return out
+
+
+def empty(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    """Return room for a tensor, also where code that runs in another dtype asks for it."""
+    import torch
+
+    with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device="cpu")
 
 
 def whole(store: TensorStore, name: str) -> torch.Tensor:
