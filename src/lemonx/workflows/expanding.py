@@ -125,7 +125,10 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
             folder = ranks.at_first(Path)
             with writer(folder) as shared:
                 ranks.together(lambda: _write(plan, checkpoint, shared, writing, run, ranks))
-            return Expanded(output, plan, *ranks.at_first(_nothing))
+            ranks.wait()
+            verified, certified = ranks.at_first(_nothing)
+            ranks.part()
+            return Expanded(output, plan, verified, certified)
         with writer() as made:
             ranks.at_first(lambda: made.folder)
             optimizer = ranks.together(lambda: _write(plan, checkpoint, made, writing, run, ranks))
@@ -140,9 +143,11 @@ def expand_folder(source: Path, output: Path, growth: GrowthOptions, writing: Wr
                         made.add_file(file, name)
             if beside_it:
                 beside_it.write(made)
+            ranks.wait()  # what the others wrote is complete, and on the disk
             verified, certified = ranks.at_first(
                 lambda: _certify(plan, checkpoint, made, writing, beside_it, optimizer)
             )
+        ranks.part()
     return Expanded(output, plan, verified, certified)
 
 

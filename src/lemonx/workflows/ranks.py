@@ -21,12 +21,25 @@ class Ranks:
 
     @classmethod
     def of_torchrun(cls) -> Ranks:
-        """Join the processes that torchrun started; one process where it started none."""
-        if not dist.is_available() or int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
+        """Join the processes that torchrun started; one process where it started none.
+
+        A program that has joined them itself may call lemonx in one of them, which then works alone.
+        """
+        started = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+        if not started or not dist.is_available() or dist.is_initialized():
             return cls()
-        if not dist.is_initialized():
-            dist.init_process_group("gloo")
+        dist.init_process_group("gloo")
         return cls(dist.get_rank(), dist.get_world_size())
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.count > 1:
+            dist.barrier()
+
+    def part(self) -> None:
+        """Leave the others, once all is done."""
+        if self.count > 1:
+            dist.destroy_process_group()
 
     @property
     def first(self) -> bool:
