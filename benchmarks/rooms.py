@@ -50,7 +50,7 @@ def parameters() -> dict[str, int]:
     from lemonx.workflows.planning import plan_growth
 
     way: tuple[Callable[..., object], ...] = (expand_command, api.expand, expand_folder, plan_growth, make_plan)
-    return {each.__name__: len(inspect.signature(unwrapped(each)).parameters) for each in way}
+    return {one.__name__: len(inspect.signature(one).parameters) for one in map(unwrapped, way)}
 
 
 def unwrapped(function: Callable[..., object]) -> Callable[..., object]:

@@ -116,7 +116,7 @@ class Sizes(Options):
     width: Annotated[
         Size | None,
         Help(
-            "Hidden size: 768, 1.5x or +256. Sizes that you leave out follow: in proportion, or as near as is lossless.",
+            "Hidden size: 768, 1.5x or +256. What you leave out follows: in proportion, or as near as is lossless.",
             SIZES,
             _NUMBER,
         ),

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from lemonx.checkpoints import Checkpoint
 from lemonx.guards.workers import cores
+from lemonx.models.offloaded import InStore, loaders_of
 from lemonx.verification import products
 
 # Bytes of a strip in float64: as many as stay in the cache between being read and being used.
@@ -29,9 +31,9 @@ Changing = Callable[[str, int], Change | None]
 
 @dataclass(frozen=True)
 class Stored:
-    """A weight in a safetensors file."""
+    """A weight in a safetensors file, or in a checkpoint."""
 
-    file: str
+    file: str | Checkpoint
     name: str
 
     @contextmanager
@@ -39,7 +41,10 @@ class Stored:
         """Reads rows from start to stop, in float64."""
         from safetensors import safe_open
 
-        with safe_open(self.file, framework="pt") as file:
+        if isinstance(held := self.file, Checkpoint):
+            yield lambda start, stop: held.read(self.name, start, stop).double()
+            return
+        with safe_open(held, framework="pt") as file:
             opened = file.get_slice(self.name)
             yield lambda start, stop: opened[start:stop].double()
 
@@ -62,12 +67,15 @@ def in_strips(model: Any, changing: Changing, used: Callable[[int], None]) -> No
 
 
 def _stored(module: Any, path: str, name: str) -> Stored | None:
-    """Where accelerate would read a weight from; None where it is in no safetensors file."""
-    hook = getattr(module, "_hf_hook", None)
-    maps = [getattr(one, "weights_map", None) for one in getattr(hook, "hooks", [hook])]
-    indices = [getattr(getattr(weights, "dataset", None), "index", {}) for weights in maps]
-    found: dict[str, str] = next((index[f"{path}.{name}"] for index in indices if f"{path}.{name}" in index), {})
-    return Stored(found["safetensors_file"], found.get("weight_name", f"{path}.{name}")) if found else None
+    """Where accelerate would read a weight from; None where it would not."""
+    parameter = f"{path}.{name}"
+    loader = next((loader for loader in loaders_of(module) if parameter in loader.index), None)
+    if loader is None:
+        return None
+    if isinstance(loader.state_dict, InStore):
+        return Stored(loader.state_dict.checkpoint, loader.state_dict.name(parameter))
+    found = loader.index[parameter]
+    return Stored(found["safetensors_file"], found.get("weight_name", parameter))
 
 
 def _product(
