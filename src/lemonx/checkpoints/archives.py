@@ -64,11 +64,8 @@ def locate(fd: int, path: Path, offset: int, length: int) -> Placed:
         raise BadCheckpoint(f"holds no readable tensor at byte {offset} ({why})", "save it again", file=path) from None
 
 
-def contents(file: io.RawIOBase, records: Records, most: int, tell: Callable[[bytes], None] | None = None) -> Any:
-    """The object in an archive, whose pickle has at most so many bytes; an exception of any kind if it is broken.
-
-    `tell` gets the pickle.
-    """
+def contents(file: io.RawIOBase, records: Records, most: int) -> Any:
+    """Return the object in an archive, whose pickle has at most `most` bytes; any exception if it is broken."""
     with zipfile.ZipFile(cast("BinaryIO", file)) as archive:
         entries = archive.infolist()
         named = {entry.filename.partition("/")[2]: entry for entry in entries}
@@ -78,8 +75,6 @@ def contents(file: io.RawIOBase, records: Records, most: int, tell: Callable[[by
         if order != b"little" or named["data.pkl"].file_size > most:
             raise ValueError("its numbers are big-endian, or it is no tensor")
         raw = archive.read(named["data.pkl"])
-    if tell is not None:
-        tell(raw)
     return _Plain(raw, file, named, records).load()
 
 
