@@ -69,7 +69,7 @@ KNOWN_IN = {
     ("methods/__init__.py", "package.load"): "a package that the user installed",
     ("lemonx_lab/survey/by_command.py", "TemporaryFile"): "what a command prints, without a name",
     ("checkpoints/envelopes.py", "torch.save"): "into memory",
-    ("checkpoints/archives.py", "_Plain(raw, file, named, records).load"): "bytes that were read",
+    ("checkpoints/archives.py", "_Plain(raw, file, named).load"): "bytes that were read",
     ("checkpoints/dcp_metadata.py", "_Plain(raw).load"): "bytes that were read",
     ("checkpoints/pickles.py", "torch.load"): "by the name of a descriptor that is open",
     ("checkpoints/copying.py", "(folder / names[path]).symlink_to"): "from a temporary folder to checked weights",

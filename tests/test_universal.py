@@ -224,7 +224,7 @@ def nothing(content: dict[str, Any]) -> None:
 STATES = "mp_rank_00_model_states.pt"
 ATTACKS = {
     "asks for posix.system": put(f"zero/{NORM}/fp32.pt", _Runs),
-    "asks for posix": put("zero/optimizer_state.pt", lambda: {"loss_scaler": _Runs()}),
+    "asks to run something: posix": put("zero/optimizer_state.pt", lambda: {"loss_scaler": _Runs()}),
     "asks to run something": put(f"zero/{NORM}/step.pt", _Runs),
     "is no readable file of torch.save": truncated,
     "link": linked,

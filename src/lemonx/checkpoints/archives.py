@@ -26,8 +26,6 @@ _STORAGES = {
     **{"LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8"},
     **{"BoolStorage": "BOOL", "ComplexFloatStorage": "C64"},
 }
-# What a pickle may name beside tensors, and what is built instead.
-Records = Mapping[tuple[str, str], Callable[..., Any]]
 
 
 class Placed(NamedTuple):
@@ -55,7 +53,7 @@ class Asked(ValueError):
 def locate(fd: int, path: Path, offset: int, length: int) -> Placed:
     """Find the one tensor in bytes `offset` to `offset + length` of an open file; `path` is for messages."""
     try:
-        tensor = contents(Window(fd, offset, length), {}, _MOST_PICKLE)
+        tensor = contents(Window(fd, offset, length))
         if not isinstance(tensor, Placed):
             raise ValueError(f"it holds a {type(tensor).__name__}, not a tensor")
         return tensor._replace(begin=offset + tensor.begin)
@@ -64,23 +62,18 @@ def locate(fd: int, path: Path, offset: int, length: int) -> Placed:
         raise BadCheckpoint(f"holds no readable tensor at byte {offset} ({why})", "save it again", file=path) from None
 
 
-def contents(file: io.RawIOBase, records: Records, most: int, tell: Callable[[bytes], None] | None = None) -> Any:
-    """The object in an archive, whose pickle has at most so many bytes; an exception of any kind if it is broken.
-
-    `tell` gets the pickle.
-    """
+def contents(file: io.RawIOBase) -> Any:
+    """Return the object in an archive, which holds a tensor and little else; any exception if it is broken."""
     with zipfile.ZipFile(cast("BinaryIO", file)) as archive:
         entries = archive.infolist()
         named = {entry.filename.partition("/")[2]: entry for entry in entries}
         if len(named) != len(entries) or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it is compressed, which torch does not do")
         order = archive.read(named["byteorder"]) if "byteorder" in named else b"little"
-        if order != b"little" or named["data.pkl"].file_size > most:
+        if order != b"little" or named["data.pkl"].file_size > _MOST_PICKLE:
             raise ValueError("its numbers are big-endian, or it is no tensor")
         raw = archive.read(named["data.pkl"])
-    if tell is not None:
-        tell(raw)
-    return _Plain(raw, file, named, records).load()
+    return _Plain(raw, file, named).load()
 
 
 class Window(io.RawIOBase):
@@ -123,7 +116,7 @@ class _Storage(NamedTuple):
 class _Plain(pickle.Unpickler):
     """Builds descriptions of tensors, plain containers and the records that are admitted, and nothing else."""
 
-    def __init__(self, raw: bytes, file: io.RawIOBase, entries: Mapping[str, Any], records: Records) -> None:
+    def __init__(self, raw: bytes, file: io.RawIOBase, entries: Mapping[str, Any]) -> None:
         super().__init__(io.BytesIO(raw))
         self._file, self._entries = file, entries
         self._length = file.seek(0, os.SEEK_END)
@@ -131,7 +124,6 @@ class _Plain(pickle.Unpickler):
             ("torch._utils", "_rebuild_tensor_v2"): _rebuilt,
             ("torch._utils", "_rebuild_tensor_v3"): _rebuilt_untyped,
             ("collections", "OrderedDict"): _empty,
-            **records,
         }
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:

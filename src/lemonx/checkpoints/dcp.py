@@ -9,7 +9,6 @@ of 1.1 GB, where this reader takes 0.01 GB.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -57,7 +56,6 @@ class DcpFolder(RunFolder):
                 raw = read_open(file, MOST_BYTES)
             except OSError as error:
                 raise BadCheckpoint(f"cannot be read ({error.strerror})", "check it", file=self.path) from None
-        self.digest = hashlib.sha256(raw).hexdigest()
         self.saved = read_metadata(raw, self.path)
         self._located: dict[tuple[Path, int], int] = {}
         try:

@@ -128,7 +128,7 @@ def _envelope(dtype: str, shape: tuple[int, ...]) -> tuple[Envelope, int]:
     import torch
 
     made = envelope(torch.empty(shape, dtype=torch_dtype(dtype), device="cpu"))
-    return made, made.tree({}).begin
+    return made, made.tree().begin
 
 
 def _check_readable(below: str, stored: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 
-from lemonx.checkpoints.archives import Records, contents
+from lemonx.checkpoints.archives import contents
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Envelope:
     pieces: tuple[tuple[int, bytes], ...]
     length: int
 
-    def tree(self, records: Records) -> Any:
-        """The object, as a reader of the finished file will find it: tensors as the places of their numbers."""
-        return contents(_Pieces(self), records, self.length)
+    def tree(self) -> Any:
+        """Return the object as a reader of the finished file will find it: tensors as the places of their numbers."""
+        return contents(_Pieces(self))
 
 
 class Record:
@@ -65,6 +65,15 @@ def envelope(content: Any) -> Envelope:
         else:
             joined.append((place, bytearray(raw)))
     return Envelope(tuple((place, bytes(raw)) for place, raw in joined), recorder.position)
+
+
+def saved(content: Any) -> bytes:
+    """Return what torch.save writes of an object."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(content, file, pickle_module=_MODULE)
+    return file.getvalue()
 
 
 # The one that is written in Python, since only that lets a class be written down by a name that leads nowhere here.

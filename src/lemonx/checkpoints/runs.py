@@ -119,7 +119,6 @@ class RunFolder(ABC):
     saved: Saved
     inside: tuple[str, ...] = ()
     weights: Mapping[str, Stored]
-    digest: str
     step: int | None = None
 
     def __init__(self, folder: Path, below: str) -> None:

@@ -6,23 +6,25 @@ in a file of its own. Without tensor parallelism, stage 3 leaves them flat. Thei
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lemonx.checkpoints.archives import Asked, Placed, Records, Window, contents
+from lemonx.checkpoints.archives import Asked, Placed, Window, contents
 from lemonx.checkpoints.chunks import Chunk, contiguous
 from lemonx.checkpoints.envelopes import Record, record_class
 from lemonx.checkpoints.folder import has
-from lemonx.checkpoints.opening import file_inside, read_inside
+from lemonx.checkpoints.opening import file_inside, name_of, read_inside
+from lemonx.checkpoints.pickles import asked_to_run, read_pickle, why_unreadable
 from lemonx.checkpoints.runs import Box, Item, RunFolder, Saved, Stored
-from lemonx.checkpoints.safetensors_file import TensorInfo, item_size, torch_dtype
+from lemonx.checkpoints.safetensors_file import TensorInfo, item_size
+from lemonx.checkpoints.store import bytes_of, empty
 from lemonx.checkpoints.values import read_into
-from lemonx.errors import BadCheckpoint, Refused
+from lemonx.errors import BadCheckpoint, LemonxError, Refused
 from lemonx.guards.limits import MOST_TENSORS
 from lemonx.guards.open_files import allow_files
 
@@ -35,7 +37,6 @@ _KEPT = frozenset({PARAM, "cat_dim", "vocab_tensor"})
 _MODEL = re.compile(r"(?:zero_pp_rank_\d{1,6}_)?mp_rank_\d{1,6}(?:_\d{1,6})?_model_states\.pt")
 _ZERO = re.compile(r"(?:bf16_)?zero_pp_rank_\d{1,6}_mp_rank_\d+_optim_states\.pt")
 _AGAIN, _COPY = "convert it again with ds_to_universal", "copy the files of all processes"
-_MOST_PICKLE = 1 << 28
 _WEIGHTS_STAGE = 3
 Tree = dict[str, Any]
 
@@ -94,13 +95,11 @@ class UniversalFolder(RunFolder):
 
     def __init__(self, folder: Path, below: str) -> None:
         super().__init__(folder, below)
-        self._digest = hashlib.sha256()
         try:
             self._read()
         except BaseException:
             self.close()
             raise
-        self.digest = self._digest.hexdigest()
 
     @property
     def path(self) -> Path:
@@ -145,40 +144,40 @@ class UniversalFolder(RunFolder):
 
     # ------------------------------------------------------------- files
 
-    def saved_in(self, name: str) -> Any:
-        """Return the object in a file, with tensors as places; BadCheckpoint if the file asks for anything but data."""
-        fd, path = self._open_file(name), self.folder / name
-        try:
-            size = os.fstat(fd).st_size
-            self._digest.update(f"{name}\0{size}\n".encode())
-            return contents(Window(fd, 0, size), records(), _MOST_PICKLE, self._digest.update)
-        except Asked as asked:
-            raise BadCheckpoint(
-                f"asks to run something: {str(asked)[:120]}, so nothing was loaded",
-                "get this checkpoint from someone you trust, or save it without states of your own",
-                file=path,
-            ) from None
-        except Exception as error:  # what a broken or hostile archive raises is not known in advance
-            why = " ".join(str(error).split())[:120] or type(error).__name__
-            raise BadCheckpoint(f"is no readable file of torch.save ({why})", _AGAIN, file=path) from None
+    def _placed_in(self, name: str) -> Any:
+        """Return the object in a parameter's file, with tensors as places; it may hold nothing but data."""
+        fd = self._open_file(name)
+        with self._in_words(name):
+            return contents(Window(fd, 0, os.fstat(fd).st_size))
 
     def _content(self, name: str) -> Tree:
-        if isinstance(tree := self.saved_in(name), dict):
+        """Return the states in a file, whose tensors are mapped."""
+        import torch
+
+        fd = self._open_file(name)
+        with self._in_words(name), torch.serialization.safe_globals(_stand_ins()):
+            tree = read_pickle(name_of(fd), mapped=True)
+        if isinstance(tree, dict):
             return tree
         found = f"holds a {type(tree).__name__}, not the states of a run"
         raise BadCheckpoint(found, _AGAIN, file=self.folder / name)
 
-    def read_placed(self, name: str, placed: Placed) -> Any:
-        """Return a tensor of one of the files."""
-        import torch
-
-        dtype, shape = torch_dtype(placed.dtype), placed.shape
-        if not math.prod(shape):
-            return torch.empty(shape, dtype=dtype)
-        last = sum((n - 1) * stride for n, stride in zip(shape, placed.strides, strict=True))
-        raw = bytearray((last + 1) * dtype.itemsize)
-        read_into(self._descriptors[self.folder / name], self.folder / name, placed.begin, memoryview(raw))
-        return torch.frombuffer(raw, dtype=dtype).as_strided(shape, placed.strides).clone()
+    @contextmanager
+    def _in_words(self, name: str) -> Iterator[None]:
+        """A context in which whatever is wrong with a file becomes one line."""
+        try:
+            yield
+        except LemonxError:
+            raise
+        except Exception as error:  # what a broken or hostile archive raises is not known in advance
+            path = self.folder / name
+            if what := str(error)[:120] if isinstance(error, Asked) else asked_to_run(error):
+                remedy = "get this checkpoint from someone you trust, or save it without states of your own"
+                raise BadCheckpoint(
+                    f"asks to run something: {what}, so nothing was loaded", remedy, file=path
+                ) from None
+            found = f"is no readable file of torch.save ({why_unreadable(error)[:120]})"
+            raise BadCheckpoint(found, _AGAIN, file=path) from None
 
     # ------------------------------------------------------------- the optimizer as a whole
 
@@ -211,9 +210,9 @@ class UniversalFolder(RunFolder):
         base: Any = self.settings.get(self.keys[1]) or {}
         state, groups = base.get("state", {}), base.get("param_groups")
         tables = [*state.values(), *(groups if isinstance(groups, list) else [])]
-        said = [table.get(STEP) for table in tables if isinstance(table, dict)]
-        single = [self.read_placed(STATE, one).item() for one in said if isinstance(one, Placed) and not one.shape]
-        known = [count for count in (*said, *single) if isinstance(count, int | float) and 0 <= count < 2**53]
+        said: list[Any] = [table.get(STEP) for table in tables if isinstance(table, dict)]
+        numbers = [one.item() if hasattr(one, "item") and not one.shape else one for one in said]
+        known = [count for count in numbers if isinstance(count, int | float) and 0 <= count < 2**53]
         return int(max(known)) if known else None
 
     # ------------------------------------------------------------- the model's states
@@ -239,7 +238,8 @@ class UniversalFolder(RunFolder):
             self._stage != _WEIGHTS_STAGE
         ):  # some versions list only what is trained, and the rest is in the module alone
             known = {*names, *self.buffers, *shared}
-            self.frozen |= {n: p.shape for n, p in module.items() if n not in known and isinstance(p, Placed)}
+            shapes = {n: tuple(p.shape) for n, p in module.items() if n not in known and hasattr(p, "shape")}
+            self.frozen |= shapes
 
     def _whole_groups(self, listed: list[dict[str, tuple[int, ...]]]) -> list[dict[str, tuple[int, ...]]]:
         """Stage 3 lists shapes by flat vector, and only the optimizer's settings say which make up a group."""
@@ -311,7 +311,7 @@ class UniversalFolder(RunFolder):
         if "/" in name or name in (".", ".."):
             self._bad_model(f"has a parameter with the impossible name {name[:80]!a}")
         file = f"{PARAMETERS}/{name}/{field}.pt"
-        tree, path = self.saved_in(file), self.folder / file
+        tree, path = self._placed_in(file), self.folder / file
         placed: Any = tree.get(PARAM) if isinstance(tree, dict) else tree
         if not isinstance(placed, Placed):
             raise BadCheckpoint("holds no tensor", _AGAIN, file=path)
@@ -335,55 +335,24 @@ class UniversalFolder(RunFolder):
     def _read_count(self, name: str) -> int:
         """Return a count of steps, and keep its file as it is."""
         file = f"{PARAMETERS}/{name}/{STEP}.pt"
-        saved = self.saved_in(file)
-        number = self.read_placed(file, saved).item() if isinstance(saved, Placed) and not saved.shape else saved
+        saved = self._placed_in(file)
+        if isinstance(saved, Placed) and not saved.shape:
+            made = empty((), saved.dtype)
+            read_into(self._descriptors[self.folder / file], self.folder / file, saved.begin, bytes_of(made))
+            saved = made.item()
+        number = saved
         if not isinstance(number, int | float) or not 0 <= number < 2**53:
             raise BadCheckpoint("holds no count of steps", _AGAIN, file=self.folder / file)
         self.counts[name] = read_inside(self.folder, file)
         return int(number)
 
 
-def records() -> Records:
-    """Return what the files may name beside tensors; classes are new for each reading, so a pickle changes nothing."""
+def _stand_ins() -> list[Any]:
+    """Return classes of the names that DeepSpeed's states hold; new for each reading, so a pickle changes nothing."""
     own = {
         "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler", "LossScaleConfig"),
         "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
         "deepspeed.checkpoint.universal_checkpoint": ("SubparamShape",),
         "deepspeed.utils.tensor_fragment": ("fragment_address",),
     }
-    made: dict[tuple[str, str], Any] = {
-        (module, name): record_class(module, name) for module, names in own.items() for name in names
-    }
-    made["torch", "Size"] = _size
-    made["torch", "Tensor"] = made["torch.nn.parameter", "Parameter"] = _nothing
-    made["torch._tensor", "_rebuild_from_type_v2"] = _typed
-    made["torch._utils", "_rebuild_parameter"] = _parameter
-    made["builtins", "set"] = made["__builtin__", "set"] = _small_set
-    return made
-
-
-def _size(sizes: Any = ()) -> tuple[int, ...]:
-    if len(sizes) > 64 or not all(type(size) is int and 0 <= size < 2**40 for size in sizes):
-        raise ValueError("a size is not a list of natural numbers")
-    return tuple(sizes)
-
-
-def _nothing(*_: Any) -> None:
-    return None
-
-
-def _typed(make: Any, _kind: Any, given: Any, _state: Any) -> Placed:
-    """Return a tensor without its attributes, which do not count."""
-    return _parameter(make(*given))
-
-
-def _parameter(data: Any, *_: Any) -> Placed:
-    if not isinstance(data, Placed):
-        raise ValueError("a parameter holds no tensor")
-    return data
-
-
-def _small_set(given: Any = ()) -> set[Any]:
-    if len(given) > 1000:
-        raise ValueError("a set is too large")
-    return set(given)
+    return [(record_class(module, name), f"{module}.{name}") for module, names in own.items() for name in names]

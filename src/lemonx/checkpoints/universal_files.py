@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lemonx.checkpoints.archives import DType, Placed
+from lemonx.checkpoints.archives import Placed
 from lemonx.checkpoints.chunks import Chunk, Views, contiguous, seen_as
-from lemonx.checkpoints.envelopes import Record, envelope
+from lemonx.checkpoints.envelopes import envelope, saved
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.checkpoints.shards import Entry, Files
-from lemonx.checkpoints.universal import LATEST, PARAM, PARAMETERS, STATE, STEP, WEIGHT, Tree, UniversalFolder, records
+from lemonx.checkpoints.universal import LATEST, PARAM, PARAMETERS, STATE, STEP, WEIGHT, Tree, UniversalFolder
 from lemonx.errors import BadCheckpoint, BadOutput, Refused
 
 Way = tuple[str | int, ...]
@@ -63,7 +63,7 @@ class UniversalFiles:
         groups = self._groups()
         self._add(STATE, self._settings(groups))
         for name, states in self.source.states.items():
-            self._add(name, self._states(states, name, groups))
+            self._add(name, self._states(states, groups))
         trained = {name for group in groups for name in group}
         for name, (dtype, shape) in self._weights.items():
             self._add_field(name, name, WEIGHT, name, dtype, shape)
@@ -99,14 +99,14 @@ class UniversalFiles:
     def _path(self, name: str) -> str:
         return os.path.normpath(f"{self.source.below}/{name}")
 
-    def _add(self, name: str, tree: Any, *, numbers: bool = True) -> Any:
-        """Lay out a file, with or without the numbers of its tensors, and return what a reader will find in it."""
-        made, path = envelope(tree), self._path(name)
-        self._sizes[path] = made.length
-        self._opening += [(path, place, raw) for place, raw in made.pieces]
-        found = made.tree(records())
-        self._opening += [(path, place.begin, raw) for place, raw in _numbers(tree, found)] if numbers else []
-        return found
+    def _add(self, name: str, tree: Tree) -> None:
+        """Lay out a file whose tensors are small."""
+        try:
+            raw = saved(tree)
+        except RecursionError:
+            raise BadCheckpoint("is nested too deeply", "save it again", file=self.source.folder / name) from None
+        self._sizes[self._path(name)] = len(raw)
+        self._opening.append((self._path(name), 0, raw))
 
     def _add_field(self, folder: str, name: str, kind: str, key: str, dtype: str, shape: tuple[int, ...]) -> None:
         """Lay out a file with a tensor of a parameter, in the form that the source's has."""
@@ -117,10 +117,13 @@ class UniversalFiles:
         # Memory that nobody touches is not taken.
         blank = torch.empty((math.prod(shape),) if around is None else shape, dtype=torch_dtype(dtype), device="cpu")
         file = f"{PARAMETERS}/{folder}/{kind}.pt"
-        found = self._add(file, blank if around is None else {**around, PARAM: blank}, numbers=False)
+        made = envelope(blank if around is None else {**around, PARAM: blank})
+        path, begin = self._path(file), (0,) * len(shape)
+        self._sizes[path] = made.length
+        self._opening += [(path, place, raw) for place, raw in made.pieces]
+        found = made.tree()
         placed: Placed = found if around is None else found[PARAM]
-        path, begin = Path(self._path(file)), (0,) * len(shape)
-        chunk = Chunk(path, begin, shape, contiguous(shape), item=(placed.begin, 0), shape=shape)
+        chunk = Chunk(Path(path), begin, shape, contiguous(shape), item=(placed.begin, 0), shape=shape)
         self._chunks.setdefault(key, []).append(chunk)
 
     # ------------------------------------------------------------- what else files hold
@@ -142,9 +145,9 @@ class UniversalFiles:
             new["group_paddings"] = [0] * len(groups)
         if "param_alignment_paddings" in old:
             new["param_alignment_paddings"] = [[0] * len(group) for group in groups]
-        return self._written(new, STATE)
+        return new
 
-    def _states(self, old: Tree, name: str, groups: Sequence[Mapping[str, Any]]) -> Tree:
+    def _states(self, old: Tree, groups: Sequence[Mapping[str, Any]]) -> Tree:
         """Return the states of the model, without its weights."""
         import torch
 
@@ -154,49 +157,19 @@ class UniversalFiles:
         def grown_from(known: Any) -> dict[str, tuple[int, ...]]:
             return {name: shape for name, (_, shape) in self._weights.items() if self.origins.get(name) in known}
 
-        new = {**old, "module": OrderedDict[str, Any](), "buffer_names": list(grown_from(self.source.buffers))}
+        new = {**old, "module": OrderedDict(), "buffer_names": list(grown_from(self.source.buffers))}
         new["param_shapes"] = [sizes(group) for group in groups]
         frozen = grown_from(self.source.frozen)
         if frozen or new.get("frozen_param_shapes") is not None:
             new["frozen_param_shapes"] = sizes(frozen)
-            new["frozen_param_fragments"] = OrderedDict[str, Any]()
+            new["frozen_param_fragments"] = OrderedDict()
         if isinstance(info := new.get(_INFO), dict):
             new[_INFO] = {key: value for key, value in info.items() if key not in _OF_SIZES}
-        return self._written(new, name)
-
-    def _written(self, tree: Tree, name: str) -> Tree:
-        """Return what was read as what is written: small tensors with their numbers, dtypes, dicts in their order."""
-        done: dict[int, Any] = {}
-
-        def copy(value: Any) -> Any:
-            if id(value) in done:
-                return done[id(value)]
-            made: Any = value
-            if isinstance(value, dict):
-                made = done[id(value)] = OrderedDict() if type(value) is not dict else {}
-                made.update((key, copy(item)) for key, item in value.items())
-            elif isinstance(value, list):
-                made = done[id(value)] = []
-                made.extend(copy(item) for item in value)
-            elif isinstance(value, Placed):
-                made = self.source.read_placed(name, value)
-            elif isinstance(value, DType):
-                made = torch_dtype(value)
-            elif type(value) is tuple:
-                made = tuple(copy(item) for item in value)
-            elif isinstance(value, Record):
-                made = done[id(value)] = type(value).__new__(type(value))
-                made.given, made.state = copy(value.given), copy(value.state)
-            return made
-
-        try:
-            return copy(tree)
-        except RecursionError:
-            raise BadCheckpoint("is nested too deeply", "save it again", file=self.source.folder / name) from None
+        return new
 
 
 def _is_vector(value: Any) -> bool:
-    return isinstance(value, Placed) and bool(value.shape)
+    return bool(getattr(value, "shape", ()))
 
 
 def _numbered(groups: Any) -> Any:
@@ -204,23 +177,6 @@ def _numbered(groups: Any) -> Any:
     if not isinstance(groups, list):
         return groups
     return [{**group, "params": [number]} for number, group in enumerate(groups)]
-
-
-def _numbers(tree: Any, found: Any) -> list[tuple[Placed, bytes]]:
-    """Return the numbers of the tensors in a tree, and where they go."""
-    import torch
-
-    numbers, level, seen = list[tuple[Placed, bytes]](), [(tree, found)], set[int]()
-    while level:
-        own, there = level.pop()
-        if isinstance(own, torch.Tensor):
-            numbers += [(there, own.reshape(-1).view(torch.uint8).numpy().tobytes())] if own.numel() else []
-        elif id(own) not in seen and isinstance(own, dict):
-            level += [(value, there[key]) for key, value in own.items()]
-        elif id(own) not in seen and isinstance(own, list | tuple):
-            level += zip(own, there, strict=True)
-        seen.add(id(own))
-    return numbers
 
 
 def _check_readable(below: str, stored: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path) -> None:
