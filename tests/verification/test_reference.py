@@ -15,8 +15,8 @@ import lemonx
 import pico
 from lemonx.algebra.norm_chains import LIMIT, SHARE
 from lemonx.errors import NotVerified, Refused
+from lemonx.verification.blocks import deepened
 from lemonx.verification.float64 import Float64
-from lemonx.verification.reference import deepened
 from lemonx.verification.rounding import EXACT_TOLERANCE
 
 ENCODER_DECODER = {"encoder_layers": 4, "decoder_layers": 3}

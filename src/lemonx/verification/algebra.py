@@ -181,8 +181,7 @@ class _Task:
 
     def _together(self, group: Group) -> None:
         """Check copies of a matrix that are used together and differ by noise: they sum to a multiple of the source."""
-        from lemonx.verification import identities
-        from lemonx.verification import sums as totals
+        from lemonx.verification import entries, identities
 
         step, how, first = group[0]
         size, before = how.rows.target_size // len(how.copied.number if how.copied else [0]), self._before(step, how)
@@ -190,7 +189,7 @@ class _Task:
         whole = range(first * size, (first + 1) * size)
         for _, run in blocks_within(step, whole):
             run = _cut(run, whole)
-            total = totals.Sums.zero(run.length, how.columns.size)
+            total = entries.Sums.zero(run.length, how.columns.size)
             for other, reader, start in readers:
                 low = start + run.target - whole.start
                 rows = reader.rows(low, low + run.length)
@@ -200,9 +199,9 @@ class _Task:
                 if (fault := identities.unread_fault(rows, how.columns)) is not None:
                     self._fault(other, how, fault, low)
                     return
-                total = total.plus(totals.sums(rows, how.columns))
+                total = total.plus(entries.sums(rows, how.columns))
             wanted = identities.wanted_rows(run, how, before.reader(further=False))
-            fault = totals.sums_fault(total, wanted, how.columns, before.dtype, len(group))
+            fault = entries.sums_fault(total, wanted, how.columns, before.dtype, len(group))
             if fault is not None:
                 others = dict.fromkeys(other.name for other, *_ in group if other.name != step.name)
                 with_others = f", together with {', '.join(others)}" if others else ""

@@ -27,8 +27,18 @@ import torch
 from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.recipes import CANCEL, KEEP, MUTED, SILENT, Matrix
 from lemonx.algebra.runs import Run
-from lemonx.verification.entries import Fault, first_fault, least, near_fault, unit, zero_fault
-from lemonx.verification.sums import Wanted, adds_up, sums, sums_fault
+from lemonx.verification.entries import (
+    Fault,
+    Wanted,
+    adds_up,
+    first_fault,
+    least,
+    near_fault,
+    sums,
+    sums_fault,
+    unit,
+    zero_fault,
+)
 
 if TYPE_CHECKING:
     from lemonx.algebra.recipes import Spare, Vector

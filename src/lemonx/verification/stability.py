@@ -16,9 +16,9 @@ import torch
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.frames.construction import LIMIT
-from lemonx.verification.alignment import Back, aligned
-from lemonx.verification.loading import Name, all_outputs, load, running
-from lemonx.verification.sample import View
+from lemonx.verification.comparison import Back, aligned
+from lemonx.verification.inputs import View
+from lemonx.verification.running import Name, all_outputs, load, running
 
 REMEDY = "choose a multiple of the width"
 

@@ -20,17 +20,16 @@ from lemonx.planning.exactness import MADE, ROUNDED
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import FLOATS
 from lemonx.specs.coverage import eps_problems, match, tensor_problems
-from lemonx.verification import layerwise, memory
 from lemonx.verification.algebra import Algebra, check_algebra
 from lemonx.verification.comparison import Comparison
 from lemonx.verification.finite import check_numbers
 from lemonx.verification.grown_adapter import GrownAdapter
-from lemonx.verification.layerwise import Layers, compare_layerwise
+from lemonx.verification.outputs import compare, has_twin
 from lemonx.verification.rounding import WIRING, Rounding
+from lemonx.verification.running import memory_short, runs_whole
+from lemonx.verification.streams import Layers
 from lemonx.verification.structure import Structure, check_structure
 from lemonx.verification.symmetry import Symmetry, find_twins
-from lemonx.verification.twin import has_twin
-from lemonx.verification.whole import compare
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,10 +103,10 @@ def measure(
     # What a method makes anew has no copies of units to look at, and wrong tensors may have other shapes.
     phase.now("verifying: duplicated units")
     symmetry = None if plan.exactness == MADE or wrong else find_twins(plan, target)
-    by_layer = by_layer or not memory.runs_whole(source, target) or memory.memory_short(source, target) is not None
+    by_layer = by_layer or not runs_whole(source, target)
     skipped = "the tensors or the structure are wrong already" if wrong else None
     if by_layer and skipped is None:
-        skipped = layerwise.memory_short(source, target)
+        skipped = memory_short(source, target, by_layer=True)
     if skipped is not None and not must:
         return Verified(None, algebra, structure, symmetry, skipped=skipped)
     try:
@@ -143,10 +142,7 @@ def compare_outputs(
     rounding = rounding or (_rounding(plan) if plan is not None else Rounding())
     phase.now("verifying: both models in float64")
     with one_thread_each():
-        if by_layer:
-            return compare_layerwise(source, target, plan, rounding=rounding, twin=twin)
-        back = plan.frames.ways_back if plan is not None and plan.frames else None
-        return compare(source, target, rounding=rounding, back=back, plan=plan, twin=twin), None
+        return compare(source, target, plan, rounding=rounding, by_layer=by_layer, twin=twin)
 
 
 @names_its_folder

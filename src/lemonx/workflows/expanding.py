@@ -30,9 +30,8 @@ from lemonx.models.sources import open_pair, open_source
 from lemonx.options.declared import Expansion, PathLike, Writing
 from lemonx.options.sizes import parse_shards
 from lemonx.planning.plan import Plan
-from lemonx.verification.as_built import require_as_built
 from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
-from lemonx.verification.fitting import require_fitting
+from lemonx.verification.fitting import require_as_built, require_fitting
 from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.adapters import GrowingAdapter
 from lemonx.workflows.planning import plan_growth

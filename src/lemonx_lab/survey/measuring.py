@@ -16,8 +16,8 @@ from lemonx import errors
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.inference.tiny_sizes import BASES, Sizes
 from lemonx.models.foreign import reason
-from lemonx.verification.finding import Outputs, find_inputs, outputs
 from lemonx.verification.float64 import Float64
+from lemonx.verification.inputs import Outputs, find_inputs, outputs
 from lemonx.verification.media import Batch
 from lemonx.verification.modules import relative_difference
 from lemonx_lab.survey import classes

@@ -21,8 +21,8 @@ from lemonx.verification.algebra import Algebra
 from lemonx.verification.certificate import Certificate, stability_text, twin_text
 from lemonx.verification.comparison import Comparison
 from lemonx.verification.grown_adapter import GrownAdapter
-from lemonx.verification.layerwise import Layers
 from lemonx.verification.rounding import EXACT_TOLERANCE
+from lemonx.verification.streams import Layers
 from lemonx.verification.symmetry import Symmetry
 from lemonx.verification.verify import Verified
 from lemonx.workflows.expanding import Expanded
