@@ -23,7 +23,7 @@ from lemonx.errors import BadCheckpoint
 from lemonx.verification import streams
 from lemonx.verification.blocks import Moved
 from lemonx.verification.comparison import compared
-from lemonx.verification.finite import larger
+from lemonx.verification.evidence import larger
 from lemonx.verification.rounding import tolerance_of
 from lemonx_lab.experiments.answer import NOT_REACHED, steps_to
 

@@ -8,7 +8,7 @@ far as the spec is true of the model's code, which is what the sample of outputs
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ from lemonx.algebra.expansions import identity
 from lemonx.algebra.recipes import Matrix, Vector
 from lemonx.algebra.runs import Run
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.values import all_below, all_finite
 from lemonx.execution.row_readers import Source, StripReader, blocks_within, is_whole
 from lemonx.execution.runner import Job, in_parts, run_jobs
 from lemonx.guards.workers import cores, one_thread_each
 from lemonx.planning.plan import RECOMPUTED, Plan
 from lemonx.planning.tensor_steps import Step
+from lemonx.verification.evidence import Evidence
 
 if TYPE_CHECKING:
     from lemonx.verification.entries import Fault
@@ -51,7 +51,7 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Algebra:
+class Algebra(Evidence):
     """How many tensors and entries were checked, how many the target has, and what is wrong."""
 
     tensors: int
@@ -66,9 +66,6 @@ class Algebra:
         """What is wrong, in one line."""
         first, *others = self.wrong
         return f"{first}, and {len(others)} more" if others else str(first)
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        return {**asdict(self), "passed": self.passed}
 
 
 def check_algebra(plan: Plan, source: Checkpoint, target: Checkpoint, *, threads: int | None = None) -> Algebra:

@@ -7,16 +7,15 @@ itself did.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lemonx.algebra.norm_chains import LIMIT
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import NotVerified
-from lemonx.verification.finite import larger, not_finite
+from lemonx.verification.evidence import Evidence, larger
 from lemonx.verification.rounding import EXACT_TOLERANCE
 from lemonx.verification.running import CACHED, Name, Outputs
 from lemonx.verification.stability import Back, Stability, aligned
@@ -34,7 +33,7 @@ FAR = 1.0
 
 
 @dataclass(frozen=True)
-class Twin:
+class Twin(Evidence):
     """The target with every tensor that its dtype rounds made again in float64: nothing rounds, so it must agree.
 
     `tensors`: how many were made again; all others are the stored ones. `fault`: why it did not pass.
@@ -58,7 +57,7 @@ class Twin:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Evidence):
     """Figures of one comparison; differences and noise are relative to the largest output.
 
     `noise`: by how much rounding the source's weights once moves its outputs, where that was needed. `derived`: where
@@ -109,11 +108,6 @@ class Comparison:
         near = self.near and self.stream_loss <= LIMIT
         steady = self.stability is None or self.stability.passed
         return near and steady and same_tokens and not self.odd_keys and not self.not_finite
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        found = self.stability.as_dict() if self.stability else None
-        twin = {**asdict(self.twin), "passed": self.twin.passed} if self.twin else None
-        return {**asdict(self), "stability": found, "twin": twin, "passed": self.passed}
 
     def reason(self) -> str:
         """Why it did not pass, in one line."""
@@ -188,9 +182,12 @@ def compared(
         shortened=before.shortened,
         inputs=before.inputs,
         not_finite=tuple(
-            f"{name} of the {which}"
-            for which, run in (("source", before), ("target", after))
-            for name in not_finite(run.found)
+            dict.fromkeys(
+                f"{name} of the {which}"
+                for which, run in (("source", before), ("target", after))
+                for (name, _), value in run.found.items()
+                if not bool(value.isfinite().all())
+            )
         ),
         stream_loss=before.moved,
         output_loss=largest_difference(before.found, before.as_it_is),

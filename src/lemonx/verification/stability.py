@@ -9,7 +9,7 @@ function of the outputs, which is the same in both models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.frames.construction import LIMIT
+from lemonx.verification.evidence import Evidence
 from lemonx.verification.inputs import View
 from lemonx.verification.running import Name, all_outputs, load, running
 
@@ -35,8 +36,10 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Stability:
+class Stability(Evidence):
     """The figures of both models, or why they were not measured."""
+
+    also = ()
 
     source: Figures | None = None
     target: Figures | None = None
@@ -64,8 +67,9 @@ class Stability:
         return self.skipped is not None or (self.noise <= LIMIT and self.gradient <= LIMIT)
 
     def as_dict(self) -> dict[str, JsonValue]:
+        """The figures and, where they were measured, their ratios."""
         ratios = {} if self.skipped else {"noise_ratio": self.noise, "gradient_ratio": self.gradient, "limit": LIMIT}
-        return {**asdict(self), **ratios}
+        return super().as_dict() | ratios
 
     @property
     def found(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import torch
 
 from lemonx.algebra.expansions import Expansion
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.plain import JsonValue
 from lemonx.planning import depth
 from lemonx.planning.plan import Plan
 from lemonx.verification.blocks import BlockName, blocks_of, modules_of
+from lemonx.verification.evidence import Evidence
 from lemonx.verification.rounding import Allowed
 
 # Called with a stack, the index of a block and the stream behind that block, without padding.
@@ -43,13 +43,15 @@ class ComparedBlock:
 
 
 @dataclass(frozen=True)
-class Layers:
+class Layers(Evidence):
     """The result of a comparison block by block; where a twin was run, the result for the twin.
 
     `weights`: the most bytes of parameters of either model that were in memory at once; `block`: those of the largest
     block, `model`: those of the larger model, all in float64. `memory`: the peak of this process. `skipped`: why no
     streams were compared, if so.
     """
+
+    also = ("first",)
 
     places: tuple[ComparedBlock, ...]
     weights: int
@@ -66,9 +68,6 @@ class Layers:
     @property
     def passed(self) -> bool:
         return self.first is None
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        return {**asdict(self), "first": asdict(self.first) if self.first else None}
 
 
 class Streams:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from lemonx.checkpoints import Checkpoint
@@ -31,6 +31,7 @@ from lemonx.planning.plan import Plan
 from lemonx.planning.summary import changed_fields, parameters
 from lemonx.specs.config import flat_fields, with_fields
 from lemonx.verification.blocks import modules_of, tensors_by_block
+from lemonx.verification.evidence import Evidence
 
 # Fields that do not bear on what a model computes, and that transformers writes as it likes when it saves.
 VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
@@ -41,7 +42,7 @@ KEPT = 8
 
 
 @dataclass(frozen=True)
-class Structure:
+class Structure(Evidence):
     """How many blocks and plain attributes of them were compared, and what is wrong."""
 
     blocks: int
@@ -56,9 +57,6 @@ class Structure:
         """What is wrong, in one line."""
         first, *others = self.wrong
         return f"{first}, and {len(others)} more" if others else str(first)
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        return {**asdict(self), "passed": self.passed}
 
 
 def check_structure(plan: Plan, source: Checkpoint, target: Checkpoint) -> Structure:

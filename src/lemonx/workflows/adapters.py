@@ -22,10 +22,9 @@ from lemonx.planning.adapters import Followed, follow
 from lemonx.planning.plan import Plan
 from lemonx.verification.algebra import check_algebra
 from lemonx.verification.comparison import Comparison
-from lemonx.verification.grown_adapter import GrownAdapter
 from lemonx.verification.rounding import PRECISION, WIRING, Rounding, stored_dtype
 from lemonx.verification.running import runs_whole
-from lemonx.verification.verify import compare_outputs
+from lemonx.verification.verify import GrownAdapter, compare_outputs
 
 
 class GrowingAdapter:

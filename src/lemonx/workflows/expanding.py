@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ from lemonx.models.sources import open_pair, open_source
 from lemonx.options.declared import Expansion, PathLike, Writing
 from lemonx.options.sizes import parse_shards
 from lemonx.planning.plan import Plan
-from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
+from lemonx.verification.card import model_card
+from lemonx.verification.certificate import FILE, Certificate, certificate
 from lemonx.verification.fitting import require_as_built, require_fitting
 from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.adapters import GrowingAdapter
@@ -207,6 +209,6 @@ def _certify(
         optimizer=optimizer,
         files=tuple(sorted([*writer.files(), FILE, CARD])),
     )
-    writer.add_text(FILE, certificate_text(content))
+    writer.add_text(FILE, json.dumps(content.as_dict(), indent=2) + "\n")
     writer.add_text(CARD, model_card(plan, content))
     return verified, content
