@@ -24,8 +24,7 @@ from lemonx.inference.size_names import tiny
 from lemonx.inference.tiny_sizes import BASES, Sizes
 from lemonx.models.foreign import foreign
 from lemonx.verification.float64 import Float64
-from lemonx.verification.inputs import find_inputs, outputs
-from lemonx.verification.media import LENGTH
+from lemonx.verification.media import LENGTH, find_inputs, outputs
 from lemonx.verification.modules import relative_difference
 from lemonx_lab.survey import by_command as surveying
 from lemonx_lab.survey import classes, counting, measuring, pool

@@ -24,8 +24,8 @@ from lemonx.tracing.infer import Calls, traced
 from lemonx.tracing.running import run_traced
 from lemonx.tracing.tracer import Tracer
 from lemonx.verification.float64 import Float64
-from lemonx.verification.inputs import find_inputs, outputs, shorten, taken
-from lemonx.verification.media import PICTURES, Batch
+from lemonx.verification.inputs import shorten, taken
+from lemonx.verification.media import PICTURES, Batch, find_inputs, outputs
 from lemonx.verification.running import floating_outputs, with_plain_outputs
 
 # Switches of a config that are turned off.
