@@ -185,9 +185,7 @@ def test_a_stream_of_little_variance_is_found(tmp_path: Path) -> None:
     file = source / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "layer_norm_eps": 1e-5}))
     assert lemonx.plan(source, depth=4).expected_loss < LIMIT / 10
-    with pytest.raises(
-        NotVerified, match=r"nothing was written: norms applied again move the stream by .*small_gains"
-    ):
+    with pytest.raises(NotVerified, match=r"nothing was written: norms applied again move the stream by .*small_gains"):
         lemonx.expand(source, tmp_path / "t", depth=4)
     lemonx.expand(source, tmp_path / "t", depth=4, free={"small_gains": True})
 

@@ -82,7 +82,15 @@ class Moved:
         self.places: dict[tuple[str, int, int], float] = {}
 
     def see(self, place: tuple[str, int, int], ratio: torch.Tensor) -> None:
+        """Note the factor by which a repeated norm multiplies the stream."""
         self.places[place] = larger(self.places.get(place, 0.0), float((ratio - 1).abs().max()))
+
+    def ratio(self, place: tuple[str, int, int], chain: Chain, read: torch.Tensor, axis: int, *, centres: bool) -> Any:
+        """The factor by which the norms of a chain multiply the output of the first norm, noted for its place."""
+        centred = read - read.mean(axis, keepdim=True) if centres else read
+        ratio = chain.ratio((centred * centred).mean(axis, keepdim=True))
+        self.see(place, ratio)
+        return ratio
 
     @property
     def most(self) -> float:
@@ -114,9 +122,7 @@ def _again(row: Norm, chains: tuple[Chain, ...], at: tuple[str, int], moved: Mov
         if not chain.norms:
             return written
         read = args[0]
-        centred = read - read.mean(-1, keepdim=True) if row.centres else read
-        ratio = chain.ratio((centred * centred).mean(-1, keepdim=True))
-        moved.see((*at, run), ratio)
+        ratio = moved.ratio((*at, run), chain, read, -1, centres=row.centres)
         shift = module.forward(read.new_zeros(read.shape[-1]))  # what it makes of nothing is its bias
         return shift + (written - shift) * ratio
 

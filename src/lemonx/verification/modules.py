@@ -298,8 +298,6 @@ class _Repeating(Tracer):
         if not chain.norms:
             return
         with _disable_current_modes():
-            centred = read - read.mean(place, keepdim=True) if norm.kind == "layer" else read
-            ratio = chain.ratio((centred * centred).mean(place, keepdim=True))
-            self.moved.see((*at, turn), ratio)
+            ratio = self.moved.ratio((*at, turn), chain, read, place, centres=norm.kind == "layer")
             shift = 0.0 if bias is None else bias
             made.copy_(shift + (made - shift) * ratio)
