@@ -1,8 +1,8 @@
 """Does every entry of every tensor obey its rule? Read from the two files, block by block, without a model.
 
-A sample of outputs cannot see a rare token's row or the last position. The identities of `identities.py` can:
-together with the structure (structure.py) they prove that the target computes the source's function, as
-far as the spec is true of the model's code, which is what the sample of outputs is for.
+A sample of outputs cannot see a rare token's row or the last position. The identities of `identities.py` can. Together
+with the structure (structure.py) they prove that the target computes the source's function, if the spec is true of the
+model's code. The sample of outputs shows that the spec is true.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Algebra(Evidence):
-    """How many tensors and entries were checked, how many the target has, and what is wrong."""
+    """The numbers of tensors and entries that were checked, and the first faults."""
 
     tensors: int
     entries: int
@@ -63,7 +63,7 @@ class Algebra(Evidence):
         return not self.wrong
 
     def reason(self) -> str:
-        """What is wrong, in one line."""
+        """Say in one line what is wrong."""
         first, *others = self.wrong
         return f"{first}, and {len(others)} more" if others else str(first)
 
@@ -172,7 +172,7 @@ class _Task:
             self._fault(step, how, fault, run.target)
 
     def _most(self, step: Step) -> float:
-        """The largest number in what a tensor is made from."""
+        """The largest number of the source's tensors that a tensor is made from."""
         names = [step.source, *([step.appended] if step.appended else [])]
         return max(float(piece.abs().max()) for name in names for piece in self.source.blocks(name) if len(piece))
 
@@ -241,7 +241,7 @@ def _cut(run: Run, rows: range) -> Run:
 
 
 def _entry(shape: tuple[int, ...], how: Matrix, row: int, column: int) -> Sequence[Any]:
-    """Where an entry of the matrix is in the tensor as the file keeps it."""
+    """The index in the tensor, as the file keeps it, of an entry of the matrix."""
     if not how.transposed:
         return np.unravel_index(row * how.columns.target_size + column, shape)
     *tables, inputs, outputs = shape

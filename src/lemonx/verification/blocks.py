@@ -76,7 +76,7 @@ def modules_of(model: Any, blocks: Mapping[BlockName, list[str]]) -> dict[BlockN
 
 
 class Moved:
-    """How far each repeated norm moved the stream, by its place, relative to the stream."""
+    """The distance by which each repeated norm moved the stream, by place, relative to the stream."""
 
     def __init__(self) -> None:
         self.places: dict[tuple[str, int, int], float] = {}

@@ -1,4 +1,4 @@
-"""The model card of an expansion: what it is, from what, and how it was checked; below it the card of the source."""
+"""The model card of an expansion: source, sizes and checks, and below them the card of the source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lemonx.verification.verify import Verified
 
 
 def model_card(plan: Plan, content: Certificate) -> str:
-    """README.md of the output: what it is, from what, and how it was checked."""
+    """Return README.md of the output, which names the source, the sizes and the checks."""
     sizes = "\n".join(
         f"| {name} | {' | '.join('-' if size is None else str(size) for size in both)} |"
         for name, *both in config_table(plan)
@@ -76,7 +76,7 @@ Train on with the maximum learning rate of training from scratch and a faster de
 
 
 def stability_text(stability: Stability) -> str:
-    """How steadily a framed model computes, in a sentence."""
+    """Say in a sentence how much rounding adds to a framed model."""
     if stability.source is None or stability.target is None:
         return f"Float32 noise and gradient were {stability.skipped}"
     before, after = stability.source, stability.target
@@ -88,7 +88,7 @@ def stability_text(stability: Stability) -> str:
 
 
 def twin_text(outputs: Comparison) -> str:
-    """What the twin of a rounded target shows, in a sentence."""
+    """Say in a sentence what was found for the twin of a rounded target."""
     twin = outputs.twin
     assert twin is not None
     text = (
@@ -105,7 +105,7 @@ def twin_text(outputs: Comparison) -> str:
 
 
 def _checked(verified: Verified) -> Iterator[str]:
-    """How a checkpoint was verified, in sentences."""
+    """Say in sentences how a checkpoint was verified."""
     algebra, structure, outputs = verified.algebra, verified.structure, verified.outputs
     if algebra:
         yield (

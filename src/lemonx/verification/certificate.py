@@ -41,7 +41,7 @@ FILE = CERTIFICATE
 
 
 def versions() -> dict[str, str]:
-    """What computed a result."""
+    """The versions of Python and of the packages that computed a result."""
     packages = ("lemonx", "torch", "transformers", "safetensors", "numpy")
     return {"python": platform.python_version(), **{name: _installed(name) for name in packages}}
 
@@ -54,7 +54,7 @@ def _installed(package: str) -> str:
 
 @dataclass(frozen=True)
 class Said:
-    """What a certificate says of how its checkpoint was made: enough to plan it again."""
+    """The options in a certificate by which its checkpoint can be planned again."""
 
     method: str
     free: Free
@@ -75,7 +75,7 @@ def certificate_in(folder: Path) -> Said | None:
 
 
 def parse_certificate(content: Mapping[str, Any], path: Path) -> Said:
-    """What the content of a lemonx.json says; BadCheckpoint if it is not one."""
+    """Read the options in the content of a lemonx.json; BadCheckpoint if it is not a certificate."""
     try:
         told = Said(content["method"], checked(Free(**content["free"])), content["seed"], content.get("dtype"))
         if not (isinstance(told.method, str) and isinstance(told.seed, int) and isinstance(told.dtype, str | None)):
@@ -120,7 +120,7 @@ class Before:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a tensor of the target comes from, by which rule, and how exactly."""
+    """The origin of a tensor of the target, its rule, and the exactness of that rule."""
 
     origin: str
     rule: str
@@ -173,7 +173,7 @@ class Certificate(Result, printer="expansion:print_certificate"):
 
 
 def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
-    """What a plan says of its target, and what was measured."""
+    """Return the certificate of a plan's target, with the evidence that was found."""
     before, after = parameters(plan)
     return Certificate(
         method=plan.policy.method,
@@ -217,9 +217,9 @@ _KEPT = ("method", "free", "seed", "dtype", "source", "layout")
 
 @dataclass(frozen=True)
 class GrownFrom:
-    """How a checkpoint was grown, how its source lay on disk, and the digest of that; `trained`: it was trained since.
+    """The record of a checkpoint's source: the options, the layout on disk and the digest.
 
-    `record`: the same as a run keeps it.
+    `trained`: the checkpoint was trained since. `record`: the record as a run keeps it.
     """
 
     said: Said
@@ -230,7 +230,7 @@ class GrownFrom:
 
 
 def grown_from(checkpoint: Checkpoint) -> GrownFrom:
-    """What is recorded beside a checkpoint; BadCheckpoint if nothing is."""
+    """Read the record beside a checkpoint; BadCheckpoint if there is no record."""
     for name, trained in ((CERTIFICATE, False), (RUN, True)):
         if has(checkpoint.path, name):
             content: Any = parse_object(read_inside(checkpoint.path, name), checkpoint.path / name)
@@ -245,7 +245,7 @@ def grown_from(checkpoint: Checkpoint) -> GrownFrom:
 
 
 def parse_grown(content: Mapping[str, Any], file: Path, *, trained: bool) -> GrownFrom:
-    """What the content of a lemonx.json, or the record of a run, says; `file` is for messages."""
+    """Read the content of a lemonx.json, or the record of a run; messages name `file`."""
     try:
         said = parse_certificate(content, file)
     except BadCheckpoint as error:

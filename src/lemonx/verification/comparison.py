@@ -51,7 +51,7 @@ class Twin(Evidence):
 
     @classmethod
     def of(cls, found: Comparison, tensors: int) -> Twin:
-        """What a comparison of the twin with the source comes to."""
+        """Return the result of comparing the twin with the source."""
         fault = None if found.passed else found.reason()
         return cls(tensors, found.difference, found.tolerance, found.derived, fault)
 
@@ -110,7 +110,7 @@ class Comparison(Evidence):
         return near and steady and same_tokens and not self.odd_keys and not self.not_finite
 
     def reason(self) -> str:
-        """Why it did not pass, in one line."""
+        """Say in one line why it did not pass."""
         if self.odd_keys:
             return f"the target's class does not take its tensors as they are: {', '.join(self.odd_keys[:3])}"
         if self.not_finite:
@@ -195,7 +195,7 @@ def compared(
 
 
 def _written_alike(one: torch.Tensor, other: torch.Tensor, steps: int) -> torch.Tensor:
-    """Where two texts that were written token by token are still the same: behind another token all is another text."""
+    """Mask of the generated positions before the first token that differs."""
     same = (one[:, -steps:] == other[:, -steps:]).long().cumprod(1)
     return same.roll(1, 1).index_fill(1, same.new_zeros(1), 1).bool()
 

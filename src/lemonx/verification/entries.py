@@ -42,7 +42,7 @@ def least(dtype: torch.dtype) -> float:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype are equal to the last bit; integers compare faster than floats."""
+    """Compare two tensors of one dtype to the last bit, as integers, which compare faster than floats."""
     a, b = as_integers(one), as_integers(other)
     return bool((a == b).all())
 
@@ -122,7 +122,7 @@ class Wanted:
 
 
 def adds_up(found: torch.Tensor, base: torch.Tensor, columns: Expansion, kept: int = 0) -> bool:
-    """Whether all copies add up to the last bit: a faster look than `sums`, which knows about rounding.
+    """Check that all copies add up to the last bit: faster than `sums`, which allows for rounding.
 
     In float32 and float64 the copy numbered `kept` is what subtraction leaves of the weight, rounded once for every
     other copy. Those of bf16 and fp16 are subtracted in float32, which misses nothing that is 2^-24 of the weight or
@@ -150,7 +150,7 @@ def adds_up(found: torch.Tensor, base: torch.Tensor, columns: Expansion, kept: i
 
 
 def sums(found: torch.Tensor, columns: Expansion) -> Sums:
-    """What the copies of every unit add up to, in float64."""
+    """Return the sum of the copies of every unit, in float64."""
     found = found.double()
     if not columns.is_plain:
         found = found * torch.from_numpy(columns.amp * columns.gain)
@@ -187,7 +187,7 @@ def sums_fault(of: Sums, wanted: Wanted, columns: Expansion, stored: torch.dtype
 
 @lru_cache(maxsize=64)
 def _held(columns: Expansion) -> torch.Tensor | None:
-    """Which units have a copy; None if all have: an expert that is a part of another has some only."""
+    """Mask of the units that have a copy; None if all have. An expert that is part of another has only some units."""
     return None if columns.copies.min() > 0 else torch.from_numpy(columns.copies > 0)
 
 

@@ -52,7 +52,7 @@ def require_fitting(checkpoint: Checkpoint) -> None:
 
 
 def size(model: PreTrainedModel) -> int:
-    """How many numbers a model holds; BadCheckpoint if the buffers it computes would fill the memory."""
+    """Count the numbers of a model; BadCheckpoint if the buffers it computes would fill the memory."""
     buffers = sum(buffer.numel() for buffer in model.buffers())
     if buffers > MOST_BUFFERS:
         raise BadCheckpoint(
@@ -110,7 +110,7 @@ def _differences(model: PreTrainedModel, built: PreTrainedModel) -> Iterator[str
 
 
 def _patches(name: str, module: torch.nn.Module) -> Iterator[str]:
-    """What was put in front of, behind or in place of a module's own computation; hooks of libraries may stay."""
+    """Name the hooks and replaced forwards of a module; hooks of libraries may stay."""
     if "forward" in vars(module) and not _is_autocast(vars(module)["forward"]):
         yield f"{name} has a forward of its own, which was set after it was built"
     for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
@@ -120,7 +120,7 @@ def _patches(name: str, module: torch.nn.Module) -> Iterator[str]:
 
 
 def _is_autocast(forward: Any) -> bool:
-    """Whether accelerate has put mixed precision around a forward, as Trainer has it do, and nothing else."""
+    """Check that a forward is wrapped only by accelerate's mixed precision, as Trainer does it."""
     wrapped = getattr(getattr(forward, "__func__", forward), "__wrapped__", None)
     return type(wrapped).__name__ == "ConvertOutputsToFp32" and type(wrapped).__module__.startswith("accelerate.")
 
@@ -135,7 +135,7 @@ def _attributes(name: str, module: Any, like: Any) -> Iterator[str]:
 
 
 def _reads(kind: type, attribute: str) -> bool:
-    """Whether code of a class, other than the code that builds it and what all classes have, names an attribute."""
+    """Check whether a class's own code names an attribute. Its constructor and common base classes do not count."""
     from transformers import PreTrainedModel
 
     common = {*PreTrainedModel.__mro__, torch.nn.Embedding}
@@ -184,7 +184,7 @@ def _unsaved(model: PreTrainedModel, built: PreTrainedModel) -> Iterator[str]:
 
 
 def _near(here: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether these are the same numbers in the dtype of the first, or what another device computes for them."""
+    """Check that two tensors are equal in the dtype of the first, or as close as two devices compute them."""
     if not made.is_floating_point():
         return torch.equal(here, made)
     low, high = (made.double() + sign * _DEVICES * made.double().abs() for sign in (-1, 1))

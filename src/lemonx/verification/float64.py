@@ -54,7 +54,7 @@ _NAMING = frozenset({torch.dtype, str, type(torch.FloatTensor)})
 
 
 def _receives_storage(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether this is the empty tensor to which torch.load then hands the bytes of the file."""
+    """Recognise the empty tensor to which torch.load then hands the bytes of the file."""
     return func is torch.empty and args == ((0,),)
 
 

@@ -1,8 +1,8 @@
 """The equation between a tensor of the target and its source tensor, checked entry by entry: T E_in = E_out W.
 
 The expansion chooses one of many solutions of that equation, with noise; the check needs only the equation. So nothing
-here draws a number or splits a weight. The columns of a unit's copies are added up and compared with the unit's column,
-entries that must be zero are compared with zero, and entries that nothing reads, or that read zeros, are free.
+here draws a number or splits a weight. The columns of a unit's copies are added up and compared with the unit's column.
+Entries that must be zero are compared with zero. Entries that nothing reads, or that read zeros, are free.
 
 Tolerances follow from the arithmetic of the dtype that T is stored in, with u its unit of rounding and k copies:
 
@@ -51,7 +51,7 @@ FREE = 1024.0
 
 
 def is_free(run: Run, how: Matrix, appended: bool) -> bool:
-    """Whether the rows of a run may hold anything: fresh units, and further units of a block that is silent."""
+    """Check whether the rows of a run are free: fresh units, and further units of a silent block."""
     if how.mode == SILENT:
         return False
     if run.is_free or (how.copied and how.copied.at(run, how.rows.target_size)[2]):

@@ -423,7 +423,7 @@ def _check(model: Any, batch: Batch) -> None:
 
 
 def _features(model: Any, kind: str, way: Batch) -> int:
-    """How many vectors the model makes of a picture or sound; 0 if it does not say."""
+    """Count the vectors that the model makes of a picture or sound; 0 if it does not say."""
     get = getattr(model, f"get_{kind}_features", None) or getattr(
         getattr(model, "model", None), f"get_{kind}_features", None
     )

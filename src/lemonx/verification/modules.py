@@ -74,7 +74,7 @@ def _example(given: Any) -> Example:
 
 
 def outputs(module: torch.nn.Module, inputs: Sequence[Example]) -> list[Any]:
-    """What a module gives for every example, with the same random numbers each time."""
+    """Run a module on every example, with the same random numbers each time."""
     device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
     def placed(leaf: Any) -> Any:
@@ -89,7 +89,7 @@ def outputs(module: torch.nn.Module, inputs: Sequence[Example]) -> list[Any]:
 
 
 def _seed() -> None:
-    """What torch.manual_seed(0) does to devices that are in use: for others it notes the whole stack, each time."""
+    """Seed the devices in use. torch.manual_seed would record the whole stack for all other devices, each time."""
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
@@ -172,7 +172,7 @@ def longer_axes(ours: Sequence[Any], theirs: Sequence[Any]) -> set[tuple[int, in
 
 
 def cast(inputs: Sequence[Example], dtype: torch.dtype) -> list[Example]:
-    """The same inputs, their numbers in another dtype."""
+    """Return the inputs with their numbers in another dtype."""
 
     def placed(leaf: Any) -> Any:
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
@@ -234,7 +234,7 @@ def _computed(module: torch.nn.Module, inputs: Sequence[Example], dtype: torch.d
 
 
 def rounding(small: torch.nn.Module, inputs: Sequence[Example]) -> float:
-    """What it changes to round every parameter once, in the dtype that it is stored in."""
+    """Measure the change of the outputs when every parameter is rounded once in its stored dtype."""
     other = widened(small)
     rng = torch.Generator().manual_seed(1)
     stored = floating(small)

@@ -212,7 +212,7 @@ def remade(plan: Plan) -> set[str]:
 
 
 def has_twin(plan: Plan) -> bool:
-    """Whether a plan rounds anything, and every tensor has a rule by which it can be made again."""
+    """Check that a plan rounds a tensor, and that every tensor has a rule by which it can be made again."""
     return plan.policy.lossless and plan.is_rounded and not any(step.made for step in plan.steps)
 
 

@@ -1,4 +1,4 @@
-"""How far outputs may differ because weights are stored rounded, and what one rounding does to a model.
+"""The tolerance of outputs where weights are stored rounded, measured by rounding the source once.
 
 Where every tensor is exact in its stored dtype the tolerance is 1e-10 of the largest output. Where a rounding is
 unavoidable (a norm's eta in bf16, say), the same rounding is tried on the source: its weights are moved by at most one
@@ -87,8 +87,8 @@ def twin_tolerance(rounding: Rounding, noise: float | None) -> tuple[float, str]
 def round_once(weight: torch.Tensor, dtype: str, generator: torch.Generator) -> None:
     """Move every entry at random by at most one rounding to a dtype.
 
-    In float32 what is rounded are copies, which are as large as is usual in the tensor, however small their sum; in
-    bf16 and fp16 copies are split exactly, and what is rounded are entries.
+    In float32 copies are rounded, which are as large as is usual in the tensor, however small their sum. In bf16 and
+    fp16 copies are split exactly, and entries are rounded.
     """
     kind = torch.finfo(getattr(torch, dtype))
     with torch.no_grad():

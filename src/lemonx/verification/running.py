@@ -181,7 +181,7 @@ CACHED = "with a cache"
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one run gave; `weights`: the most bytes of parameters in memory at once, where that was measured.
+    """The outputs of one run; `weights`: the most bytes of parameters in memory at once, where that was measured.
 
     A source may be run as its deeper target must compute it. `plain`: its outputs when it is not; `moved`: how far that
     moves its stream.
@@ -200,7 +200,7 @@ class Outputs:
 
     @property
     def writes(self) -> bool:
-        """Whether it generated text."""
+        """True if the model generated text."""
         return self.tokens is not None
 
     @property
@@ -220,7 +220,7 @@ class Outputs:
 def given_the_same(
     source: Checkpoint, target: Checkpoint, run: Callable[[list[View] | None], Outputs], used: list[View]
 ) -> Outputs:
-    """What a target makes of the source's inputs; where it runs, but not on these, the two are different models."""
+    """Run a target on the source's inputs; NotVerified if it runs only on other inputs, as a different model."""
     try:
         return run(used)
     except BadCheckpoint as error:
@@ -233,7 +233,7 @@ def given_the_same(
 
 
 def observe(loaded: Loaded, given: list[View] | None, seed: int) -> tuple[list[View], dict[Name, torch.Tensor]]:
-    """What a model gives out for these views, or for its own; of the latter those that it takes."""
+    """Run a model on the given views, or on those of its own views that it takes."""
 
     def run(view: View) -> dict[Name, torch.Tensor]:
         with running(loaded.origin, view):
@@ -303,7 +303,7 @@ def freed() -> Iterator[None]:
 
 
 def runs_whole(source: Checkpoint, target: Checkpoint) -> bool:
-    """Whether both models fit in memory, and are so small that running them whole costs less than block by block."""
+    """Check that both models fit in memory, and are small enough to cost less whole than block by block."""
     return wide_bytes(source, target) <= WHOLE and memory_short(source, target) is None
 
 
@@ -333,7 +333,7 @@ def wide_bytes(*checkpoints: Checkpoint) -> int:
 
 
 def short_of(weights: int, what: str) -> str | None:
-    """Why there is not enough memory for so many bytes of weights, and for what is computed with them."""
+    """Say why `weights` bytes of weights and the results of computing with them do not fit in memory, if so."""
     needed = 1.3 * weights
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")

@@ -47,18 +47,18 @@ class Stability(Evidence):
 
     @property
     def limit(self) -> float:
-        """How many times the source's figures the target's may be."""
+        """The largest ratio of the target's figures to the source's that passes."""
         return LIMIT
 
     @property
     def noise(self) -> float:
-        """How many times the source's the target's noise is."""
+        """The ratio of the target's noise to the source's."""
         assert self.source and self.target
         return self.target.noise / max(self.source.noise, LEAST)
 
     @property
     def gradient(self) -> float:
-        """How many times the source's the norm of the target's gradient is."""
+        """The ratio of the norms of the target's gradient and the source's."""
         assert self.source and self.target
         return self.target.gradient / self.source.gradient if self.source.gradient else 1.0
 
@@ -73,7 +73,7 @@ class Stability(Evidence):
 
     @property
     def found(self) -> str:
-        """Why it did not pass."""
+        """Say why it did not pass."""
         assert self.source and self.target
         what, now, before = (
             ("float32 noise", self.target.noise, self.source.noise)
@@ -83,7 +83,7 @@ class Stability(Evidence):
         return f"the target's {what} is {now:.1e} where the source's is {before:.1e}, more than {LIMIT:g} times as much"
 
     def reason(self) -> str:
-        """The same with what to do, in one line."""
+        """Say in one line why it did not pass, and what to do."""
         return f"{self.found}: {REMEDY}"
 
 
@@ -159,7 +159,7 @@ def _first_entries(reference: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
 
 
 def _are_of_length_one(reference: torch.Tensor, wide: torch.Tensor) -> bool:
-    """Whether they have length one in the source; then they have it in the target too, up to rounding."""
+    """Check that vectors have length one in the source, and in the target up to rounding."""
     return all(bool(((x.norm(dim=-1) - 1).abs() < near).all()) for x, near in ((reference, 1e-9), (wide, 1e-4)))
 
 

@@ -79,7 +79,7 @@ class Streams:
 
     @property
     def differ(self) -> bool:
-        """Whether a stream of the last target differs from the source's."""
+        """True if a stream of the last target differs from the source's."""
         return not all(place.passed for place in self.places)
 
     def kept(self, run: str) -> Seen:

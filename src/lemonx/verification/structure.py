@@ -44,7 +44,7 @@ KEPT = 8
 
 @dataclass(frozen=True)
 class Structure(Evidence):
-    """How many blocks and plain attributes of them were compared, and what is wrong."""
+    """The numbers of blocks and of their plain attributes that were compared, and the first faults."""
 
     blocks: int
     attributes: int
@@ -55,7 +55,7 @@ class Structure(Evidence):
         return not self.wrong
 
     def reason(self) -> str:
-        """What is wrong, in one line."""
+        """Say in one line what is wrong."""
         first, *others = self.wrong
         return f"{first}, and {len(others)} more" if others else str(first)
 
@@ -71,7 +71,7 @@ def check_structure(plan: Plan, source: Checkpoint, target: Checkpoint) -> Struc
 
 
 def wiring_faults(plan: Plan) -> list[str]:
-    """What the model of a plan's config.json would have that its source has not; no weights are needed."""
+    """List the differences of the model of a plan's config.json from the source's; no weights are needed."""
     return _Compared(plan).faults(plan.target_config)
 
 
@@ -147,7 +147,7 @@ def as_deep_as_the_source(plan: Plan) -> dict[str, JsonValue]:
 
 
 def _grew(old: Any, new: Any) -> bool:
-    """Whether a list has an entry for every block: only then does its length change."""
+    """Check that a list has an entry for every block: only then does its length change."""
     return isinstance(old, list) and isinstance(new, list) and len(old) != len(new)
 
 
@@ -193,7 +193,7 @@ class _Compared:
         return found
 
     def _follows(self, alike: str, where: str, possible: list[Any], new: Any) -> bool:
-        """Whether a block may have a value: the source's, or a size that changed in the same way in all `alike`."""
+        """Check that a value is the source's, or a size that changed in the same way in all blocks `alike`."""
         (old,) = possible
         # A number that is 0 in one of them alone is a switch, no size; NaN is what it was, if it still is NaN.
         if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0) or old != old:
@@ -201,7 +201,7 @@ class _Compared:
         return self._became.setdefault((alike, where), {}).setdefault(old, new) == new
 
     def _stays(self, indices: tuple[int, int], first: bool, where: str, possible: list[Any], new: Any) -> bool:
-        """Whether a block may have a value: that of a possible origin, or the block's own index."""
+        """Check that a value is that of a possible origin, or the block's own index."""
         self.attributes += 1
         old = possible[0]
         if isinstance(old, bool):  # the first block may be told from all others by a flag
@@ -209,7 +209,7 @@ class _Compared:
         return (old, new) == indices or any(same(each, new) for each in possible)
 
     def _has_its_own(self, block: str) -> bool:
-        """Whether a block has rows that no other has."""
+        """Check whether a block has rows that no other block has."""
         return any(name.startswith(f"{block}.") for name in self.plan.source_spec.rows)
 
 
@@ -267,7 +267,7 @@ _VOLATILE = ("transformers_version", "_from_model_config")
 
 
 def beside_faults(plan: Plan, source: Checkpoint, target: Checkpoint) -> Iterator[str]:
-    """What is wrong with the files beside the target's weights, one line per fault."""
+    """Name the faults of the files beside the target's weights, one line per fault."""
     wanted = {name: content for name, content in companions(source, plan).items() if is_loaded(name)}
     found = {name for name in target.companions if is_loaded(name)} | {n for n in wanted if has(target.path, n)}
     if has(target.path, ADAPTER):
@@ -284,7 +284,7 @@ def beside_faults(plan: Plan, source: Checkpoint, target: Checkpoint) -> Iterato
 
 
 def _claims(plan: Plan, certificate: Mapping[str, JsonValue]) -> Iterator[str]:
-    """What a certificate says of the growth itself, where that is not so."""
+    """Name the statements of a certificate about the growth that are not true."""
     before, after = parameters(plan)
     facts = {
         "lossless": plan.policy.lossless,

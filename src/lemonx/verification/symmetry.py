@@ -35,7 +35,7 @@ FEW, MANY = 8, 1 << 22
 
 @dataclass(frozen=True)
 class Symmetry:
-    """How many extra copies of units the target holds, how many pairs of copies are twins, and where."""
+    """The number of extra copies of units in the target, the number of pairs that are twins, and their places."""
 
     copies: int
     twins: int
@@ -82,13 +82,13 @@ def _look(
 
 
 def _comes_in(step: Step, plan: Plan) -> bool:
-    """Whether it is in a block whose writers are not there yet, and which tell its units apart when they are."""
+    """Check whether a tensor is in an added block of a ramp, whose output weights come later and differ by unit."""
     stack = plan.source_spec.stack_of(step.row)
     return plan.free.ramp and stack is not None and plan.blocks[stack][step.block].added
 
 
 def _are_twin_networks(plan: Plan, target: Checkpoint) -> bool:
-    """Whether no weight changes if every copy of every unit becomes the next one."""
+    """Check that no weight changes if every copy of every unit becomes the next copy."""
     hows = {step.name: step.recipe for step in plan.steps}
     for name in sorted(hows, key=lambda name: target.tensors[name].nbytes):
         how = hows[name]
@@ -116,7 +116,7 @@ def _next_copies(units: Expansion) -> np.ndarray:
 
 
 def _same(units: torch.Tensor, first: np.ndarray, further: np.ndarray) -> np.ndarray:
-    """Which of these pairs of units are equal in every entry; most that are not differ in the first few."""
+    """Mask of the pairs of units that are equal in every entry. Most unequal pairs differ in the first few entries."""
     few = units[(slice(None), *(slice(FEW) for _ in units.shape[1:]))]
     same = _all_equal(few, first, further)
     left, step = np.flatnonzero(same), max(1, MANY // max(1, units[:1].numel()))
@@ -233,7 +233,7 @@ def _unfused(piece: _Piece, shape: tuple[int, ...], plan: Plan) -> tuple[int, ..
 
 
 def _scope(step: Step, plan: Plan, space: str) -> tuple[str, str]:
-    """Which units these are: each block has its own inner units; all other units are shared by all blocks.
+    """The name of the units of a space: each block has its own inner units; all blocks share all other units.
 
     A norm keeps units in place, so its input and its output are the same units.
     """

@@ -60,7 +60,7 @@ class GrownAdapter(Evidence):
 
 @dataclass(frozen=True, repr=False)
 class Verified(Evidence, Result, printer="expansion:print_verified"):
-    """What a verification found; None where it did not look, and `skipped` then says why.
+    """The results of a verification. A part that was not looked at is None, and `skipped` says why.
 
     Algebra and structure need a plan that is lossless: two folders that lemonx did not write, or wrote by a method that
     is not, are compared by their outputs alone. `layers`: the outputs were compared block by block.
@@ -88,7 +88,7 @@ class Verified(Evidence, Result, printer="expansion:print_verified"):
         return self.passed and None not in (self.algebra, self.structure, self.outputs)
 
     def reason(self) -> str:
-        """Why it did not pass, in one line."""
+        """Say in one line why it did not pass."""
         parts = (self.algebra, self.structure, self.outputs, self.adapter)
         failed = [part for part in parts if part is not None and not part.passed]
         first = self.layers.first if self.layers else None
