@@ -22,8 +22,8 @@ from lemonx import fsck
 from lemonx.errors import BadCheckpoint
 from lemonx.verification import streams
 from lemonx.verification.blocks import Moved
+from lemonx.verification.check_result import larger
 from lemonx.verification.comparison import compared
-from lemonx.verification.evidence import larger
 from lemonx.verification.rounding import tolerance_of
 from lemonx_lab.experiments.answer import NOT_REACHED, steps_to
 

@@ -26,7 +26,7 @@ from lemonx.execution.runner import Job, in_parts, run_jobs
 from lemonx.guards.workers import cores, one_thread_each
 from lemonx.planning.plan import RECOMPUTED, Plan
 from lemonx.planning.tensor_steps import Step
-from lemonx.verification.evidence import Evidence
+from lemonx.verification.check_result import CheckResult
 
 if TYPE_CHECKING:
     from lemonx.verification.entries import Fault
@@ -51,7 +51,7 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Algebra(Evidence):
+class Algebra(CheckResult):
     """The numbers of tensors and entries that were checked, and the first faults."""
 
     tensors: int
@@ -73,7 +73,7 @@ def check_algebra(plan: Plan, source: Checkpoint, target: Checkpoint, *, threads
     wrong = list(_odd_tensors(plan, source, target))
     odd = {fault.tensor for fault in wrong}
     steps = [step for step in plan.steps if step.name not in odd]
-    task = _Task(plan, source, target, steps)
+    task = _Checking(plan, source, target, steps)
     if steps:
         with one_thread_each():
             run_jobs([task.jobs(part) for part in in_parts(steps, threads or cores())])
@@ -107,7 +107,7 @@ def _odd_tensors(plan: Plan, source: Checkpoint, target: Checkpoint) -> Iterator
             yield Wrong(name, None, f"is not {table}, to which it is tied")
 
 
-class _Task:
+class _Checking:
     """A plan and its two checkpoints, and what was found wrong so far, by tensor."""
 
     def __init__(self, plan: Plan, source: Checkpoint, target: Checkpoint, steps: Sequence[Step]) -> None:

@@ -18,7 +18,7 @@ from lemonx.planning.plan import Plan
 from lemonx.specs.coverage import matched
 from lemonx.specs.norms import Norm
 from lemonx.specs.spec import Spec
-from lemonx.verification.evidence import larger
+from lemonx.verification.check_result import larger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -151,7 +151,7 @@ class _AsStored(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _InFile:
     """A weight in a safetensors file."""
 
     file: str
@@ -181,19 +181,19 @@ def _read_in_strips(model: Any, visits: Visits) -> None:
         module.forward = make(module, weight, bias, partial(visits.change, f"{path}.weight"), visits.saw)
 
 
-def _stored(module: Any, path: str, name: str) -> _Stored | None:
+def _stored(module: Any, path: str, name: str) -> _InFile | None:
     """The place that accelerate would read a weight from; None where it is in no safetensors file."""
     hook = getattr(module, "_hf_hook", None)
     maps = [getattr(one, "weights_map", None) for one in getattr(hook, "hooks", [hook])]
     indices = [getattr(getattr(weights, "dataset", None), "index", {}) for weights in maps]
     found: dict[str, str] = next((index[f"{path}.{name}"] for index in indices if f"{path}.{name}" in index), {})
-    return _Stored(found["safetensors_file"], found.get("weight_name", f"{path}.{name}")) if found else None
+    return _InFile(found["safetensors_file"], found.get("weight_name", f"{path}.{name}")) if found else None
 
 
 def _product(
     module: Any,
-    weight: _Stored,
-    bias: _Stored | None,
+    weight: _InFile,
+    bias: _InFile | None,
     change: Callable[[int], Change | None],
     used: Callable[[int], None],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -223,7 +223,7 @@ def _product(
 
 
 def _lookup(
-    module: Any, weight: _Stored, _: _Stored | None, change: Callable[[int], Change | None], used: Callable[[int], None]
+    module: Any, weight: _InFile, _: _InFile | None, change: Callable[[int], Change | None], used: Callable[[int], None]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The forward of an embedding that reads the rows that are asked for."""
 

@@ -31,7 +31,7 @@ from lemonx.hub.names import name_of
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
 from lemonx.planning.summary import changed_fields, lost_to_eps, parameters, size_table
-from lemonx.verification.evidence import as_json
+from lemonx.verification.check_result import as_json
 from lemonx.verification.verify import Verified
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 from lemonx.algebra.norm_chains import LIMIT
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import NotVerified
-from lemonx.verification.evidence import Evidence, larger
+from lemonx.verification.check_result import CheckResult, larger
 from lemonx.verification.rounding import EXACT_TOLERANCE
 from lemonx.verification.running import CACHED, Name, Outputs
 from lemonx.verification.stability import Back, Stability, aligned
@@ -33,7 +33,7 @@ FAR = 1.0
 
 
 @dataclass(frozen=True)
-class Twin(Evidence):
+class Twin(CheckResult):
     """The target with every tensor that its dtype rounds made again in float64: nothing rounds, so it must agree.
 
     `tensors`: how many were made again; all others are the stored ones. `fault`: why it did not pass.
@@ -57,7 +57,7 @@ class Twin(Evidence):
 
 
 @dataclass(frozen=True)
-class Comparison(Evidence):
+class Comparison(CheckResult):
     """Figures of one comparison; differences and noise are relative to the largest output.
 
     `noise`: by how much rounding the source's weights once moves its outputs, where that was needed. `derived`: where

@@ -96,7 +96,7 @@ def _seed() -> None:
 
 
 # Calls a module with every example, and gives what it gives for each.
-Run = Callable[[torch.nn.Module, Sequence[Example]], list[Any]]
+ModuleRun = Callable[[torch.nn.Module, Sequence[Example]], list[Any]]
 
 
 @contextlib.contextmanager
@@ -134,7 +134,7 @@ def widened(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module).double()
 
 
-def wide_outputs(module: torch.nn.Module, inputs: Sequence[Example], run: Run = outputs) -> list[Any]:
+def wide_outputs(module: torch.nn.Module, inputs: Sequence[Example], run: ModuleRun = outputs) -> list[Any]:
     """The outputs of a module in float64, one after the other."""
     with Float64(), torch.no_grad():
         return outputs_of(run(module, cast(inputs, torch.float64)))
@@ -248,7 +248,7 @@ def rounding(small: torch.nn.Module, inputs: Sequence[Example]) -> float:
 Place = tuple[str, int]
 
 
-def repeated(plan: Plan, table: Table, moved: Moved) -> Run:
+def repeated(plan: Plan, table: Table, moved: Moved) -> ModuleRun:
     """A way to run the smaller module in which norms are applied as often as in the target of a plan."""
     chains: dict[Place, tuple[Chain, ...]] = {}
     blocks: set[str] = set()

@@ -17,7 +17,7 @@ import torch
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.frames.construction import LIMIT
-from lemonx.verification.evidence import Evidence
+from lemonx.verification.check_result import CheckResult
 from lemonx.verification.inputs import View
 from lemonx.verification.running import Name, all_outputs, load, running
 
@@ -36,7 +36,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Stability(Evidence):
+class Stability(CheckResult):
     """The figures of both models, or why they were not measured."""
 
     also = ()

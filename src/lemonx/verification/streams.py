@@ -21,7 +21,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.planning import depth
 from lemonx.planning.plan import Plan
 from lemonx.verification.blocks import BlockName, blocks_of, modules_of
-from lemonx.verification.evidence import Evidence
+from lemonx.verification.check_result import CheckResult
 from lemonx.verification.rounding import Allowed
 
 # Called with a stack, the index of a block and the stream behind that block, without padding.
@@ -43,7 +43,7 @@ class ComparedBlock:
 
 
 @dataclass(frozen=True)
-class Layers(Evidence):
+class Layers(CheckResult):
     """The result of a comparison block by block; where a twin was run, the result for the twin.
 
     `weights`: the most bytes of parameters of either model that were in memory at once; `block`: those of the largest

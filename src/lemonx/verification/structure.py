@@ -32,7 +32,7 @@ from lemonx.planning.plan import Plan
 from lemonx.planning.summary import changed_fields, parameters
 from lemonx.specs.config import flat_fields, with_fields
 from lemonx.verification.blocks import modules_of, tensors_by_block
-from lemonx.verification.evidence import Evidence
+from lemonx.verification.check_result import CheckResult
 
 # Fields that do not bear on what a model computes, and that transformers writes as it likes when it saves.
 VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
@@ -43,7 +43,7 @@ KEPT = 8
 
 
 @dataclass(frozen=True)
-class Structure(Evidence):
+class Structure(CheckResult):
     """The numbers of blocks and of their plain attributes that were compared, and the first faults."""
 
     blocks: int

@@ -63,7 +63,7 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
 
 
 def _look(
-    target: Checkpoint, name: str, rows: int | None, axes: list[tuple[_Piece, _UnitAxis]], equal: dict[_Scope, Any]
+    target: Checkpoint, name: str, rows: int | None, axes: list[tuple[_Fragment, _UnitAxis]], equal: dict[_Scope, Any]
 ) -> None:
     """Compare the pairs that are still equal in a tensor, or in its first rows if the units are not along these."""
     tensor = None
@@ -164,7 +164,7 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Fragment:
     """A part of a tensor whose axes are products, cut out along every axis that is a sum."""
 
     names: tuple[tuple[str, ...], ...]
@@ -177,15 +177,15 @@ class _Piece:
         return tensor
 
 
-def _pieces(axes: tuple[Axis, ...], plan: Plan) -> Iterator[_Piece]:
+def _pieces(axes: tuple[Axis, ...], plan: Plan) -> Iterator[_Fragment]:
     """The whole tensor, or the parts of the axes along which several are joined."""
-    whole = _Piece(tuple(axis.side.axes for axis in axes))
+    whole = _Fragment(tuple(axis.side.axes for axis in axes))
     choices = [list(_cuts(place, axis, plan)) for place, axis in enumerate(axes) if len(axis.side.parts) > 1]
     for chosen in itertools.product(*choices):
         names = list(whole.names)
         for part, cut in chosen:
             names[cut.axis] = part
-        yield _Piece(tuple(names), tuple(cut for _, cut in chosen))
+        yield _Fragment(tuple(names), tuple(cut for _, cut in chosen))
 
 
 def _cuts(place: int, axis: Axis, plan: Plan) -> Iterator[tuple[tuple[str, ...], _Cut]]:
@@ -197,7 +197,7 @@ def _cuts(place: int, axis: Axis, plan: Plan) -> Iterator[tuple[tuple[str, ...],
         start += width
 
 
-def _unit_axes(step: Step, plan: Plan) -> Iterator[tuple[_Piece, _UnitAxis]]:
+def _unit_axes(step: Step, plan: Plan) -> Iterator[tuple[_Fragment, _UnitAxis]]:
     """Each axis of a tensor that is a space with copies: its scope, the unfused shape, and the pairs."""
     row = plan.source_spec.rows[step.row]
     for piece in _pieces(row.tensors()[step.suffix], plan):
@@ -224,7 +224,7 @@ def _pairs(step: Step, plan: Plan, name: str, shape: tuple[int, ...], position: 
         yield (*_scope(step, plan, name), base), shape, position, earlier, further
 
 
-def _unfused(piece: _Piece, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+def _unfused(piece: _Fragment, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     return tuple(
         plan.target_spec.axis_size(name) or size
         for names, size in zip(piece.names, shape, strict=True)

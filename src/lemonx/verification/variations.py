@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lemonx.tracing.modes import Mode
 from lemonx.tracing.storing import floating
-from lemonx.verification.modules import Example, Run, outputs, wide_outputs
+from lemonx.verification.modules import Example, ModuleRun, outputs, wide_outputs
 
 # Of how many examples variations are tried, and how many sizes of tables as bounds for whole numbers.
 EXAMPLES, TABLES = 3, 3
@@ -32,7 +32,7 @@ Sizes = Mapping[int, int]
 
 
 def variations(
-    small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example], run: Run = outputs
+    small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example], run: ModuleRun = outputs
 ) -> Iterator[tuple[Example, list[Any]]]:
     """Changed examples that the smaller of two modules in float64 runs on, with finite outputs, and these."""
     # Whole numbers are looked up in tables, of which the largest that fits has the most to tell.
@@ -134,7 +134,7 @@ def _drawn(leaf: torch.Tensor, bound: int | None, rng: torch.Generator) -> torch
     return torch.randint(bound, leaf.shape, generator=rng).to(leaf)
 
 
-def _finite(module: torch.nn.Module, example: Example, run: Run, bounds: tuple[float, float]) -> list[Any] | None:
+def _finite(module: torch.nn.Module, example: Example, run: ModuleRun, bounds: tuple[float, float]) -> list[Any] | None:
     """Return the outputs of a module in float64, or None if it does not run or they are not finite."""
     kept = _buffers(module)
     try:

@@ -22,8 +22,8 @@ from lemonx.planning.tensor_steps import FLOATS
 from lemonx.specs.coverage import eps_problems, match, matched, tensor_problems
 from lemonx.specs.weights import Dropped
 from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.check_result import CheckResult
 from lemonx.verification.comparison import Comparison
-from lemonx.verification.evidence import Evidence
 from lemonx.verification.outputs import compare, has_twin
 from lemonx.verification.rounding import WIRING, Rounding
 from lemonx.verification.running import memory_short, runs_whole
@@ -33,7 +33,7 @@ from lemonx.verification.symmetry import Symmetry, find_twins
 
 
 @dataclass(frozen=True)
-class GrownAdapter(Evidence):
+class GrownAdapter(CheckResult):
     """An adapter that was grown along, and what was measured.
 
     `modules` have an A and a B; `replaced` tensors are there in full. `algebra`: every entry of its tensors; `outputs`:
@@ -59,7 +59,7 @@ class GrownAdapter(Evidence):
 
 
 @dataclass(frozen=True, repr=False)
-class Verified(Evidence, Result, printer="expansion:print_verified"):
+class Verified(CheckResult, Result, printer="expansion:print_verified"):
     """The results of a verification. A part that was not looked at is None, and `skipped` says why.
 
     Algebra and structure need a plan that is lossless: two folders that lemonx did not write, or wrote by a method that

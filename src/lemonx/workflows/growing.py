@@ -41,7 +41,7 @@ from lemonx.verification.blocks import Moved
 from lemonx.verification.float64 import Float64
 from lemonx.verification.modules import (
     Example,
-    Run,
+    ModuleRun,
     apart,
     cast,
     check_modules,
@@ -252,7 +252,7 @@ def _elsewhere(
     source: torch.nn.Module,
     made: torch.nn.Module,
     inputs: list[Example],
-    run: Run,
+    run: ModuleRun,
     table: Table,
     longer: set[tuple[int, int, int]],
 ) -> float:

@@ -1,4 +1,4 @@
-"""The common base of all evidence: its form as JSON, and figures that NaN cannot pass."""
+"""The common base of the results of checks: their form as JSON, and figures that NaN cannot pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from lemonx.checkpoints.plain import JsonValue
 
 
-class Evidence:
+class CheckResult:
     """A dataclass that is written as JSON with all its fields, and with the properties that `also` names."""
 
     also: ClassVar[tuple[str, ...]] = ("passed",)
@@ -21,7 +21,7 @@ class Evidence:
 
 def as_json(value: Any) -> Any:
     """A value as JSON holds it: dataclasses become objects."""
-    if isinstance(value, Evidence):
+    if isinstance(value, CheckResult):
         return value.as_dict()
     if is_dataclass(value):
         return {name: as_json(getattr(value, name)) for name in _fields(value)}
