@@ -72,6 +72,7 @@ commands: setup ## time every command from the moment that it is typed, and writ
 
 table: setup ## write the README's example, the matrix of docs/families.md, and measure docs/exactness.md
 	$(BIN)/python docs/make/readme.py --write
+	$(BIN)/python docs/make/options.py --write
 	HF_HUB_OFFLINE=1 $(BIN)/python docs/make/measured.py exactness
 
 fuzz: setup ## damage headers, indices and configs 100000 times (RUNS=...), and whole folders 20000 times (FOLDERS=...)

@@ -1,14 +1,18 @@
 """Lines and files of every room of lemonx and its laboratory, now and at an earlier commit.
 
 python benchmarks/rooms.py           now
-python benchmarks/rooms.py REV       at that commit, now, and the difference
+python benchmarks/rooms.py REV       at that commit, and now
+
+Below the table stands how many parameters the functions have that an expansion passes on its way to the plan.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 
 import shown
 
@@ -37,6 +41,23 @@ def total(counts: dict[str, Count], package: str) -> Count:
     return sum(lines for lines, _ in inside), sum(files for _, files in inside)
 
 
+def parameters() -> dict[str, int]:
+    """The number of parameters of each function from the command line to the plan."""
+    from lemonx import api
+    from lemonx.cli.expansion import expand_command
+    from lemonx.planning.plan import make_plan
+    from lemonx.workflows.expanding import expand_folder
+    from lemonx.workflows.planning import plan_growth
+
+    way: tuple[Callable[..., object], ...] = (expand_command, api.expand, expand_folder, plan_growth, make_plan)
+    return {one.__name__: len(inspect.signature(one).parameters) for one in map(unwrapped, way)}
+
+
+def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
+    """The function as it is written, before a decorator turns its options into keywords."""
+    return getattr(function, "__wrapped__", function)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", nargs="?", help="a commit to compare with")
@@ -48,6 +69,7 @@ def main() -> None:
     for room in sorted({room for counts in columns for room in counts}):
         cells = [counts.get(room, (0, 0)) for counts in columns]
         print(f"{room:<32}" + "".join(f"{lines:>10,}{files:>7}" for lines, files in cells))
+    print("parameters: " + ", ".join(f"{name} {count}" for name, count in parameters().items()))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=2.0, help="size of the outputs in bfloat16")
     parser.add_argument("--only", nargs="*", choices=FORMS, default=list(FORMS))
     options = parser.parse_args()
-    lines = ["| source | size | output | anon | temporary | GB/s |", "|---|---|---|---|---|---|"]
+    lines = ["| source | is read by | size | output | anon | temporary | GB/s |", "|---|---|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory(prefix="lemonx-stores-") as place:
         base = Path(place, "base")
         expand.build(base, "bfloat16", "depth", options.gb)
@@ -84,7 +84,7 @@ def row(form: str, source: Path, place: Path) -> str:
     shutil.rmtree(temporary)
     speed = f"{written / 1e9 / float(seconds):.2f}" if seconds else "failed"
     gb = [f"{count / 1e9:.2f} GB" for count in (size(source), written)]
-    return f"| {form} | {gb[0]} | {gb[1]} | {most - before:.2f} GB | {disk / 1e6:.1f} MB | {speed} |"
+    return f"| {form} | {READ[form]} | {gb[0]} | {gb[1]} | {most - before:.2f} GB | {disk / 1e6:.1f} MB | {speed} |"
 
 
 def size(path: Path) -> int:
@@ -198,6 +198,15 @@ FORMS: dict[str, Callable[[Path, Path], Path]] = {
     "LoRA adapter and base": adapter,
     "torch's distributed checkpoint": distributed,
     "GGUF, Q8_0": gguf,
+}
+
+READ = {
+    "safetensors": "rows and columns",
+    "fp8 in blocks": "rows, which are scaled",
+    "pytorch_model.bin": "rows of the mapped file",
+    "LoRA adapter and base": "rows, with A and B of their tensor",
+    "torch's distributed checkpoint": "rows and columns",
+    "GGUF, Q8_0": "rows; fused experts whole",
 }
 
 if __name__ == "__main__":

@@ -84,18 +84,23 @@ SIZES = [
     Bad("same", ("--width", 48), BAD_TARGET, "nothing would change"),
     Bad("absurd", ("--ffn", 10**15), BAD_TARGET, "10+"),
     Bad("absurd-factor", ("--width", "1e400x"), BAD_TARGET, "."),
-    Bad("not-following", ("--width", 50), BAD_TARGET, "not a whole number: try --width 72"),
+    Bad(
+        "given",
+        ("--width", 50, "--heads", 7),
+        BAD_TARGET,
+        "times 25/24 is not a whole number: try --width 168 --heads 7",
+    ),
     Bad(
         "kv-heads",
-        ("--kv-heads", 3),
+        ("--heads", 4, "--kv-heads", 3),
         REFUSED,
-        "4 query heads do not fit 3.*: try --heads 6 --kv-heads 3 or --kv-heads 4$",
+        "4 query heads do not fit 3.*: try --heads 4 --kv-heads 4$",
     ),
     Bad(
         "advice-is-whole",
-        ("--set", "model_type=mixtral", "--set", "num_local_experts=4", "--width", 50),
-        BAD_TARGET,
-        "try --width 72 --set num_local_experts=4 --set model_type=mixtral or --width 50 --heads",
+        ("--set", "model_type=mixtral", "--set", "num_local_experts=4", "--heads", 4, "--kv-heads", 3),
+        REFUSED,
+        "try --heads 4 --kv-heads 4 --set num_local_experts=4 --set model_type=mixtral",
         "llama-untied",
     ),
     Bad("set-unknown", ("--set", "foo=3"), BAD_TARGET, "'foo' is not a size of this model: set one of"),
@@ -485,10 +490,10 @@ def test_the_installed_script(source: Any, tmp_path: Path) -> None:
     result = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=False)
     assert result.returncode == 0 and all(word in result.stdout for word in ("plan", "expand", "verify"))
     result = subprocess.run(
-        [SCRIPT, "expand", source("llama-tied"), tmp_path / "out", "--width", "50"],
+        [SCRIPT, "expand", source("llama-tied"), tmp_path / "out", "--width", "40"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert_refused(Result(result.returncode, result.stdout, result.stderr), BAD_TARGET, "not a whole number")
+    assert_refused(Result(result.returncode, result.stdout, result.stderr), BAD_TARGET, "smaller than the source's 48")
     assert not list(tmp_path.iterdir())

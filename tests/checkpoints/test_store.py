@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 import lemonx
 import pico
-from lemonx.checkpoints import Checkpoint
+from lemonx.checkpoints import Checkpoint, reader
 from lemonx.errors import BadCheckpoint
+from test_store_digests import SOURCES
 
 PACKAGE = Path(__file__).parents[1] / "data" / "npz_store" / "lemonx_npz.py"
 GROW: dict[str, Any] = {"width": 72, "heads": 6, "kv_heads": 3, "depth": 3}
@@ -61,3 +62,16 @@ def test_a_package_that_fails_is_named(folder: Path, tmp_path: Path, monkeypatch
         lemonx.plan(folder, **GROW)
     assert "\n" not in str(caught.value)
     assert lemonx.plan(tmp_path / "source", **GROW).steps
+
+
+@pytest.mark.parametrize("name", ["8 bits, blocks", "pickle", "GGUF, llama", "adapter, merged", "DCP"])
+def test_verification_block_by_block_copies_no_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, options = SOURCES[name]
+    source = make(tmp_path)
+    made = lemonx.expand(source, tmp_path / "out", **options)
+    monkeypatch.setattr(reader, "copy_weights", None)
+    allowed = {key: options[key] for key in ("allow_pickle",) if key in options}
+    found = lemonx.verify(source, made, layerwise=True, **allowed)
+    assert found.passed and found.outputs is not None

@@ -174,7 +174,7 @@ def _clipseg() -> transformers.PreTrainedModel:
     ("make", "growth", "code", "said"),
     [
         (_ctrl, TWICE, 0, ""),  # its config names no token for padding
-        (_ctrl, HALF_MORE, BAD_TARGET, "dff = 37 times 3/2 is not a whole number"),  # its width has no name of its own
+        (_ctrl, HALF_MORE, 0, ""),  # its width has no name of its own, and 37 times 3/2 is not whole
         (_doge, HALF_MORE, REFUSED, "cannot widen"),  # a norm over entries that stay as they are shares its eps
         (_clipseg, TWICE, REFUSED, "decoder.transposed_convolution.weight"),
         (_clipseg, DEPTH, REFUSED, "decoder.transposed_convolution.weight"),

@@ -321,7 +321,7 @@ def npz_of_real_labels(folder: Path) -> dict[str, Any]:
     return npz(folder, labels=np.linspace(0, 1, 200))
 
 
-@case(IMAGES, "has the training label -1, which is none of 0")
+@case(IMAGES, "has the label -1: number the classes from 0")
 def npz_of_negative_labels(folder: Path) -> dict[str, Any]:
     return npz(folder, labels=np.arange(200) % 2 - 1)
 
@@ -495,7 +495,7 @@ def no_dataset_column(folder: Path) -> dict[str, Any]:
     return saved(folder, train={"body": ["abc"] * 100})
 
 
-@case(SEQUENCES, "has the training label -1, which is none of 0")
+@case(SEQUENCES, "has the label -1: number the classes from 0")
 def hidden_labels(folder: Path) -> dict[str, Any]:
     return saved(folder, train={"text": ["abc"] * 100, "label": [0, -1] * 50})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 import shutil
 import warnings
 from collections.abc import Callable
@@ -174,3 +175,10 @@ def test_a_method_that_does_not_learn_takes_no_data(run: Run, good: Callable[...
 def test_one_option_of_the_command_line_is_one_section(run: Run, good: Callable[..., Path]) -> None:
     done = run("plan", good(), "--depth", 4, "--free", "{like: language, depth_type: 2}", "--json")
     assert done.code == 0 and json.loads(done.out)["lossless"]
+
+
+def test_the_page_has_the_table_of_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Path(__file__).parents[2] / "docs" / "make"
+    monkeypatch.syspath_prepend(str(make))
+    table = runpy.run_path(str(make / "options.py"))["table"]()
+    assert table in (make.parent / "api.md").read_text(), "run `make table`"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lemonx.checkpoints.creating import write_new
 from lemonx.checkpoints.folder import CONFIG, INDEX, WEIGHTS
 from lemonx.checkpoints.safetensors_file import TensorInfo
+from lemonx.checkpoints.shards import index_text, lay_out
 from lemonx.checkpoints.store import PIECE, TensorStore, read_rows, row_pieces
 from lemonx.checkpoints.writer import CheckpointWriter
 
@@ -24,6 +26,17 @@ def copy_weights(output: Path, store: TensorStore) -> Path:
                 writer.write(name, start, read_rows(store, name, start, stop))
         writer.add_text(CONFIG, store.config_bytes.decode())
     return output
+
+
+def hollow_weights(folder: Path, store: TensorStore) -> Path:
+    """Write safetensors files with the headers of a store's tensors, and a hole in place of the numbers."""
+    files = lay_out([(info.name, info.dtype, info.shape) for info in store.tensors.values()], _SHARD)
+    for file in files:
+        write_new(folder / file.name, file.header)
+        os.truncate(folder / file.name, file.size)
+    if len(files) > 1:
+        write_new(folder / INDEX, index_text(files).encode())
+    return folder
 
 
 def link_weights(folder: Path, files: Iterable[Path], tensors: Mapping[str, TensorInfo]) -> Path:

@@ -28,7 +28,7 @@ _INSIDE: tuple[tuple[str, ...], ...] = (("model",), ("state_dict",), ("model_sta
 _BELOW = re.compile(r"pytorch_model_fsdp_\d+")
 # What an archive may take beside its numbers; torch's take two kilobytes.
 _MOST_AROUND = 1 << 20
-_WRITER = re.compile(r"__(\d+)_\d+\.distcp")
+WRITER = re.compile(r"__(\d+)_\d+\.distcp")
 
 
 def optimizer_beside(below: str) -> str | None:
@@ -71,7 +71,7 @@ class DcpFolder(RunFolder):
     @property
     def processes(self) -> int:
         """How many processes wrote it."""
-        ranks = {match[1] for path in self._descriptors if (match := _WRITER.fullmatch(path.name))}
+        ranks = {match[1] for path in self._descriptors if (match := WRITER.fullmatch(path.name))}
         return max(1, len(ranks))
 
     def _items(self) -> Iterator[Item]:

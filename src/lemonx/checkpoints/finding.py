@@ -12,7 +12,7 @@ from lemonx.checkpoints.opening import MAX_JSON, read_given, read_inside
 from lemonx.checkpoints.runs import RunFolder
 from lemonx.checkpoints.safetensors_file import SafetensorsFile
 from lemonx.checkpoints.universal import UniversalFolder, find_universal, find_zero, unconverted
-from lemonx.errors import BadCheckpoint, raise_first
+from lemonx.errors import BadCheckpoint, LemonxError, raise_first
 from lemonx.guards.limits import MOST_TENSORS
 
 
@@ -54,8 +54,10 @@ def config_beside(path: Path, given: Path | None) -> tuple[Path, Path, bytes]:
     return path / CONFIG, path, read_inside(path, CONFIG)
 
 
-def no_model(folder: Path, given: Path) -> Iterator[BadCheckpoint]:
-    """An error for a folder that holds something else than a model, or a model in a folder of its own."""
+def no_model(folder: Path, given: Path) -> Iterator[LemonxError]:
+    """Yield an error for a folder that holds something else than a model, or a model in a folder of its own."""
+    if not has_weights(folder) and not find_universal(folder) and (below := find_zero(folder)):
+        yield unconverted(folder, below)
     if is_adapter(folder):
         yield BadCheckpoint(
             "is a PEFT adapter, not a model", "here, give a model: `lemonx expand` merges one", file=given

@@ -31,7 +31,7 @@ class Layout:
 
     @classmethod
     def parse(cls, content: Any) -> Layout | None:
-        """What `as_dict` wrote; None if it is something else."""
+        """Return what `as_dict` wrote; None for anything else."""
         try:
             found = cls(**content)
             texts = [found.config, *found.headers, *found.headers.values()]

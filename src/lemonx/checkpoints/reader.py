@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, final
 
 from lemonx.checkpoints import quantised
-from lemonx.checkpoints.copying import copy_weights, link_weights
+from lemonx.checkpoints.copying import copy_weights, hollow_weights, link_weights
 from lemonx.checkpoints.finding import (
     config_beside,
     instead_of_a_file,
@@ -25,7 +25,7 @@ from lemonx.checkpoints.pickles import Pickled
 from lemonx.checkpoints.runs import Naming, RunFolder, RunStore
 from lemonx.checkpoints.safetensors_file import torch_dtype
 from lemonx.checkpoints.safetensors_store import SafetensorsStore
-from lemonx.checkpoints.store import TensorStore, from_packages
+from lemonx.checkpoints.store import TensorStore, empty, from_packages
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, raise_first
 
@@ -152,8 +152,6 @@ class Checkpoint:
 
         `columns`: only these of its last axis.
         """
-        import torch
-
         info = self.tensors[name]
         rows = info.shape[0] if info.shape else 1
         stop = rows if stop is None else stop
@@ -166,7 +164,7 @@ class Checkpoint:
             shape = (*shape[:-1], len(columns))
         dtype = torch_dtype(info.dtype)
         if out is None:
-            out = torch.empty(shape, dtype=dtype, device="cpu")
+            out = empty(shape, info.dtype)
         elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device.type != "cpu":
             raise ValueError(f"out for {name!r} must be contiguous, on the CPU, {dtype} of shape {shape}")
         self._require_open()
@@ -208,6 +206,12 @@ class Checkpoint:
         if isinstance(self.store, SafetensorsStore):
             return link_weights(temporary.path, self.store.descriptors, self.tensors)
         return copy_weights(temporary.path / "copy", self.store)
+
+    @functools.cached_property
+    def hollow(self) -> Path:
+        """A folder like `bare` whose files have no numbers, and take no room."""
+        self._temporary.append(Temporary())
+        return hollow_weights(self._temporary[-1].path, self.store)
 
     def check_unchanged(self) -> None:
         """BadCheckpoint if a weight file was written to since it was opened."""

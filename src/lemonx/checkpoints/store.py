@@ -185,14 +185,18 @@ class InMemory(Computed):
 
 def read_rows(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
     """Return rows `start` to `stop` of a tensor."""
-    import torch
-
     info = store.tensors[name]
-    shape = (stop - start, *info.shape[1:]) if info.shape else ()
-    with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
-        out = torch.empty(shape, dtype=torch_dtype(info.dtype), device="cpu")
+    out = empty((stop - start, *info.shape[1:]) if info.shape else (), info.dtype)
     store.read(name, range(start, stop), range(info.shape[-1] if info.shape else 1), out)
     return out
+
+
+def empty(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    """Return room for a tensor, also where code that runs in another dtype asks for it."""
+    import torch
+
+    with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device="cpu")
 
 
 def whole(store: TensorStore, name: str) -> torch.Tensor:
@@ -202,7 +206,7 @@ def whole(store: TensorStore, name: str) -> torch.Tensor:
 
 
 def row_pieces(rows: int, nbytes: int, block: int) -> Iterator[tuple[int, int]]:
-    """Where pieces of at most `block` bytes, or of one row, begin and end in a tensor of so many bytes.
+    """Yield where pieces of at most `block` bytes, or of one row, begin and end in a tensor of `nbytes` bytes.
 
     >>> list(row_pieces(5, 50, 20))
     [(0, 2), (2, 4), (4, 5)]
@@ -213,16 +217,16 @@ def row_pieces(rows: int, nbytes: int, block: int) -> Iterator[tuple[int, int]]:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a tensor on the CPU whose numbers lie one after the other."""
+    """Return the memory of a contiguous tensor on the CPU."""
     import torch
 
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def blocks(info: TensorInfo, fill: Callable[[int, memoryview], None]) -> Iterator[torch.Tensor]:
-    """The tensor's numbers in order, as flat pieces; each is valid until the next is asked for.
+    """Yield a tensor's numbers in order, as flat pieces; each is valid until the next is asked for.
 
-    `fill` reads the bytes from a given one on.
+    `fill` reads bytes from a given place on.
     """
     import torch
 

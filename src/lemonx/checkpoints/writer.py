@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -47,6 +47,8 @@ class CheckpointWriter:
     Until then everything is in `folder`, a hidden folder beside `output`; leaving by an exception removes it.
     A killed process leaves that folder behind, and `output` as it was; the next writer to `output` clears it away.
     Unless it is to be `kept`, nobody waits until it is on the disk.
+
+    Several processes may write one output: each its `own` files, the others `into` the folder of the first.
     """
 
     output: Path
@@ -64,17 +66,20 @@ class CheckpointWriter:
         kept: bool = True,
         shards: Sequence[Shard] | None = None,
         files: Files | None = None,
+        own: Callable[[str], bool] | None = None,
+        into: Path | None = None,
     ) -> None:
-        self._kept = kept
+        self._kept, self._own, self._into = kept, own, into
         if files is None:
             # Files that are to be just as they were come with a layout of their own, and their own index.
             laid = lay_out(infos, max_shard_size) if shards is None else shards
             files = safetensors_files(laid, indexed=shards is None, check=partial(check_readable, laid))
         self._files = files
         self.total_bytes = sum(files.sizes.values())
-        self._made = make_parents(Path(output), source)
+        self._made: list[Path] = [] if into else make_parents(Path(output), source)
         try:
-            self.output = check_destination(Path(output), source=source, needed=self.total_bytes, force=force)
+            needed = self.total_bytes
+            self.output = into or check_destination(Path(output), source=source, needed=needed, force=force)
         except BaseException:
             unmake(self._made)
             raise
@@ -86,6 +91,12 @@ class CheckpointWriter:
         self._lock = threading.Lock()
 
     def __enter__(self) -> CheckpointWriter:
+        if self._into:
+            self.folder = self._into
+            self._descriptors = {
+                name: os.open(self.folder / name, os.O_RDWR) for name in filter(self._own, self._names)
+            }
+            return self
         try:
             with uninterrupted():
                 self.folder, self._held = claim(self.output)
@@ -109,6 +120,14 @@ class CheckpointWriter:
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
         self._descriptors[name] = fd
         _reserve(fd, size)
+
+    def rows(self, name: str) -> range:
+        """Return the rows of a tensor of which this process writes any number."""
+        shape = self._files.entries[name][2]
+        places = [chunk for chunk in self._files.places[name] if self._own is None or self._own(str(chunk.file))]
+        if not places or not shape:
+            return range(len(places[:1]))
+        return range(min(c.at[0] for c in places), max(c.at[0] + c.sizes[0] for c in places))
 
     def write(self, name: str, start_row: int, tensor: torch.Tensor, start_column: int = 0) -> None:
         """Write rows `start_row` onwards of tensor `name` (a scalar is row 0); no copy if contiguous.
@@ -155,6 +174,8 @@ class CheckpointWriter:
         shape, places = self._files.entries[name][2], self._files.places[name]
         start, stop = begin // size, (begin + len(data)) // size
         for chunk in places:
+            if self._own is not None and not self._own(str(chunk.file)):
+                continue
             fd, base = self._descriptors[str(chunk.file)], chunk.item[0]
             if len(places) == 1 and chunk.sizes == shape and chunk.strides == contiguous(shape):
                 _write_all(fd, data, base + chunk.begin * size + begin)
@@ -211,6 +232,8 @@ class CheckpointWriter:
         try:
             self._check_complete()
             self._sync()
+            if self._into:
+                return
             self._files.check(self.folder)
             move_in(self.folder, self.output, force=self._force)
             self._release()
@@ -226,6 +249,9 @@ class CheckpointWriter:
         for name, entry in self._files.entries.items():
             shape = entry[2]
             if not entry_bytes(entry):
+                continue
+            if self._own is not None:  # blocks of rows reach into those of other processes
+                _check_within(self._written[name], self.rows(name), f"rows of tensor {name!r}")
                 continue
             _check_joined(self._written[name], shape[-1] if len(shape) > 1 else 1, f"columns of tensor {name!r}")
             for rows in self._written[name].values():
@@ -316,6 +342,15 @@ def _check_joined(parts: Iterable[tuple[int, int]], size: int, what: str) -> Non
         position = stop
     if position != size:
         raise ValueError(f"{what} were written up to {position} of {size} only")
+
+
+def _check_within(written: Mapping[tuple[int, int], Iterable[tuple[int, int]]], rows: range, what: str) -> None:
+    """Raise unless all of these rows were written."""
+    position = rows.start
+    for start, stop in sorted(part for parts in written.values() for part in parts):
+        position = max(position, stop) if start <= position else position
+    if position < rows.stop:
+        raise ValueError(f"{what} were written up to {position} of {rows.stop} only")
 
 
 def _reserve(fd: int, size: int) -> None:

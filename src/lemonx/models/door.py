@@ -24,8 +24,9 @@ from lemonx.checkpoints.folder import CONFIG, GENERATION, has, parse_object, tok
 from lemonx.checkpoints.opening import name_of, read_inside, read_small
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.temporary import Temporary
-from lemonx.errors import BadCheckpoint, BadData
+from lemonx.errors import BadCheckpoint, BadData, Refused
 from lemonx.models.foreign import foreign
+from lemonx.models.offloaded import read_from_store
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -218,8 +219,10 @@ def load(
     # Weights that are in no safetensors are read when transformers comes to them, but from files while they are used.
     in_files = checkpoint.in_safetensors or "device_map" in options
     weights = None if in_files else {name: _Unread(checkpoint, name) for name in checkpoint.tensors}
+    # transformers puts fused weights together from the numbers, and saves them.
+    hollow = in_files and not checkpoint.in_safetensors and not _is_fused(checkpoint)
     model, info = kind.from_pretrained(
-        None if weights else checkpoint.bare,
+        None if weights else checkpoint.hollow if hollow else checkpoint.bare,
         state_dict=weights,
         config=config,
         generation_config=generation or GenerationConfig(),
@@ -229,7 +232,20 @@ def load(
         **options,
     )
     model.name_or_path = model.config.name_or_path = ""
+    if hollow:
+        read_from_store(model, checkpoint)
     return model, info
+
+
+def _is_fused(checkpoint: Checkpoint) -> bool:
+    """Whether a model computes with other tensors than its files hold."""
+    from lemonx.models.building import disk_names, skeleton
+
+    try:
+        disk_names(skeleton(checkpoint.config), buffers=True)
+    except Refused:
+        return True
+    return False
 
 
 # ----------------------------------------------------------------- tokenizers and data sets

@@ -115,7 +115,11 @@ class Sizes(Options):
 
     width: Annotated[
         Size | None,
-        Help("Hidden size: 768, 1.5x or +256. Sizes that you leave out scale in proportion.", SIZES, _NUMBER),
+        Help(
+            "Hidden size: 768, 1.5x or +256. What you leave out follows: in proportion, or as near as is lossless.",
+            SIZES,
+            _NUMBER,
+        ),
     ] = None
     depth: Annotated[
         Size | None, Help("Number of layers: 24, 2x or +4. In an encoder-decoder, of each side.", SIZES, _NUMBER)

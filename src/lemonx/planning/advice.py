@@ -6,18 +6,18 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError
-from lemonx.options.sizes import Relative
+from lemonx.options.sizes import AskedSize, Relative
 from lemonx.planning.request import FOLLOWERS, Target, asked_ratio, fields_behind, numbers
 from lemonx.specs.config import TIED, Config
-from lemonx.specs.family import Architecture
+from lemonx.specs.family import Architecture, FieldSize
 
 # How many widths are tried on either side, how many values of another size, and how many sets of these.
-_WIDTHS, _VALUES, _SETS = 25, 6, 100
+_WIDTHS, _VALUES, _SETS = 25, 6, 250
 
 
 def options(target: Target, family: Architecture, config: Config) -> str:
@@ -82,23 +82,84 @@ def _widths(family: Architecture, config: Config, wanted: Target, ratio: Fractio
             yield replace(wanted, width=Relative(times=factor))
 
 
+def chosen(family: Architecture, config: Config, wanted: Target) -> Iterator[Target]:
+    """The wanted sizes with numbers for as few of those that were left out as will do, nearest to the proportions.
+
+    Nothing is chosen where only the depth is given, since no other size follows from it.
+    """
+    ratio = asked_ratio(family, config, wanted)
+    if ratio is not None or wanted.fields or any(wanted.given(option) is not None for option in FOLLOWERS):
+        yield from _sized(family, config, wanted, ratio)
+
+
+def reasons(family: Architecture, config: Config, wanted: Target, new: Mapping[str, JsonValue]) -> dict[str, str]:
+    """Why each size that was left out is not in proportion to the width, by its field in config.json."""
+    ratio, found = asked_ratio(family, config, wanted) or Fraction(1), dict[str, str]()
+    for option in FOLLOWERS:
+        for name in fields_behind(family, config, option) if wanted.given(option) is None else ():
+            before, after = config[name], new.get(name)
+            if name in wanted.fields or before is None or after is None:
+                continue
+            exact = [ratio * number for number in numbers(before)]
+            if exact != numbers(after):
+                said = ", ".join(f"{float(number):g}" for number in exact)
+                whole = all(number.denominator == 1 for number in exact)
+                found[name] = f"{said} would not be lossless" if whole else f"{said} is not whole"
+    return found
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A value for a size, the option or the field that sets it, and how far it is from the proportion."""
+
+    off: float
+    option: str
+    value: int | list[int] | None
+
+
 def _sized(
     family: Architecture, config: Config, wanted: Target, ratio: Fraction | None, given: bool = False
 ) -> Iterator[Target]:
     """Numbers for as few followers as will do, near the proportions; `given`: for the given sizes instead."""
-    choices: list[list[tuple[float, str, int | None]]] = []
+    choices: dict[str, list[list[_Choice]]] = {option: [] for option in FOLLOWERS}
     for option in FOLLOWERS:
         names, size = fields_behind(family, config, option), wanted.given(option)
-        before = config[names[0]] if len(names) == 1 and names[0] not in wanted.fields else None
-        if isinstance(before, int) and (size is not None) == given:
-            near = size if isinstance(size, int) else size.of(before) if size else before * (ratio or Fraction(1))
-            unit = math.gcd(before, 64) if option == "ffn" else 1
-            about = {(near // unit + i) * unit for i in range(-_VALUES, _VALUES + 1)}
-            about |= {before * n for n in range(1, 2 * math.ceil(near / before) + 1)}
-            choices.append(sorted((abs(math.log(n / near)), option, int(n)) for n in about if n >= before))
-            if Fraction(near).denominator == 1:
-                choices[-1].insert(0, (0.0, option, None))  # as it is
-    sets = [[one for one in chosen if one[2] is not None] for chosen in itertools.product(*choices)]
-    for chosen in sorted(sets, key=lambda chosen: (len(chosen), sum(off for off, _, _ in chosen)))[:_SETS]:
-        if chosen:
-            yield replace(wanted, **{option: n for _, option, n in chosen})
+        if (size is not None) == given:
+            names = [name for name in names if name not in wanted.fields and config[name] is not None]
+            alike = len({str(config[name]) for name in names}) == 1 and isinstance(config[names[0]], int)
+            for name in names[:1] if alike else names if size is None else ():
+                choices[option].append(
+                    _near(option if alike else name, option, config[name], size, ratio or Fraction(1))
+                )
+    # Heads depend on each other, and not on the MLP: so each of these is tried with the nearest of the other first.
+    heads, inner = _sets([*choices["heads"], *choices["kv_heads"]]), _sets(choices["ffn"])
+    sets = itertools.chain(itertools.product(heads, inner[:1]), itertools.product(heads[:1], inner[1:]))
+    rest = itertools.product(heads[1:], inner[1:])
+    for parts in itertools.islice(itertools.chain(sets, rest), _SETS):
+        if chosen := [one for part in parts for one in part]:
+            options = {one.option: one.value for one in chosen if one.option in FOLLOWERS}
+            fields = {one.option: one.value for one in chosen if one.option not in FOLLOWERS}
+            yield replace(wanted, **options, fields={**wanted.fields, **fields})  # pyright: ignore[reportArgumentType]
+
+
+def _sets(choices: list[list[_Choice]]) -> list[list[_Choice]]:
+    """One choice for each size: first those that change few sizes, and of these the nearest to the proportions."""
+    sets = [[one for one in chosen if one.value is not None] for chosen in itertools.product(*choices)]
+    return sorted(sets, key=lambda chosen: (len(chosen), sum(one.off for one in chosen)))
+
+
+def _near(target: str, option: str, before: FieldSize, size: AskedSize | None, ratio: Fraction) -> list[_Choice]:
+    """The values of a size, or of all sizes in a list, near the proportion, and first the proportion if it is whole."""
+    found, counts = list[_Choice](), numbers(before)
+    exact = [size if isinstance(size, int) else size.of(n) if size else n * ratio for n in counts]
+    unit = math.gcd(*counts, 64) if option == "ffn" else 1
+    if all(Fraction(n).denominator == 1 for n in exact):
+        found.append(_Choice(0.0, target, None))  # as it is
+    steps = [[(n // unit + i) * unit for n in exact] for i in range(-_VALUES, _VALUES + 1)]
+    steps += [[n * times for n in counts] for times in range(1, 2 * math.ceil(exact[0] / counts[0]) + 1)]
+    for values in steps:
+        if all(new >= old for new, old in zip(values, counts, strict=True)):
+            off = sum(abs(math.log(new / n)) for new, n in zip(values, exact, strict=True))
+            whole = [int(new) for new in values]
+            found.append(_Choice(off, target, whole if isinstance(before, list) else whole[0]))
+    return sorted(found, key=lambda one: (one.off, str(one.value)))

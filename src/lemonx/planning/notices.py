@@ -21,6 +21,7 @@ def notes(plan: Plan) -> list[str]:
         *([f"the source is {plan.converted}"] if plan.converted else []),
         *plan.policy.notes,
         *of_table(plan),
+        *_chosen(plan),
         *_frames(plan),
         *conditions(plan.source_spec, plan.target_spec, plan.types),
         *_new_routers(plan),
@@ -36,6 +37,13 @@ def of_table(plan: Plan) -> Iterator[str]:
         yield f"lemonx has no table for a {kind}: it was {plan.family.table} from runs of transformers' own class"
     elif plan.family.table:
         yield f"the table is from {plan.family.table}, not from lemonx"
+
+
+def _chosen(plan: Plan) -> Iterator[str]:
+    """The sizes that the user left out, and that no proportion to the width gives."""
+    config = plan.family.config(plan.target_config)
+    for name, why in plan.chosen.items():
+        yield f"{name} is {config[name]}, since {why}"
 
 
 def conditions(source: Spec, target: Spec, types: Types) -> Iterator[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from lemonx.checkpoints import Checkpoint, TensorInfo, names_its_folder
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.safetensors_file import dtype_in_full
-from lemonx.errors import BadCheckpoint, BadSizes, BadTarget, Refused, raise_first
+from lemonx.errors import BadCheckpoint, BadSizes, BadTarget, LemonxError, Refused, raise_first
 from lemonx.frames import solution
 from lemonx.frames.solution import SolvedFrames
 from lemonx.guards.results import Result
@@ -78,6 +79,8 @@ class Plan(Result, printer="plan:print_plan"):
     solved: bool = True
     # What the silent tensors of added blocks would be in full copies, if these are to come in during training.
     ramp: tuple[Step, ...] = ()
+    # Sizes that were left out and are not in proportion to the width, with the reason.
+    chosen: Mapping[str, str] = field(default_factory=dict)
     # The source's format before conversion, in words, if it was converted; and the size of its weights there.
     converted: str | None = None
     source_bytes: int = 0
@@ -166,6 +169,8 @@ class _Typed:
     spec: Spec
     types: Types
     policy: GrowthPolicy
+    # Sizes that were left out and are not in proportion to the width, with the reason.
+    chosen: Mapping[str, str] = field(default_factory=dict)
 
 
 def _resolve(checkpoint: Checkpoint, wanted: Target, family: Architecture | None) -> tuple[_Held, Target]:
@@ -213,6 +218,8 @@ def _typecheck(
     try:
         return typed(wanted)
     except (BadSizes, Refused) as error:
+        if wanted.like is None and (found := _with_choices(family, config, wanted, typed)):
+            return found
         remedy = None
         if wanted.like is None:
             family.build(asked := family.config(config))
@@ -223,6 +230,18 @@ def _typecheck(
             raise
         kind = Refused if isinstance(error, Refused) else BadTarget
         raise kind(error.found, remedy or error.remedy, file=error.file) from None
+
+
+def _with_choices(
+    family: Architecture, config: Mapping[str, JsonValue], wanted: Target, typed: Callable[[Target], _Typed]
+) -> _Typed | None:
+    """The target with other numbers for sizes that were left out; None where no such numbers are lossless."""
+    family.build(asked := family.config(config))
+    for other in advice.chosen(family, asked, wanted):
+        with suppress(LemonxError):
+            found = typed(other)
+            return replace(found, chosen=advice.reasons(family, asked, wanted, family.config(found.config)))
+    return None
 
 
 def _solve(checkpoint: Checkpoint, held: _Held, typed: _Typed, solve: bool) -> SolvedFrames | None:
@@ -283,6 +302,7 @@ def _build(
         frames=frames,
         solved=solved or frames is None,
         ramp=ramp,
+        chosen=typed.chosen,
         converted=checkpoint.converted,
         source_bytes=checkpoint.nbytes,
     )

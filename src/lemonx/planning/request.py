@@ -100,7 +100,7 @@ def target_config(family: Architecture, values: Mapping[str, JsonValue], wanted:
     try:
         target = family.spec(with_fields(values, family.as_named(values, new)))
     except BadCheckpoint as error:
-        raise BadTarget.of(error.about("the target's config.json")) from None
+        raise BadSizes.of(error.about("the target's config.json")) from None
     return with_fields(values, family.as_named(values, {**new, **target.config}))
 
 

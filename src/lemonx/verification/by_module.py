@@ -25,6 +25,7 @@ from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import BadCheckpoint, CannotVerify
 from lemonx.guards.workers import cores
+from lemonx.models.offloaded import InStore, loaders_of
 from lemonx.verification.float64 import in_parts
 from lemonx.verification.rounding import Rounding, chosen_parameters, round_once
 from lemonx.verification.running import Loaded, load
@@ -151,10 +152,10 @@ class _AsStored(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class _InFile:
-    """A weight in a safetensors file."""
+class _Weight:
+    """A weight in a safetensors file, or in a checkpoint."""
 
-    file: str
+    held: str | Checkpoint
     name: str
 
     @contextmanager
@@ -162,7 +163,10 @@ class _InFile:
         """Yield a function that reads rows from start to stop, in float64."""
         from safetensors import safe_open
 
-        with safe_open(self.file, framework="pt") as file:
+        if isinstance(held := self.held, Checkpoint):
+            yield lambda start, stop: held.read(self.name, start, stop).double()
+            return
+        with safe_open(held, framework="pt") as file:
             opened = file.get_slice(self.name)
             yield lambda start, stop: opened[start:stop].double()
 
@@ -174,26 +178,29 @@ def _read_in_strips(model: Any, visits: Visits) -> None:
         make = {torch.nn.Linear: _product, torch.nn.Embedding: _lookup}.get(type(module))
         if make is None or getattr(module, "max_norm", None) is not None:
             continue
-        weight, bias = (_stored(module, path, name) for name in ("weight", "bias"))
+        weight, bias = (_weight(module, path, name) for name in ("weight", "bias"))
         if weight is None or (getattr(module, "bias", None) is not None and bias is None):
             continue
         # accelerate's hook stays for models that ask a layer for its weight and use that themselves.
         module.forward = make(module, weight, bias, partial(visits.change, f"{path}.weight"), visits.saw)
 
 
-def _stored(module: Any, path: str, name: str) -> _InFile | None:
-    """The place that accelerate would read a weight from; None where it is in no safetensors file."""
-    hook = getattr(module, "_hf_hook", None)
-    maps = [getattr(one, "weights_map", None) for one in getattr(hook, "hooks", [hook])]
-    indices = [getattr(getattr(weights, "dataset", None), "index", {}) for weights in maps]
-    found: dict[str, str] = next((index[f"{path}.{name}"] for index in indices if f"{path}.{name}" in index), {})
-    return _InFile(found["safetensors_file"], found.get("weight_name", f"{path}.{name}")) if found else None
+def _weight(module: Any, path: str, name: str) -> _Weight | None:
+    """The place that accelerate would read a weight from; None if it would read it from no file or checkpoint."""
+    parameter = f"{path}.{name}"
+    loader = next((loader for loader in loaders_of(module) if parameter in loader.index), None)
+    if loader is None:
+        return None
+    if isinstance(loader.state_dict, InStore):
+        return _Weight(loader.state_dict.checkpoint, loader.state_dict.name(parameter))
+    found = loader.index[parameter]
+    return _Weight(found["safetensors_file"], found.get("weight_name", parameter))
 
 
 def _product(
     module: Any,
-    weight: _InFile,
-    bias: _InFile | None,
+    weight: _Weight,
+    bias: _Weight | None,
     change: Callable[[int], Change | None],
     used: Callable[[int], None],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -223,7 +230,7 @@ def _product(
 
 
 def _lookup(
-    module: Any, weight: _InFile, _: _InFile | None, change: Callable[[int], Change | None], used: Callable[[int], None]
+    module: Any, weight: _Weight, _: _Weight | None, change: Callable[[int], Change | None], used: Callable[[int], None]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The forward of an embedding that reads the rows that are asked for."""
 

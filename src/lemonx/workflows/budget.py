@@ -234,6 +234,8 @@ class _Search:
             plan = plan_growth(self.checkpoint, self.growth, target, solve=False)
         except LemonxError:
             return None
+        if plan.chosen:  # not in the source's proportions
+            return None
         if plan.policy.lossless or plan.policy.method != "lemon":
             return Shape(target, plan, self.proportion(plan))
         return None

@@ -14,6 +14,7 @@ import torch
 from lemonx import methods
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.adapters import Adapter
+from lemonx.checkpoints.dcp import DcpFolder
 from lemonx.checkpoints.folder import CONFIG
 from lemonx.checkpoints.replaceable import CARD
 from lemonx.checkpoints.safetensors_file import torch_dtype
@@ -22,12 +23,13 @@ from lemonx.checkpoints.temporary import Temporary
 from lemonx.checkpoints.universal import UniversalFolder
 from lemonx.errors import BadTarget, NotVerified
 from lemonx.execution.ramp import write_ramp
-from lemonx.execution.runner import Sink, run_plan, write_made
+from lemonx.execution.runner import Sink, WantedRows, everything, run_plan, write_made
 from lemonx.execution.sidecar_files import Carried, companions
 from lemonx.guards.results import Result
 from lemonx.models import in_memory
 from lemonx.models.building import check_builds
 from lemonx.models.sources import open_pair, open_source
+from lemonx.optimizer_state.on_disk import GrownState
 from lemonx.options.declared import Expansion, PathLike, Writing
 from lemonx.options.sizes import parse_shards
 from lemonx.planning.plan import Plan
@@ -37,6 +39,7 @@ from lemonx.verification.fitting import require_as_built, require_fitting
 from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.adapters import GrowingAdapter
 from lemonx.workflows.planning import plan_growth
+from lemonx.workflows.ranks import Ranks
 from lemonx.workflows.run_output import RunOutput
 from lemonx.workflows.tables import require_sample, table_for
 
@@ -111,29 +114,71 @@ def expand_folder(source: Path, given: PathLike, options: Expansion) -> Expanded
         beside_it = stack.enter_context(GrowingAdapter(kept, checkpoint, plan, output)) if kept else None
         beside = _checked(plan, checkpoint, options)
         entries = [(step.name, step.dtype, step.shape) for step in plan.steps]
-        run = _run_output(plan, checkpoint, options)
-        with CheckpointWriter(
-            output,
-            entries,
-            max_shard_size=parse_shards(options.shards)[0],
-            force=options.force,
-            source=checkpoint.origin,
-            files=run.files() if run else None,
-        ) as writer:
-            _write_tensors(plan, checkpoint, writer, options)
+        ranks = Ranks.of_torchrun() if isinstance(checkpoint.run, DcpFolder) else Ranks()
+        run = _run_output(plan, checkpoint, options, ranks)
+        files = run.files() if run else None
+
+        def writer(into: Path | None = None) -> CheckpointWriter:
+            own = run.own(ranks) if run and ranks.count > 1 else None
+            size, force, origin = parse_shards(options.shards)[0], options.force, checkpoint.origin
+            return CheckpointWriter(
+                output, entries, max_shard_size=size, force=force, source=origin, files=files, own=own, into=into
+            )
+
+        if not ranks.first:
+            folder = ranks.at_first(Path)
+            with writer(folder) as shared:
+                ranks.together(lambda: _write(plan, checkpoint, shared, options, run, ranks))
+            ranks.wait()
+            verified, certified = ranks.at_first(_nothing)
+            ranks.part()
+            return Expanded(output, plan, verified, certified)
+        with writer() as made:
+            ranks.at_first(lambda: made.folder)
+            optimizer = ranks.together(lambda: _write(plan, checkpoint, made, options, run, ranks))
             if plan.ramp:
-                write_ramp(plan, checkpoint, writer, threads=options.threads)
-            writer.add_text(CONFIG, config_text(plan.target_config))
+                write_ramp(plan, checkpoint, made, threads=options.threads)
+            made.add_text(CONFIG, config_text(plan.target_config))
             for name, content in beside.items():
                 if isinstance(content, str):
-                    writer.add_text(name, content)
+                    made.add_text(name, content)
                 else:
                     with content() as file:
-                        writer.add_file(file, name)
+                        made.add_file(file, name)
             if beside_it:
-                beside_it.write(writer)
-            verified, certified = _certify(plan, checkpoint, writer, options, beside_it, run)
+                beside_it.write(made)
+            ranks.wait()  # what the others wrote is complete, and on the disk
+            verified, certified = ranks.at_first(
+                lambda: _certify(plan, checkpoint, made, options, beside_it, optimizer)
+            )
+        ranks.part()
     return Expanded(output, plan, verified, certified)
+
+
+def _nothing() -> tuple[Verified, Certificate]:
+    raise AssertionError("only the first process verifies")
+
+
+def _write(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    writer: CheckpointWriter,
+    options: Expansion,
+    run: RunOutput | None,
+    ranks: Ranks,
+) -> GrownState | None:
+    """Write this process's part of all tensors; what a certificate says of the optimizer's state."""
+    if ranks.count == 1:
+        _write_tensors(plan, checkpoint, writer, options)
+    else:
+        _write_tensors(plan, checkpoint, writer, replace(options, threads=1), lambda step: writer.rows(step.name))
+    if run is not None:
+        return run.write_state(checkpoint, writer, carried=ranks.first)
+    if not options.with_optimizer:
+        return None
+    from lemonx.optimizer_state.on_disk import grow_folder
+
+    return grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=parse_shards(options.shards)[0])
 
 
 def _checked(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> dict[str, Carried]:
@@ -159,13 +204,14 @@ def measured(plan: Plan, checkpoint: Checkpoint, target: Checkpoint, kept: Growi
     return verified
 
 
-def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutput | None:
+def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing, ranks: Ranks) -> RunOutput | None:
     """What a run's checkpoint is written back as; None for a folder of safetensors.
 
     DeepSpeed has no checkpoint without an optimizer: the weights of one alone are a folder of safetensors.
     """
     processes = parse_shards(writing.shards)[1]
     if checkpoint.run is not None and (writing.with_optimizer or not isinstance(checkpoint.run, UniversalFolder)):
+        processes = processes or (ranks.count if ranks.count > 1 else None)
         return RunOutput(plan, checkpoint, processes=processes, with_state=writing.with_optimizer)
     if processes is not None:
         raise BadTarget(
@@ -175,13 +221,15 @@ def _run_output(plan: Plan, checkpoint: Checkpoint, writing: Writing) -> RunOutp
     return None
 
 
-def _write_tensors(plan: Plan, checkpoint: Checkpoint, writer: Sink, options: Expansion) -> None:
+def _write_tensors(
+    plan: Plan, checkpoint: Checkpoint, writer: Sink, options: Expansion, wanted: WantedRows = everything
+) -> None:
     method, lessons = methods.chosen(options)
     if method.make:
         lessons = replace(lessons, tell=options.learned or lessons.tell)
         write_made(plan, method.make(plan, checkpoint, lessons), writer, options.progress)
     else:
-        run_plan(plan, checkpoint, writer, threads=options.threads, progress=options.progress)
+        run_plan(plan, checkpoint, writer, wanted=wanted, threads=options.threads, progress=options.progress)
 
 
 def _certify(
@@ -190,16 +238,9 @@ def _certify(
     writer: CheckpointWriter,
     writing: Writing,
     kept: GrowingAdapter | None,
-    run: RunOutput | None,
+    optimizer: GrownState | None,
 ) -> tuple[Verified, Certificate]:
     """Verify the folder while it is still hidden, and add the certificate with what was measured."""
-    optimizer = None
-    if run is not None:
-        optimizer = run.write_state(checkpoint, writer)
-    elif writing.with_optimizer:
-        from lemonx.optimizer_state.on_disk import grow_folder
-
-        optimizer = grow_folder(plan, checkpoint.path, writer.folder, max_shard_size=parse_shards(writing.shards)[0])
     verified = Verified(None, skipped="--no-verify", adapter=kept.measured(None) if kept else None)
     if writing.verify:
         with open_source(writer.folder) as written:

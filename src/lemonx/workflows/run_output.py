@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from lemonx.checkpoints import Checkpoint, CheckpointWriter
 from lemonx.checkpoints.chunks import Views, in_keys, stored_shapes, whole
+from lemonx.checkpoints.dcp import WRITER
 from lemonx.checkpoints.dcp_files import DcpFiles
 from lemonx.checkpoints.runs import RunFolder
 from lemonx.checkpoints.shards import Entry, Files, together
@@ -15,6 +19,7 @@ from lemonx.models.run_names import RunNames, names_of
 from lemonx.optimizer_state.on_disk import GrownState
 from lemonx.optimizer_state.trainer import carry
 from lemonx.planning.plan import Plan
+from lemonx.workflows.ranks import Ranks
 from lemonx.workflows.run_state import RunState, origins, source_views
 
 _MOST_PROCESSES = 1 << 16
@@ -42,11 +47,24 @@ class RunOutput:
             self._out = UniversalFiles(self.run, origins(plan, source_views(source), once), order)
         self.state = RunState(plan, source, once, self._out, count) if with_state else None
 
-    def write_state(self, source: Checkpoint, writer: CheckpointWriter) -> GrownState | None:
-        """Write what is no weight, once these are written; what a certificate says of the optimizer's state."""
+    def own(self, ranks: Ranks) -> Callable[[str], bool]:
+        """Return whether a file is one that this process writes: those of a rank are numbered so."""
+
+        def own(name: str) -> bool:
+            written = WRITER.fullmatch(Path(name).name)
+            return written is not None and int(written[1]) % ranks.count == ranks.rank
+
+        return own
+
+    def write_state(self, source: Checkpoint, writer: CheckpointWriter, *, carried: bool = True) -> GrownState | None:
+        """Write what is no weight; what a certificate says of the optimizer's state.
+
+        `carried`: the files of a run that are copied beside it, too.
+        """
         if self.state is None:
             return None
-        carry(source.path, writer.folder)
+        if carried:
+            carry(source.path, writer.folder)
         return self.state.write(writer)
 
     def files(self) -> Files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -213,6 +213,8 @@ class RunState:
         for name, parts in self.target.items():
             if (origin := self.origins.get(parts[0].key)) is None:
                 continue
+            if not any(map(writer.rows, self._entries(name, parts, origin))):
+                continue  # another process writes them
             if not self._is_plain(origin):
                 grown = None if parts[0].key in done else self._write_parameter(parts[0].key, origin, writer)
             else:
@@ -233,6 +235,11 @@ class RunState:
         forms = {own: self.layouts[own].forms(self._keys(own)) for own in self.fields}
         kept = {disk: forms[parts[0].key] for disk, parts in self.views.items() if parts[0].key in forms}
         return told("distributed", self.plan, Grown(step, kept))
+
+    def _entries(self, name: str, parts: tuple[Part, ...], origin: str) -> Iterator[str]:
+        """Yield the entries that hold the state of a tensor."""
+        for field in self.fields[origin]:
+            yield from {_entry(name if self._is_moment(origin, field) else part.key, field) for part in parts}
 
     def _write_parameter(self, parameter: str, origin: str, writer: CheckpointWriter) -> State:
         """Grow state that is kept in factors, or in 8 bits: of a whole parameter, with all that it is made of."""

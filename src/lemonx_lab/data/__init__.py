@@ -26,12 +26,12 @@ __all__ = ["TASKS", "Prepared", "describe", "options", "prepare"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a Trainer needs: examples are dicts of tensors that the model's forward takes, labels included.
+    """Examples for a Trainer: dicts of tensors that the model's forward takes, labels included.
 
-    `collate` makes a batch of them; `digest` is a sha256 of the data as read; `model` holds the config fields that
-    the data decides (vocab_size, num_labels, image_size ...); `metrics` maps (predictions, labels) to figures;
-    `length` is the largest number of tokens in an example, where there are tokens. What is random in an example is
-    a function of (seed, epoch, index): `train.set_epoch(epoch)` at the start of each epoch gives fresh draws.
+    `collate` makes a batch of examples. `digest` is a sha256 of the data as read. `model` holds the config fields that
+    the data decides (vocab_size, num_labels, image_size ...). `metrics` maps (predictions, labels) to figures. `length`
+    is the largest number of tokens in an example. The randomness of an example is a function of (seed, epoch, index):
+    `train.set_epoch(epoch)` at the start of each epoch gives fresh draws.
     """
 
     train: Examples

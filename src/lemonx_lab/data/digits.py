@@ -40,11 +40,8 @@ class DistortedDigits(Examples):
     """`count` examples; number i shows original i (modulo their number), distorted by its draws."""
 
     def __init__(self, digits: Originals, size: int, count: int, seed: int | None) -> None:
-        super().__init__(seed)
-        self._digits, self._size, self._count = digits, size, count
-
-    def __len__(self) -> int:
-        return self._count
+        super().__init__(count, seed)
+        self._digits, self._size = digits, size
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         shape = [len(indices), 1, self._size, self._size]

@@ -1,9 +1,10 @@
 """English sentences that every machine has, from the standard library's docstrings, as three classification tasks.
 
-`subject`: does the first sentence of a docstring describe a class or a function? (Like SST-2, one sentence with many
-clues: a model with two layers of width 64 learns it.)
-`order`: is the sentence as it was written, or have two of its words been swapped? (Like CoLA.)
-`adjacent`: does the second sentence follow the first in its paragraph, or is it from elsewhere? (Pairs, like RTE.)
+- `subject`: does the first sentence of a docstring describe a class or a function? One sentence has many clues, as in
+  SST-2. A model with two layers of width 64 learns it.
+- `order`: is the sentence as it was written, or have two of its words been swapped? It is like CoLA.
+- `adjacent`: does the second sentence follow the first in its paragraph, or is it from elsewhere? Pairs, as in RTE.
+
 Labels are balanced, and the sentences of whole modules are held out for validation.
 """
 

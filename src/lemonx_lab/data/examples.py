@@ -1,4 +1,4 @@
-"""What all data sets share: examples by index, randomness as a function of (seed, epoch, index), and the split."""
+"""The base of all data sets: examples by index, randomness as a function of (seed, epoch, index), and the split."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lemonx_lab.data import Prepared
 from lemonx_lab.data.model import Model
 
 Example = Mapping[str, Tensor]
-# What the validation set draws is the same in every run, and never what a training set draws.
+# The validation set draws the same numbers in every run, and a training set draws others.
 VALIDATION_STREAM, TRAINING_STREAM = 0, 1
 # The share of the data that is held out for validation.
 FRACTION = 0.05
@@ -45,8 +45,9 @@ class Examples(Dataset[Example]):
     read. So a resumed run, or a run with more processes, sees the same examples.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, count: int, seed: int | None = None) -> None:
         """A training set has the run's seed, a validation set none."""
+        self._count = count
         self._stream = (VALIDATION_STREAM, 0) if seed is None else (TRAINING_STREAM, seed)
         self._epoch = 0
 
@@ -60,7 +61,7 @@ class Examples(Dataset[Example]):
         return uniforms((*self._stream, self._epoch), indices, count)
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return self._count
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         raise NotImplementedError
@@ -75,8 +76,8 @@ class Examples(Dataset[Example]):
 def uniforms(key: Sequence[int], indices: Sequence[int], count: int) -> np.ndarray:
     """Numbers in [0, 1), a row of `count` for each index: a function of (key, index) alone.
 
-    A numpy generator for each example would cost 20 to 50 us, which is as much as a small model's own step; these
-    are splitmix64's (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), all rows at once.
+    A numpy generator for each example would cost 20 to 50 us, as much as a small model's own step. splitmix64 (Steele,
+    Lea, Flood: Fast splittable pseudorandom number generators, 2014) makes all rows at once.
 
     >>> rows = uniforms((1, 2), range(3), 4)
     >>> bool((uniforms((1, 2), [2], 4) == rows[2]).all())
@@ -129,7 +130,7 @@ def digest(parts: Iterable[bytes | str | np.ndarray]) -> str:
 
 
 def held_out(name: str, fraction: float = FRACTION) -> bool:
-    """Whether the item of this name is for validation; this depends only on the name.
+    """Return True for a share of all names: the items of these names are for validation.
 
     >>> sum(held_out(f"module_{i}.py") for i in range(2000))
     104

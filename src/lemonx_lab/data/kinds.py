@@ -53,7 +53,7 @@ KINDS = {
 
 
 def describe(*, embedded: bool = True) -> dict[str, str]:
-    """A line about each kind of data: those that come with lemonx, or those that are read from files.
+    """A line about each kind of data that comes with lemonx, or about each that is read from files.
 
     >>> list(describe())[0]
     'stdlib'

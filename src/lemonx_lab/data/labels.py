@@ -60,8 +60,8 @@ def _order(found: set[Any], where: str) -> Sequence[Any]:
             return sorted(found, key=int)
         except ValueError:
             return sorted(found)
-    if max(found) >= MOST_LABELS:
-        raise BadData(f"has the label {max(found)}", f"use labels below {MOST_LABELS}", file=where)
+    if odd := [label for label in found if not 0 <= label < MOST_LABELS]:
+        raise BadData(f"has the label {odd[0]}", f"number the classes from 0, below {MOST_LABELS}", file=where)
     return range(max(found) + 1)
 
 

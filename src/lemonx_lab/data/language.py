@@ -41,12 +41,9 @@ class CausalWindows(Examples):
     """Windows that do not overlap; the labels are the ids (the model shifts them)."""
 
     def __init__(self, ids: np.ndarray, length: int, limit: int | None = None, seed: int | None = None) -> None:
-        super().__init__(seed)
         self._ids, self._length = ids, length
         self._windows = spread(len(ids) // length, limit)
-
-    def __len__(self) -> int:
-        return len(self._windows)
+        super().__init__(len(self._windows), seed)
 
     def ids(self, indices: Sequence[int]) -> np.ndarray:
         """The ids of some windows, a row each."""

@@ -1,4 +1,4 @@
-"""What the data needs to know about the model, and whether the two fit."""
+"""The model as the data sees it, and a check that the two fit."""
 
 from __future__ import annotations
 

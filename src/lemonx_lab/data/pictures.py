@@ -52,14 +52,11 @@ class Images(Examples):
     def __init__(
         self, read: Read, labels: np.ndarray, options: Pictures, seed: int | None, limit: int | None = None
     ) -> None:
-        super().__init__(seed)
         self._read, self._options = read, options
         self._chosen = spread(len(labels), limit)
+        super().__init__(len(self._chosen), seed)
         self._labels = torch.from_numpy(labels[self._chosen])
         self._augment = options.augment if seed is not None else ()
-
-    def __len__(self) -> int:
-        return len(self._labels)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         pixels = self._read(self._chosen[np.asarray(indices)], self.uniforms(indices, 5), self._augment)

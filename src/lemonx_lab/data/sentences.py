@@ -24,7 +24,7 @@ from lemonx_lab.data.metrics import REGRESSION, Metrics
 from lemonx_lab.data.model import Model
 from lemonx_lab.data.vocabulary import Texts, Vocabulary, choose
 
-# What the columns of sentences are called, unless the options say.
+# The usual names of the columns of sentences.
 _USUAL = (("sentence1", "sentence2"), ("text",), ("sentence",))
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
@@ -35,21 +35,18 @@ class SentenceExamples(Examples):
     def __init__(
         self, texts: Sequence[Texts], labels: np.ndarray, vocabulary: Vocabulary, length: int, types: bool
     ) -> None:
-        super().__init__()
+        super().__init__(len(texts))
         self._texts, self._labels = texts, torch.from_numpy(labels)
         self._vocabulary, self._length = vocabulary, length
         self._names = ("input_ids", "token_type_ids")[: 1 + types]
 
-    def __len__(self) -> int:
-        return len(self._texts)
-
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self._example(index) for index in indices]
-
-    def _example(self, index: int) -> Example:
-        encoded = self._vocabulary.encode_sentences(self._texts[index], self._length)
-        found = {name: torch.tensor(encoded[name]) for name in self._names if name in encoded}
-        return {**found, "labels": self._labels[index]}
+        examples: list[Example] = []
+        for index in indices:
+            encoded = self._vocabulary.encode_sentences(self._texts[index], self._length)
+            found = {name: torch.tensor(encoded[name]) for name in self._names if name in encoded}
+            examples.append({**found, "labels": self._labels[index]})
+        return examples
 
 
 @dataclass(frozen=True)

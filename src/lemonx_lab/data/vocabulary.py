@@ -75,7 +75,7 @@ BYTES = Vocabulary(size=260, pad=256, mask=257, cls=258, sep=259, special=frozen
 
 
 def _shares(sizes: list[int], length: int) -> list[int]:
-    """How many tokens of each sentence fit beside cls and the seps: the longer of two is cut first.
+    """Numbers of tokens of each sentence that fit beside cls and the seps: the longer of two is cut first.
 
     >>> _shares([100, 3], 16), _shares([100, 100], 16), _shares([100], 16)
     ([10, 3], [7, 6], [14])
@@ -88,7 +88,7 @@ def _shares(sizes: list[int], length: int) -> list[int]:
 
 
 def has_tokenizer(folder: Path | None) -> bool:
-    """Whether a checkpoint's folder contains a tokenizer."""
+    """Return True if a checkpoint's folder contains a tokenizer."""
     return folder is not None and any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 

@@ -54,8 +54,8 @@ def compare(
     asked = experiment.shortened() if quick else experiment
     if seeds is not None:
         asked = asked.model_copy(update={"seeds": tuple(range(seeds))})
-    check(asked)
     wanted = [node for cell in cells(asked) for node in (cell.trained, *cell.downstream.values())]
+    check(wanted)
     run_all(wanted, cache, jobs=jobs or min(2, os.cpu_count() or 1), tell=tell)
     found = result(asked, cache, quick=quick)
     output.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -115,33 +115,29 @@ def cells(experiment: Experiment) -> Iterator[Measurement]:
                 yield Measurement(arm.label, length, seed, source, trained, tuned)
 
 
-def check(experiment: Experiment) -> None:
+def with_needs(wanted: Iterable[Node]) -> dict[str, Node]:
+    """Every node by key, after the nodes that it needs."""
+    found: dict[str, Node] = {}
+    for node in wanted:
+        if node.key not in found:
+            found |= with_needs(node.after) | {node.key: node}
+    return found
+
+
+def check(wanted: Iterable[Node]) -> None:
     """BadRecipe, before anything runs, that names the first piece of work whose settings make no sense."""
-    from lemonx_lab.training.recipe import parse_recipe
-
-    for cell in cells(experiment):
-        for node in (cell.source, cell.trained, *cell.downstream.values()):
-            parse_recipe({**node.what, **({"source": "its source"} if node.after else {})}, node.label)
-        for grown in _growths(cell.trained):
-            _check_growth(grown)
-
-
-def _growths(node: Node) -> Iterator[Node]:
-    """The growths that a piece of work comes after."""
-    for before in node.after:
-        yield from _growths(before)
-        if before.kind == GROWN:
-            yield before
-
-
-def _check_growth(grown: Node) -> None:
     from lemonx.training.growth_file import GrowthFile
     from lemonx.training.strict import first_problem
+    from lemonx_lab.training.recipe import parse_recipe
 
-    try:
-        GrowthFile.model_validate(dict(grown.what))
-    except ValidationError as error:
-        raise BadRecipe(*first_problem(error, GrowthFile)).about(grown.label) from None
+    for node in with_needs(wanted).values():
+        if node.kind != GROWN:
+            parse_recipe({**node.what, **({"source": "its source"} if node.after else {})}, node.label)
+            continue
+        try:
+            GrowthFile.model_validate(dict(node.what))
+        except ValidationError as error:
+            raise BadRecipe(*first_problem(error, GrowthFile)).about(node.label) from None
 
 
 def _source(experiment: Experiment, name: str, seed: int) -> Node:

@@ -15,7 +15,7 @@ from lemonx.errors import LemonxError, Stopped
 from lemonx.guards.others import silenced
 from lemonx.guards.terminal import guard
 from lemonx.guards.workers import end_with_parent
-from lemonx_lab.experiments.nodes import TRAINED, Node, run_node
+from lemonx_lab.experiments.nodes import TRAINED, Node, run_node, with_needs
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ Tell = Callable[[Progress], None]
 
 def run_all(wanted: Iterable[Node], cache: Path, *, jobs: int = 2, tell: Tell | None = None) -> None:
     """Run all pieces that the cache does not hold; an interrupted run continues where it stopped."""
-    nodes = _with_needs(wanted)
+    nodes = with_needs(wanted)
     todo = {key: node for key, node in nodes.items() if not node.done(cache)}
     if not todo:
         return
@@ -72,21 +72,6 @@ def _workers(jobs: int) -> Generator[ProcessPoolExecutor]:
                     "run the same again, with one job if memory is short; finished runs are kept",
                 ) from None
             raise
-
-
-def _with_needs(wanted: Iterable[Node]) -> dict[str, Node]:
-    """Every node by key, after what it needs."""
-    found: dict[str, Node] = {}
-
-    def visit(node: Node) -> None:
-        if node.key not in found:
-            for other in node.after:
-                visit(other)
-            found[node.key] = node
-
-    for node in wanted:
-        visit(node)
-    return found
 
 
 def _raise_named(future: Future[None], node: Node) -> None:

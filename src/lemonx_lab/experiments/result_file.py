@@ -276,7 +276,8 @@ class Result(Part):
         best = min if self.experiment.better == "lower" else max
         return best(arms, key=lambda arm: arm.after(steps).mean)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Any:
+        """The content of the file."""
         return self.model_dump(exclude_unset=True)
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from lemonx.algebra.free_parameters import EVEN, Free
 from lemonx.algebra.recipes import KEEP, SILENT
@@ -16,11 +17,15 @@ from lemonx.specs.spec import Block
 
 # A LayerNorm needs the same number of copies of every unit; at other widths the method is not lossless.
 CIRCULAR = (("avg", "circ"), ("zero", "circ"), ("scaled", "circ"))
+# Plain copies in every block. The second one also stacks blocks.
+lossy = partial(GrowthPolicy, EVEN, lossless=False, mode=kept, further=copies)
+lossy_stacked = partial(lossy, arrange=stacked, kinds=CIRCULAR)
 
 
-@method(
-    "net2net", paper="Chen, Goodfellow and Shlens, Net2Net: Accelerating Learning via Knowledge Transfer, ICLR 2016"
-)
+NET2NET_PAPER = "Chen, Goodfellow and Shlens, Net2Net: Accelerating Learning via Knowledge Transfer, ICLR 2016"
+
+
+@method("net2net", paper=NET2NET_PAPER)
 def net2net(change: Change, free: Free) -> GrowthPolicy:
     """Copies with an even split and identity blocks: lossless where widths are multiples, forever symmetric.
 
@@ -34,13 +39,13 @@ def net2net(change: Change, free: Free) -> GrowthPolicy:
 def fpi(change: Change, free: Free) -> GrowthPolicy:
     """Copies with an even split: lossless at whole multiples of the width, symmetric; stacked depth is lossy."""
     lossless = change.whole_streams and not change.deepens
-    return GrowthPolicy(EVEN, lossless=lossless, mode=kept, further=copies, arrange=stacked, kinds=CIRCULAR)
+    return lossy_stacked(lossless=lossless)
 
 
 @method("aki", paper="Chen et al., bert2BERT: Towards Reusable Pretrained Language Models, ACL 2022")
 def aki(change: Change, free: Free) -> GrowthPolicy:
     """Further rows of every weight come from the next block: not lossless, not symmetric; stacked depth."""
-    return GrowthPolicy(EVEN, lossless=False, mode=kept, further=_from_next, arrange=stacked, kinds=CIRCULAR)
+    return lossy_stacked(further=_from_next)
 
 
 def _from_next(block: Block, mode: str) -> tuple[str, ...]:
@@ -67,11 +72,8 @@ def _policy(change: Change, free: Free) -> GrowthPolicy:
     for name, space in change.source.spaces.items():
         size = change.target.spaces[name].size
         if size % space.size:
-            raise Refused(
-                f"hypercloning only multiplies sizes by whole numbers, but {name} would grow from {space.size} to "
-                f"{size}",
-                f"try {space.size * 2}",
-            )
+            why = f"but {name} would grow from {space.size} to {size}"
+            raise Refused(f"hypercloning only multiplies sizes by whole numbers, {why}", f"try {space.size * 2}")
     return GrowthPolicy(free, lossless=True, mode=kept, further=copies)
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lemonx.algebra.free_parameters import EVEN, Free
+from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
 from lemonx.methods import Lessons, method
 from lemonx.planning.plan import Plan
-from lemonx.planning.policy import Change, GrowthPolicy, copies, kept
+from lemonx.planning.policy import Change, GrowthPolicy
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.spec import Block, Stack
+from lemonx_lab.rivals.copying import lossy
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ def lesa(change: Change, free: Free) -> GrowthPolicy:
                 f"lesa puts at most one layer between two of the {stack.size} of {name}", f"try at most {most} layers"
             )
     made = "predicted from its neighbours"
-    return GrowthPolicy(EVEN, lossless=False, mode=kept, further=copies, arrange=_in_gaps, made=made)
+    return lossy(arrange=_in_gaps, made=made)
 
 
 def _in_gaps(name: str, stack: Stack, target: int) -> tuple[Block, ...]:

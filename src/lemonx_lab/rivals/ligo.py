@@ -9,6 +9,7 @@ FPI, plus a little noise without which all copies would learn the same.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,19 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lemonx.algebra.free_parameters import EVEN, Free
+from lemonx.algebra.free_parameters import Free
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import BadData, Refused
 from lemonx.methods import Lessons, method
 from lemonx.planning.plan import Plan
-from lemonx.planning.policy import Change, GrowthPolicy, copies, kept, stacked
+from lemonx.planning.policy import Change, GrowthPolicy
 from lemonx.planning.tensor_steps import Step
 from lemonx.specs.rows import Axis, Row
-from lemonx_lab.rivals.copying import CIRCULAR
+from lemonx_lab.rivals.copying import lossy_stacked
 
 if TYPE_CHECKING:
     import torch
 
+PAPER = "Wang et al., Learning to Grow Pretrained Models for Efficient Transformer Training, ICLR 2023"
 # Of the operators, at the start; and the learning rate of Adam on them.
 NOISE = 0.01
 LEARNING_RATE = 2e-3
@@ -78,20 +80,13 @@ def _batches(plan: Plan, lessons: Lessons) -> Iterator[dict[str, torch.Tensor]]:
 
     task = task_of(plan.target_config)
     made = data.prepare(task, lessons.data or default(plan.target_config), config=plan.target_config, seed=plan.seed)
+    if not len(made.train):
+        raise Refused("ligo has no data to learn from", "give more data")
     order = torch.Generator().manual_seed(plan.seed)
     loader: Any = DataLoader(
         made.train, batch_size=lessons.batch_size, shuffle=True, generator=order, collate_fn=made.collate
     )
-    done = 0
-    while done < lessons.steps:
-        before = done
-        for batch in loader:
-            if done == lessons.steps:
-                return
-            yield batch
-            done += 1
-        if done == before:
-            raise Refused("ligo has no data to learn from", "give more data, or a smaller batch")
+    return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), lessons.steps)
 
 
 class _Operators:
@@ -195,14 +190,7 @@ class _Operators:
         return torch.cat(grown, 1).reshape(-1, *others)
 
 
-@method(
-    "ligo",
-    paper="Wang et al., Learning to Grow Pretrained Models for Efficient Transformer Training, ICLR 2023",
-    make=learn,
-    learns=True,
-)
+@method("ligo", paper=PAPER, make=learn, learns=True)
 def ligo(change: Change, free: Free) -> GrowthPolicy:
     """Learned operators for width and depth, trained for some steps on data: not lossless, not symmetric."""
-    return GrowthPolicy(
-        EVEN, lossless=False, mode=kept, further=copies, arrange=stacked, kinds=CIRCULAR, made="learned from all blocks"
-    )
+    return lossy_stacked(made="learned from all blocks")

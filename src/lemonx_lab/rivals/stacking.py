@@ -9,10 +9,11 @@ from lemonx.planning import depth
 from lemonx.planning.policy import Change, GrowthPolicy, copies, in_order, placed, silenced, stacked
 from lemonx.specs.spec import Block, Stack
 
+STACKBERT_PAPER = "Gong et al., Efficient Training of BERT by Progressively Stacking, ICML 2019"
+MIDAS_PAPER = "Saunshi et al., On the Inductive Bias of Stacking Towards Improving Reasoning, NeurIPS 2024"
 
-@method(
-    "stackbert", paper="Gong et al., Efficient Training of BERT by Progressively Stacking, ICML 2019", grows=("depth",)
-)
+
+@method("stackbert", paper=STACKBERT_PAPER, grows=("depth",))
 def stackbert(change: Change, free: Free) -> GrowthPolicy:
     """The whole stack again on top of itself, which doubles the depth: not lossless."""
     for name, stack in change.source.stacks.items():
@@ -71,11 +72,7 @@ def _overlapping(name: str, stack: Stack, target: int) -> tuple[Block, ...]:
     return in_order([*range(half), *range(stack.size - half, stack.size)])
 
 
-@method(
-    "midas",
-    paper="Saunshi et al., On the Inductive Bias of Stacking Towards Improving Reasoning, NeurIPS 2024",
-    grows=("depth",),
-)
+@method("midas", paper=MIDAS_PAPER, grows=("depth",))
 def midas(change: Change, free: Free) -> GrowthPolicy:
     """Copies of the blocks in the middle behind themselves, gradually over several stages: not lossless."""
     return placed(_middle, "the paper adds a few blocks in each of several stages")

@@ -41,7 +41,6 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_la
 _NEEDED = {"vocab_size": VOCABULARY, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
            "n_shared_experts": 1, "pad_token_id": 0}  # fmt: skip
 _INNER = ("n_inner", "intermediate_size", "ffn_hidden_size", "moe_intermediate_size")
-# Switches of faster code that computes the same, or needs another library.
 # A state-space layer's number of heads, and the size of each.
 _SCANNED = (("mamba_n_heads", "mamba_d_head"), ("num_heads", "head_dim"), ("n_mamba_heads", "mamba_headdim"))
 

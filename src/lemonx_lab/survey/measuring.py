@@ -35,7 +35,7 @@ from lemonx_lab.survey.rows import (
     Row,
 )
 
-# Parameters without a gradient that are drawn anew one by one: each takes a run.
+# The most parameters without a gradient that are redrawn one by one: each takes a run.
 _MOST_DRAWN = 24
 # The largest difference of an output, relative to the largest output, that rounding in float64 accounts for.
 LARGEST = 1e-10
@@ -49,7 +49,7 @@ _REFUSED = (errors.Refused.exit_code, errors.BadTarget.exit_code, errors.BadChec
 
 @dataclass(frozen=True)
 class Grown:
-    """What `lemonx expand` said: its exit code, the error if there was one, and what eps may change of the outputs."""
+    """The answer of `lemonx expand`: its exit code, the error if any, and the announced change of outputs by eps."""
 
     code: int
     why: str = ""
@@ -84,9 +84,9 @@ def measure(model_type: str, task: str, grow: Grow) -> Row:
     row = replace(row, built=True, lacks=found.lacks)
     cells, names = dict[str, Cell](), frozenset[str]()
     with Temporary() as parent:
-        source = parent / "source"
+        source, model = parent / "source", found.model
         try:
-            found.model.save_pretrained(source)
+            model.save_pretrained(source)
             small = _loaded(model_class, source)
             outputs(small, found.batch)
         except Exception as error:
@@ -222,7 +222,7 @@ class Read:
 
 
 def read_by(model: Any, batch: Batch, of: frozenset[str]) -> Read:
-    """What these outputs read, told from the gradient of a random sum of them.
+    """The parameters that some outputs read, found by the gradient of a random sum of the outputs.
 
     In a stack of matrices, of which some may be experts that no token is sent to, each matrix counts by itself. What
     only decides a choice, such as whom to attend to, has no gradient: it is drawn anew, to see if an output changes.
@@ -258,7 +258,7 @@ def _gradients(model: Any, batch: Batch, of: frozenset[str], names: list[str]) -
 
 @torch.no_grad()
 def _decides(model: Any, batch: Batch, of: frozenset[str], parameter: torch.Tensor) -> bool:
-    """Whether an output changes if a parameter does."""
+    """Return True if an output changes with a parameter."""
     before, kept = outputs(model, batch), parameter.clone()
     noise = torch.randn(kept.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     parameter.copy_(kept + noise * (kept.square().mean().sqrt() + 0.1))

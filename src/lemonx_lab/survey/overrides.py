@@ -152,7 +152,7 @@ OVERRIDES: Mapping[str, Fields | Callable[[Sizes], Fields]] = {
 # Fields that a config's class derives from others.
 DERIVED: Mapping[str, tuple[str, ...]] = {
     # Its heads make up the width, whatever head_dim says.
-    **dict.fromkeys(("d_fine", "deimv2", "rt_detr", "rt_detr_v2"), ("head_dim",)),
+    **dict.fromkeys(("d_fine", "deimv2"), ("head_dim",)),
     "zamba": ("attention_hidden_size", "attention_head_dim"),
     "zamba2": ("attention_hidden_size", "attention_head_dim", "kv_channels", "num_query_groups", "mamba_headdim"),
 }

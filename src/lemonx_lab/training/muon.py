@@ -32,7 +32,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         self._share()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Any) -> None:
         """Take over the state of a checkpoint."""
         super().__setstate__(state)
         self._share()

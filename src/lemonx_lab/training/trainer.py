@@ -229,7 +229,7 @@ class LemonTrainer(Trainer):
                     remove(other)
 
 
-def _muon(model: PreTrainedModel, args: TrainingArguments, asked: Optimizer) -> tuple[Any, dict[str, Any]] | None:
+def _muon(model: PreTrainedModel, args: TrainingArguments, asked: Optimizer) -> tuple[Any, Any] | None:
     """The class and the keywords of an optimizer with Muon; AdamW is Trainer's own choice and needs no answer."""
     if asked.kind != "muon" or not (hidden := hidden_matrices(model)):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -13,7 +13,7 @@ from markupsafe import Markup
 from lemonx.checkpoints.plain import JsonValue
 from lemonx_lab.experiments import verdict, wording
 from lemonx_lab.experiments.report import curves
-from lemonx_lab.experiments.report.charts import Chart, Strip, Style, Text
+from lemonx_lab.experiments.report.charts import Strip, Style, Text
 from lemonx_lab.experiments.result_file import LEMON, SCRATCH, ArmResult, Result
 from lemonx_lab.experiments.verdict import ArmComparison
 
@@ -43,25 +43,19 @@ def number(place: Place, text: Text = str) -> Markup:
     return element.format(json.dumps(place.value), place.path, shown)
 
 
-@dataclass(frozen=True)
 class Row:
     """An arm in every table of the page; `json` are its numbers."""
 
-    arm: ArmResult
-    json: Place
-    style: Style
-    is_baseline: bool
-    has_savings: bool
-    strip: Strip
-
-    @property
-    def label(self) -> str:
-        return self.arm.label
-
-    @property
-    def source(self) -> Place | None:
-        """The final metric of the source that the first run grew from."""
-        return None if self.arm.method == SCRATCH else self.json["runs"][0]["source"]
+    def __init__(self, content: Result, arm: ArmResult, json: Place, style: Style) -> None:
+        self.arm, self.label, self.json, self.style = arm, arm.label, json, style
+        self.is_baseline = content.is_baseline(arm)
+        self.has_savings = arm.saved is not None and wording.has_savings(content)
+        # The final metric of the source that the first run grew from.
+        self.source = None if arm.method == SCRATCH else json["runs"][0]["source"]
+        needed, found = verdict.need(content, arm), arm.reach.steps
+        seeds = found.by_seed if found and not self.is_baseline else ()
+        title = f"{arm.label}: {wording.reach_text(content, arm)}"
+        self.strip = Strip(seeds, fmean(needed.steps), content.steps, style, needed.more, title)
 
     def after(self, steps: int) -> Place | None:
         """The final metric of the runs of this length."""
@@ -69,89 +63,45 @@ class Row:
         return next((self.json["at"][n] for n in places), None)
 
 
-@dataclass(frozen=True)
-class Section:
-    """One result; `lead` is the LEMON arm that the claim is judged by, `overall` the outcome in the summary's words.
+Groups = dict[str, list[tuple[str, ArmComparison]]]
 
-    `saved`, `counted` and `rivals` are the line that answers it. The groups hold comparisons by the arm on one side.
+
+class Section:
+    """One result; `lead` is the LEMON arm that the claim is judged by, unless that sets the mark.
+
+    `overall` is the outcome in the summary's words; `saved`, `counted` and `rivals` are the line that answers it. The
+    groups hold comparisons, each with the name of a task, by the arm on one side.
     """
 
-    key: str
-    content: Result
-    json: Place
-    looks: Mapping[str, Style]
-    rows: Sequence[Row]
-    lead: Row | None
-    outcome: str
-    verdict: str
-    overall: str
-    saved: str
-    counted: str
-    rivals: str
-    claims: Mapping[str, Sequence[tuple[str, ArmComparison]]]
-    variants: Mapping[str, Sequence[tuple[str, ArmComparison]]]
-    tuned: Mapping[str, Sequence[tuple[str, ArmComparison]]]
-    charts: Mapping[str, Chart | None]
-    recipe: str
-
-    @property
-    def costs_more(self) -> bool:
-        """True if the lead spends more FLOPs than the baseline, its source counted."""
+    def __init__(self, content: Result, index: int, looks: Mapping[str, Style]) -> None:
+        self.key, self.content, self.looks = f"r{index}", content, looks
+        self.json = Place(content.as_json(), str(index))
+        arms = enumerate(content.arms)
+        self.rows = [Row(content, arm, self.json["arms"][n], looks[arm.label]) for n, arm in arms]
+        named = [row for row in self.rows if row.label == content.experiment.reference and not row.is_baseline]
+        self.lead = next(iter((*named, *(row for row in self.rows if row.style.strong))), None)
         saved = self.lead.arm.saved if self.lead and self.lead.has_savings else None
-        return saved is not None and saved.flops_with_source.mean < 0
+        self.costs_more = saved is not None and saved.flops_with_source.mean < 0
+        compared = verdict.claims(content)
+        self.outcome, self.verdict = verdict.answer(content)
+        is_told = compared or self.outcome != verdict.OPEN
+        self.overall = verdict.OVERALL[self.outcome] if is_told else "variants alone"
+        self.saved, self.counted, self.rivals = verdict.answer_line(content)
+        self.claims = _grouped((c.arm, ("", c)) for c in compared)
+        self.variants = _grouped((c.other, ("", c)) for c in verdict.variants(content))
+        self.tuned = _grouped((c.arm, (task, c)) for task, c in verdict.tuned(content))
+        self.charts = curves.charts(content, looks, self.key)
+        self.recipe = toml(content.recipe)
 
 
 def sections(results: Sequence[Result]) -> list[Section]:
     """One section per result."""
     others = other_methods(results)
-    return [_section(content, index, styles(content, others)) for index, content in enumerate(results)]
+    return [Section(content, index, styles(content, others)) for index, content in enumerate(results)]
 
 
-def _section(content: Result, index: int, looks: Mapping[str, Style]) -> Section:
-    key, at = f"r{index}", Place(content.as_json(), str(index))
-    compared = verdict.claims(content)
-    outcome, sentence = verdict.answer(content)
-    rows = [
-        Row(
-            arm,
-            at["arms"][number],
-            looks[arm.label],
-            content.is_baseline(arm),
-            arm.saved is not None and wording.has_savings(content),
-            _strip(content, arm, looks[arm.label]),
-        )
-        for number, arm in enumerate(content.arms)
-    ]
-    # The arm that the claim is judged by, unless that sets the mark.
-    named = [row for row in rows if row.label == content.experiment.reference and not row.is_baseline]
-    return Section(
-        key,
-        content,
-        at,
-        looks,
-        rows,
-        next(iter((*named, *(row for row in rows if row.style.strong))), None),
-        outcome,
-        sentence,
-        verdict.OVERALL[outcome] if compared or outcome != verdict.OPEN else "variants alone",
-        *verdict.answer_line(content),
-        claims=_grouped((c.arm, ("", c)) for c in compared),
-        variants=_grouped((c.other, ("", c)) for c in verdict.variants(content)),
-        tuned=_grouped((c.arm, (task, c)) for task, c in verdict.tuned(content)),
-        charts=curves.charts(content, looks, key),
-        recipe=toml(content.recipe),
-    )
-
-
-def _strip(content: Result, arm: ArmResult, style: Style) -> Strip:
-    needed, found = verdict.need(content, arm), arm.reach.steps
-    seeds = found.by_seed if found and not content.is_baseline(arm) else ()
-    title = f"{arm.label}: {wording.reach_text(content, arm)}"
-    return Strip(seeds, fmean(needed.steps), content.steps, style, needed.more, title)
-
-
-def _grouped(found: Any) -> dict[str, list[tuple[str, ArmComparison]]]:
-    groups: dict[str, list[tuple[str, ArmComparison]]] = {}
+def _grouped(found: Iterable[tuple[str, tuple[str, ArmComparison]]]) -> Groups:
+    groups: Groups = {}
     for name, one in found:
         groups.setdefault(name, []).append(one)
     return groups
