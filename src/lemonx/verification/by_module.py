@@ -28,7 +28,7 @@ from lemonx.guards.workers import cores
 from lemonx.models.offloaded import InStore, loaders_of
 from lemonx.verification.float64 import in_parts
 from lemonx.verification.rounding import Rounding, chosen_parameters, round_once
-from lemonx.verification.running import Loaded, load
+from lemonx.verification.running import Loaded, load, running
 
 # Bytes of a strip in float64: as many as stay in the cache between being read and being used.
 STRIP = 1 << 22
@@ -39,7 +39,7 @@ Change = Callable[[torch.Tensor], None]
 @contextmanager
 def opened_by_module(checkpoint: Checkpoint) -> Iterator[tuple[Loaded, Visits]]:
     """The model of a checkpoint with its weights on the disk, and the record of the weights that its modules read."""
-    with Temporary() as offloaded, _weights_in_files(checkpoint):
+    with Temporary() as offloaded, _weights_in_files(checkpoint), running(checkpoint.origin):
         # accelerate would warn that parameters are on the disk, which is the point.
         logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
         with _AsStored():
