@@ -1,4 +1,10 @@
-"""The blocks of a model: which tensors of the file belong to each, and which module in transformers it is."""
+"""The blocks of a model: which tensors of the file belong to each, and which module in transformers it is.
+
+A deeper Post-LN target equals its source only up to eps, because its added blocks norm the stream again. But it equals
+exactly the source with these norms repeated (algebra/norm_chains.py). So the source is run with repeated norms, and
+compared to the same tolerance as any other: no allowance is left in which a wrong weight could hide. The change that
+repeated norms make, in the stream and in the outputs, is measured separately.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Entries that are compared with what they should be: to the last bit, to so many roundings, or with zero.
+"""Entries that are compared with what they should be: to the last bit, to a number of roundings, or with zero.
 
-Every comparison is written so that NaN fails it.
+The copies of a unit are compared by their sum. Every comparison is written so that NaN fails it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Does config.json fit the weights in the files? This is checked before a model is built, and needs no memory.
+"""Does config.json fit the weights, and does it build the model? Both are checked without the memory of a model.
 
-transformers builds whatever config.json describes, and initialises at random what the files lack. A number with a few
-zeros too many would take all time and memory.
+A folder: transformers builds whatever config.json describes, and initialises at random what the files lack. A number
+with a few zeros too many would take all time and memory. So the sizes are compared first.
+
+A model in memory is expanded by its weights and its config, and by nothing else. An activation that was replaced, an
+eps that was set on a norm, a hook or a patched forward are in neither, so the larger model would not have them. The
+model that the config builds is made without weights and compared module by module.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 transformers' RMSNorms, eager softmax and rotary embeddings compute in float32 whatever the dtype of the weights. Two
 equal float64 models would then differ by about 1e-6, and a mistake of that size would look like rounding.
+
+torch divides every operation among its threads, which then wait for one another in a loop. Beside other busy processes
+they wait longer than they compute. So torch uses one thread during a verification. Only large products are divided,
+among threads of lemonx's own, which sleep when they have nothing to do.
 """
 
 from __future__ import annotations

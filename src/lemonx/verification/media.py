@@ -1,7 +1,7 @@
 """Inputs for a model of any kind, told from what its forward takes: texts, pictures, videos, sounds, series.
 
-There are several ways to hand over a picture or a sound, and a model takes one of them. `Media` lists the ways; which
-one a model takes is found out by running it.
+There are several ways to hand over a picture or a sound, and a model takes one of them. `Media` lists the ways, and
+`find_inputs` finds one that the model takes by running it.
 """
 
 from __future__ import annotations

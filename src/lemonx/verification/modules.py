@@ -1,4 +1,8 @@
-"""Any two modules compared by their outputs: on the inputs that were given, in float64."""
+"""Any two modules compared by their outputs: on the inputs that were given, in float64.
+
+A deeper Post-LN module is compared with the smaller one, run with its norms repeated, as a model of transformers is
+(blocks.py). Norms of any module need not be modules themselves, so they are found in a traced run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads models from disk as any user would, and runs them."""
+"""Loads models from disk as any user would, and runs them with settings of ours, if there is memory for it."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ In exact arithmetic the stream stays inside the frame. Rounding moves it slightl
 from block to block; nor may the gradient. So both models run again in float32, and two figures are compared. Noise: how
 far a model's outputs are from its own outputs in float64. Gradient: the norm over all parameters, for a random linear
 function of the outputs, which is the same in both models.
+
+Outputs of a wider model are compared by their first entries, or through a left inverse of a frame.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ So a third model stands between the two, as wide as the target and as deep as th
 number may change, but in the same way in all blocks. Between it and the target, every block must have all attributes of
 the block that it comes from.
 
-config.json, and the files beside it that a loader reads, must say exactly what the plan makes them say.
+config.json must say exactly what the plan makes it say. A file beside it that a loader reads must be in both folders,
+with the same content or with the plan's changes. The statements of lemonx.json about the growth must be true. Other
+files (a README, a licence) are not compared.
 """
 
 from __future__ import annotations

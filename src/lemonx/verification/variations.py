@@ -4,7 +4,9 @@ A run shows one number, and one branch, where code decides by a width and by the
 apart. Code that compares a length n with a width, `n > width` or `8 * n > width`, goes another way in a larger model
 for lengths from n to r n, if r is how many times wider that is. So lengths are tried at steps of no more than r.
 
-Runs on them are bounded: an example that takes more memory or work than `bounds` allows is left out.
+Runs on chosen inputs are bounded. The length of an input says little about its run: attention over the pixels of a
+picture takes the fourth power of the picture's side. So the entries of the tensors that a run makes are bounded. The
+size of each tensor is found on the meta device before the tensor is made.
 """
 
 from __future__ import annotations
