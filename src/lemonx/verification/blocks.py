@@ -81,6 +81,9 @@ def modules_of(model: Any, blocks: Mapping[BlockName, list[str]]) -> dict[BlockN
     return found
 
 
+# ----------------------------------------------------------------- norms that are repeated
+
+
 class Moved:
     """The distance by which each repeated norm moved the stream, by place, relative to the stream."""
 

@@ -89,6 +89,8 @@ def first_fault(far: torch.Tensor, found: torch.Tensor, wanted: torch.Tensor, co
     return Fault(row, at + column, float(found[row, at]), float(wanted[row, at]), rule)
 
 
+# ----------------------------------------------------------------- the sums of copies
+
 # Elements that are added up at a time: more leaves the caches.
 CHUNK = 1 << 17
 

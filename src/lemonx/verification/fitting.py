@@ -74,6 +74,8 @@ def _blocks(values: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, value
 
 
+# ----------------------------------------------------------------- a model in memory
+
 # What a run or a loader leaves behind in a module, and switches of training.
 _PASSING = frozenset({"gradient_checkpointing", "loss_type", "max_seq_len_cached", "name_or_path"})
 # Kept by most classes and read by few: a new token for padding, or more tokens, are said in the config alone.

@@ -121,6 +121,8 @@ class Float64(TorchFunctionMode):
         return func(*args)
 
 
+# ----------------------------------------------------------------- large products
+
 # Multiplications that take about a millisecond.
 WORTH = 1 << 24
 

@@ -248,6 +248,8 @@ def rounding(small: torch.nn.Module, inputs: Sequence[Example]) -> float:
     return difference(small, other, inputs)
 
 
+# ----------------------------------------------------------------- norms that are repeated
+
 # A norm of a block: the module that runs it, and its number among those that this module runs in one call of the block.
 Place = tuple[str, int]
 

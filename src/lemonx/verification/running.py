@@ -131,6 +131,8 @@ def _tensors(result: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield from ((f"{name}.{i}", part) for i, part in enumerate(value))
 
 
+# ----------------------------------------------------------------- settings of ours
+
 NEW_TOKENS = 8
 # Outputs by name, and none besides those that a model computes anyway; all tokens at once, however many there are.
 _OUTPUTS = {
@@ -175,6 +177,8 @@ def generation_settings(model: PreTrainedModel) -> GenerationConfig:
     model.generation_config = settings
     return settings
 
+
+# ----------------------------------------------------------------- what a run gives out
 
 CACHED = "with a cache"
 
@@ -270,6 +274,8 @@ def generated(model: PreTrainedModel, view: View) -> tuple[torch.Tensor, dict[Na
     )
     return result.sequences, {("logits", CACHED): torch.stack(result.logits, 1).double()}
 
+
+# ----------------------------------------------------------------- memory
 
 # Bytes of weights in float64 up to which a model runs whole: a block at a time needs less memory, and more reading.
 WHOLE = 1 << 30

@@ -264,6 +264,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+# ----------------------------------------------------------------- the files beside the weights
+
 # What transformers writes as it likes when it saves.
 _VOLATILE = ("transformers_version", "_from_model_config")
 

@@ -163,6 +163,8 @@ def _put_back(module: torch.nn.Module, kept: list[torch.Tensor]) -> None:
         buffer.copy_(before)
 
 
+# ----------------------------------------------------------------- bounds of a run
+
 # Entries of one tensor, 32 MB in float64, and of all tensors that a run makes, one after the other.
 LARGEST, WORK = 2**22, 2**25
 # Operations on less make no tensor of more than LARGEST entries: an outer product has the square of its inputs. Whole
