@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -87,8 +87,8 @@ def compare(
         raise CannotVerify(short, advice)
     rounding = with_dtype(source, target, rounding, planned=plan is not None)
     back = plan.frames.ways_back if plan and plan.frames else None
-    with Temporary() as folder, within_memory(advice):
-        streams = Streams(plan, folder) if by_layer and plan and plan.policy.lossless else None
+    with Temporary() if by_layer else nullcontext() as folder, within_memory(advice):
+        streams = Streams(plan, folder) if folder and plan and plan.policy.lossless else None
         before = _run(source, None, seed, by_layer=by_layer, plan=plan, rounding=rounding, streams=streams)
         runs = [before]
 
