@@ -88,7 +88,7 @@ SIZES = [
         "given",
         ("--width", 50, "--heads", 7),
         BAD_TARGET,
-        "times 25/24 is not a whole number: try --width 168 --heads 7",
+        "hidden_size 50 is not a multiple of 7 heads.*: try --width 168 --heads 7",
     ),
     Bad(
         "kv-heads",

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import lemonx
 import pico
-from lemonx.checkpoints import Checkpoint, reader
+from lemonx.checkpoints import Checkpoint, creating, reader, temporary, writer
 from lemonx.errors import BadCheckpoint
 from test_store_digests import SOURCES
 
@@ -75,3 +76,11 @@ def test_verification_block_by_block_copies_no_weights(
     allowed = {key: options[key] for key in ("allow_pickle",) if key in options}
     found = lemonx.verify(source, made, layerwise=True, **allowed)
     assert found.passed and found.outputs is not None
+
+
+def test_a_module_grows_without_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    for module, name in ((temporary, "make_folder"), (writer, "claim"), (creating, "_create")):
+        monkeypatch.setattr(module, name, made.append)
+    small, large = (nn.Sequential(nn.Linear(5, n), nn.ReLU(), nn.Linear(n, 3)) for n in (4, 8))
+    assert lemonx.grow(small, large, torch.randn(4, 5)).algebra.passed and not made

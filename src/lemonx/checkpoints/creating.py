@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from lemonx.checkpoints.destination import beside, hold, make_and_hold
+from lemonx.checkpoints.destination import abandoned, beside, make_and_hold
 from lemonx.guards.interrupts import uninterrupted
 
 _BLOCK = 1 << 20
@@ -43,11 +43,8 @@ def write_whole(path: Path, content: str | bytes | BinaryIO) -> None:
 def clear_partial(path: Path) -> None:
     """Remove the unfinished files that killed processes left while they wrote `path`."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.lemonx-[0-9a-f]{{8}}")
-    for name in os.listdir(path.parent):
-        left = path.with_name(name)
-        if pattern.fullmatch(name) and (held := hold(left)) is not None:
-            _unlink(left)
-            os.close(held)
+    for left in abandoned(path.parent, pattern):
+        _unlink(left)
 
 
 def remove(path: Path) -> None:

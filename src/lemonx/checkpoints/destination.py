@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -175,24 +175,34 @@ def _lock(fd: int) -> bool | None:
 
 def leftovers(output: Path) -> list[Path]:
     """The hidden folders beside `output` that runs made for it, dead or alive."""
-    pattern = re.compile(rf"\.{re.escape(output.name)}\.lemonx-({OLD})?[0-9a-f]{{8}}")
+    pattern = _pattern(output)
     found = (output.with_name(name) for name in sorted(os.listdir(output.parent)) if pattern.fullmatch(name))
     return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
+def _pattern(output: Path) -> re.Pattern[str]:
+    return re.compile(rf"\.{re.escape(output.name)}\.lemonx-({OLD})?[0-9a-f]{{8}}")
+
+
+def abandoned(parent: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
+    """Yield what dead processes of this user left under such names, each held while it is dealt with."""
+    for name in sorted(os.listdir(parent)):
+        if pattern.fullmatch(name) and (held := hold(parent / name)) is not None:
+            try:
+                yield parent / name
+            finally:
+                os.close(held)
+
+
 def clear_leftovers(output: Path) -> None:
     """Remove what killed runs left beside `output`; put back an output that one of them was about to replace."""
-    for path in leftovers(output):
-        fd = hold(path)
-        if fd is None:
+    for path in abandoned(output.parent, _pattern(output)):
+        if not path.is_dir():
             continue
-        try:
-            if f"-{OLD}" in path.name.removeprefix(f".{output.name}") and not os.path.lexists(output):
-                os.rename(path, output)
-            else:
-                shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(fd)
+        if f"-{OLD}" in path.name.removeprefix(f".{output.name}") and not os.path.lexists(output):
+            os.rename(path, output)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def move_in(finished: Path, output: Path, *, force: bool) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from lemonx.checkpoints.destination import hold, make_and_hold, make_folder
+from lemonx.checkpoints.destination import abandoned, make_and_hold, make_folder
 from lemonx.guards.interrupts import uninterrupted
 
 _PREFIX = "lemonx-"
@@ -52,8 +52,5 @@ def _remove(path: Path, held: int) -> None:
 
 def clear(parent: Path) -> None:
     """Remove the folders that dead processes of this user left, and nothing else."""
-    for name in os.listdir(parent):
-        if _NAME.fullmatch(name):
-            held = hold(parent / name)
-            if held is not None:
-                _remove(parent / name, held)
+    for left in abandoned(parent, _NAME):
+        shutil.rmtree(left, ignore_errors=True)

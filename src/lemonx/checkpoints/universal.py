@@ -183,19 +183,20 @@ class UniversalFolder(RunFolder):
     # ------------------------------------------------------------- the optimizer as a whole
 
     @property
+    def _stage(self) -> Any:
+        stage: Any = self.settings.get("zero_stage")
+        return stage.given[0] if isinstance(stage, Record) and stage.given else stage
+
+    @property
     def keys(self) -> tuple[str, str]:
         """The keys of the flat vectors, and of the state of the optimizer that steps them."""
-        stage = self.settings["zero_stage"]
-        stage = stage.given[0] if isinstance(stage, Record) and stage.given else stage
-        if stage == _WEIGHTS_STAGE:
+        if self._stage == _WEIGHTS_STAGE:
             return "fp32_flat_groups", "optimizer_state_dict"
         return "single_partition_of_fp32_groups", "base_optimizer_state"
 
     def _check_settings(self) -> None:
         """BadCheckpoint unless the stage, the optimizer's groups, and its state if there is any, are what they are."""
-        stage: Any = self.settings.get("zero_stage")
-        stage = stage.given[0] if isinstance(stage, Record) and stage.given else stage
-        if stage not in (1, 2, 3):
+        if self._stage not in (1, 2, 3):
             raise BadCheckpoint("does not say which stage of ZeRO it is of", _AGAIN, file=self.folder / STATE)
         base: Any = self.settings.get(self.keys[1]) or {}
         state: Any = base.get("state", {}) if isinstance(base, dict) else None
@@ -234,19 +235,17 @@ class UniversalFolder(RunFolder):
         if not isinstance(shared, dict) or not all(isinstance(n, str) for pair in shared.items() for n in pair):
             self._bad_model("does not say which parameters are shared")
         self.buffers, self.twice = frozenset(n for n in buffers if isinstance(n, str)), dict(shared)
-        if not self._is_flat:  # some versions list only what is trained, and the rest is in the module alone
+        if (
+            self._stage != _WEIGHTS_STAGE
+        ):  # some versions list only what is trained, and the rest is in the module alone
             known = {*names, *self.buffers, *shared}
             self.frozen |= {n: p.shape for n, p in module.items() if n not in known and isinstance(p, Placed)}
-
-    @property
-    def _is_flat(self) -> bool:
-        return self.keys[0] == "fp32_flat_groups"
 
     def _whole_groups(self, listed: list[dict[str, tuple[int, ...]]]) -> list[dict[str, tuple[int, ...]]]:
         """Stage 3 lists shapes by flat vector, and only the optimizer's settings say which make up a group."""
         base: Any = self.settings.get(self.keys[1])
         groups: Any = base.get("param_groups") if isinstance(base, dict) else None
-        if not self._is_flat or not isinstance(groups, list):
+        if self._stage != _WEIGHTS_STAGE or not isinstance(groups, list):
             return listed
         flats = [group.get("params") if isinstance(group, dict) else None for group in groups]
         numbers = [number for own in flats if isinstance(own, list) for number in own]

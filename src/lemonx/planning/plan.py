@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -218,8 +217,12 @@ def _typecheck(
     try:
         return typed(wanted)
     except (BadSizes, Refused) as error:
-        if wanted.like is None and (found := _with_choices(family, config, wanted, typed)):
-            return found
+        if wanted.like is None:
+            found = _with_choices(family, config, wanted, typed)
+            if isinstance(found, _Typed):
+                return found
+            # Why the proportions cannot be is of no use where the nearest whole numbers cannot be either.
+            error = found if found and isinstance(error, BadSizes) else error
         remedy = None
         if wanted.like is None:
             family.build(asked := family.config(config))
@@ -234,14 +237,18 @@ def _typecheck(
 
 def _with_choices(
     family: Architecture, config: Mapping[str, JsonValue], wanted: Target, typed: Callable[[Target], _Typed]
-) -> _Typed | None:
-    """The target with other numbers for sizes that were left out; None where no such numbers are lossless."""
+) -> _Typed | LemonxError | None:
+    """The target with other numbers for sizes that were left out, or why the nearest cannot be; None without any."""
     family.build(asked := family.config(config))
+    refused: LemonxError | None = None
     for other in advice.chosen(family, asked, wanted):
-        with suppress(LemonxError):
+        try:
             found = typed(other)
-            return replace(found, chosen=advice.reasons(family, asked, wanted, family.config(found.config)))
-    return None
+        except LemonxError as error:
+            refused = refused or error
+            continue
+        return replace(found, chosen=advice.reasons(family, asked, wanted, family.config(found.config)))
+    return refused
 
 
 def _solve(checkpoint: Checkpoint, held: _Held, typed: _Typed, solve: bool) -> SolvedFrames | None:

@@ -34,7 +34,7 @@ class Ranks:
     def wait(self) -> None:
         """Wait until every process is here."""
         if self.count > 1:
-            dist.barrier()
+            dist.barrier()  # pyright: ignore[reportUnknownMemberType]
 
     def part(self) -> None:
         """Leave the others, once all is done."""
