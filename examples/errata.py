@@ -35,7 +35,7 @@ from lemonx.specs.family import REGISTRY
 from lemonx.specs.norms import LayerNorm
 from lemonx.specs.spec import Spec
 from lemonx.verification.float64 import Float64
-from lemonx.verification.loading import load
+from lemonx.verification.running import load
 
 Tensors = dict[str, torch.Tensor]
 Config = dict[str, Any]

@@ -22,8 +22,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lemonx.checkpoints import Checkpoint
 from lemonx.models import pre_ln_bert, timm
 from lemonx.models.resnet import TorchvisionResNetConfig, TorchvisionResNetForImageClassification
-from lemonx.verification import loading
-from lemonx.verification.loading import Loaded
+from lemonx.verification import running
+from lemonx.verification.running import Loaded
 
 # One head is 12 wide; two key-value heads serve four query heads.
 _WIDTH = dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=2)
@@ -689,7 +689,7 @@ def save(model: PreTrainedModel, directory: str | Path, dtype: torch.dtype = tor
 def load(directory: str | Path) -> Loaded:
     """The model of a checkpoint as verification loads it, in float64."""
     with Checkpoint.open(directory) as checkpoint:
-        return loading.load(checkpoint, torch.float64)
+        return running.load(checkpoint, torch.float64)
 
 
 # Those that read a text from both sides: it is padded on the right.

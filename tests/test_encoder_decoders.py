@@ -22,7 +22,7 @@ from lemonx.diagnostics.why import diagnose
 from lemonx.errors import BadCheckpoint, BadTarget, NotVerified
 from lemonx.options.declared import Growth
 from lemonx.planning.request import asked, target_config
-from lemonx.verification.sample import views
+from lemonx.verification.inputs import views
 from lemonx_lab.data.tasks import task_of
 
 

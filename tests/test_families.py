@@ -27,9 +27,9 @@ from lemonx import architectures
 from lemonx.diagnostics import capabilities
 from lemonx.errors import BadTarget, LemonxError, Refused
 from lemonx.planning.plan import Plan
-from lemonx.verification.alignment import GIVEN_OUT
 from lemonx.verification.float64 import Float64
-from lemonx.verification.loading import new_cache
+from lemonx.verification.running import new_cache
+from lemonx.verification.stability import GIVEN_OUT
 
 EXACT = 1e-10
 NEW_TOKENS = 5  # texts are longer than every window already, so the cache turns over with the first

@@ -28,7 +28,7 @@ from forkserver import Server
 from hub_server import TOKEN, Hub, Repo
 from lemonx.errors import BadCheckpoint
 from lemonx.hub import download, names
-from lemonx.verification.source_card import source_card
+from lemonx.verification.card import source_card
 
 HEAD = """# of the source
 license: apache-2.0

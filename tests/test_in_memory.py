@@ -18,8 +18,8 @@ import pico
 from lemonx.checkpoints import Checkpoint
 from lemonx.errors import Refused
 from lemonx.models.in_memory import opened
-from lemonx.verification import memory
-from lemonx.verification.as_built import require_as_built
+from lemonx.verification import running
+from lemonx.verification.fitting import require_as_built
 from lemonx.verification.float64 import Float64
 
 
@@ -74,7 +74,7 @@ def test_what_is_grown_in_memory_is_what_a_folder_becomes(name: str, growth: Any
 
 
 def test_a_model_that_is_too_large_to_run_whole_is_verified_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "WHOLE", 1)
+    monkeypatch.setattr(running, "WHOLE", 1)
     model = pico.PICO["llama-tied"]()
     assert difference(model, lemonx.expand(model, depth=3)) <= 1e-10
 

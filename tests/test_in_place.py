@@ -21,7 +21,7 @@ from lemonx.errors import Refused
 from lemonx.models.building import skeleton
 from lemonx.optimizer_state import grow_optimizer
 from lemonx.optimizer_state.grow import DECAY
-from lemonx.verification.as_built import _differences
+from lemonx.verification.fitting import _differences
 from lemonx.verification.float64 import Float64
 
 # Float64 carries 1e-16, and a loss is a sum of a few thousand products.

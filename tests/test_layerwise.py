@@ -21,7 +21,7 @@ import pico
 from lemonx import api, architectures, cli
 from lemonx.algebra.expansions import expansion
 from lemonx.errors import NotVerified
-from lemonx.verification import by_module, layerwise, memory, strips
+from lemonx.verification import by_module, outputs, running, streams, verify
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_every_family_agrees_at_twice_the_width(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every weight that can be read in strips read in strips."""
-    monkeypatch.setattr(strips, "STRIP", 1 << 11)
+    monkeypatch.setattr(by_module, "STRIP", 1 << 11)
     small = pico.save(pico.PICO[TYPES[model_type]](), tmp_path / "small")
     sizes = ELSE.get(model_type, {"width": "2x"})
     measured = api.verify(small, lemonx.expand(small, tmp_path / "large", verify=False, **sizes).path, layerwise=True)
@@ -98,14 +98,13 @@ def test_every_family_agrees_at_twice_the_width(
 
 def test_the_meter_counts_what_is_there(source: Callable[..., Path], tmp_path: Path) -> None:
     """A model that is in memory whole is counted whole, so a small count means something."""
-    from lemonx.verification.loading import floating_outputs
-    from lemonx.verification.sample import views
+    from lemonx.verification.inputs import views
+    from lemonx.verification.running import floating_outputs
 
     model = pico.load(source("llama-untied")).model
-    meter = by_module._Meter()
-    with by_module._metered(model, meter):
-        floating_outputs(model, views(model)[0])
-    assert meter.peak == sum(p.nbytes for p in model.parameters())
+    visits = by_module.Visits(model)
+    floating_outputs(model, views(model)[0])
+    assert visits.peak == sum(p.nbytes for p in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,7 @@ def test_strips_are_the_whole(
     small = source(name, torch.bfloat16)
     large = lemonx.expand(small, tmp_path / "large", verify=False, width=72).path
     whole = api.verify(small, large, layerwise=True)
-    monkeypatch.setattr(strips, "STRIP", 1 << 11)
+    monkeypatch.setattr(by_module, "STRIP", 1 << 11)
     parts = api.verify(small, large, layerwise=True)
     assert whole.passed and parts.passed and whole.layers and parts.layers and whole.outputs and parts.outputs
     assert parts.outputs.difference == pytest.approx(whole.outputs.difference, rel=1e-6)
@@ -183,7 +182,7 @@ def test_strips_are_the_whole(
 def test_a_row_in_a_strip_that_is_wrong_is_seen(
     source: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strips, "STRIP", 1 << 11)
+    monkeypatch.setattr(by_module, "STRIP", 1 << 11)
     for name in ("lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
         large = lemonx.expand(source("llama-untied"), tmp_path / name, verify=False, width=72).path
         damage(large, name, lambda w: w[-1].mul_(1 + 1e-6) if len(w) > 61 else w.mul_(1 + 1e-6))
@@ -217,12 +216,13 @@ def test_expand_falls_back_on_it_where_memory_is_short(
     source: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine with room for a block, and not for the model: the certificate says how it was verified."""
-    monkeypatch.setattr(memory, "memory_short", lambda *_: "too small")
+    monkeypatch.setattr(running, "memory_short", lambda *_: "too small")
     large = lemonx.expand(source("llama-tied"), tmp_path / "large", width=72, depth=3).path
     content = json.loads((large / "lemonx.json").read_text())["verified"]
     assert content["outputs"]["passed"] and content["skipped"] is None
     assert len(content["layers"]["places"]) == 3 and content["layers"]["first"] is None
-    monkeypatch.setattr(layerwise, "memory_short", lambda *_: "not even a block")
+    monkeypatch.setattr(verify, "memory_short", lambda *_, **__: "not even a block")
+    monkeypatch.setattr(outputs, "memory_short", lambda *_, **__: "not even a block")
     large = lemonx.expand(source("llama-tied"), tmp_path / "larger", width=72).path
     assert json.loads((large / "lemonx.json").read_text())["verified"]["skipped"] == "not even a block"
     with pytest.raises(NotVerified, match="not even a block: verify on a larger machine"):
@@ -257,13 +257,13 @@ def test_differences() -> None:
     x = np.random.default_rng(0).normal(size=(3, 4, 5))
     wide = expansion("zero", 4, 10)
     y = np.moveaxis(wide.expand(np.moveaxis(x, 1, -1)), -1, 1)
-    assert layerwise._difference(x, y, wide) == 0.0
+    assert streams.difference(x, y, wide) == 0.0
     y[0, 9, 0] = 0.5 * np.abs(x).max()  # in the remainder, which holds zeros
-    assert layerwise._difference(x, y, wide) == 0.5
-    assert layerwise._difference(x, x, None) == 0.0
-    assert layerwise._difference(x, x[:2], None) == float("inf")
+    assert streams.difference(x, y, wide) == 0.5
+    assert streams.difference(x, x, None) == 0.0
+    assert streams.difference(x, x[:2], None) == float("inf")
     y[0, 0, 0] = np.nan
-    assert layerwise._difference(x, y, wide) == float("inf")
+    assert streams.difference(x, y, wide) == float("inf")
     free = expansion("rand", 5, 7)
     z = free.expand(x, fill=np.full((3, 4, 2), 9.0))
-    assert layerwise._difference(x, z, free) == 0.0
+    assert streams.difference(x, z, free) == 0.0

@@ -148,13 +148,13 @@ def test_either_figure_refuses() -> None:
 def test_a_gradient_is_that_of_the_same_function(tmp_path: Path) -> None:
     """The source beside itself, and outputs in another basis: a model without a head gives out a frame."""
     from lemonx.checkpoints import Checkpoint
-    from lemonx.verification.whole import compare
+    from lemonx.verification.outputs import compare
 
     source = pico.save(pico.PICO["roberta-pre-ln-base"](), tmp_path / "source")
     plan = lemonx.plan(source, width=72)
     assert plan.frames is not None
     with Checkpoint.open(source) as checkpoint:
-        found = compare(checkpoint, checkpoint, rounding=None, back=plan.frames.ways_back, plan=plan).stability
+        found = compare(checkpoint, checkpoint, plan, rounding=None)[0].stability
     assert found and found.noise == pytest.approx(1.0) and found.gradient == pytest.approx(1.0)
 
 

@@ -17,7 +17,7 @@ from inference.unknown import save
 from lemonx.inference.running import Runner, as_read
 from lemonx.models.foreign import foreign
 from lemonx.verification.float64 import Float64
-from lemonx.verification.sample import views
+from lemonx.verification.inputs import views
 from lemonx_lab.survey.randomise import randomise
 
 Source = Callable[[str, bool], Path]

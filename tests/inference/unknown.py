@@ -9,8 +9,8 @@ import torch
 
 from lemonx.inference.tiny_sizes import BASES
 from lemonx.models.foreign import foreign
-from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
+from lemonx.verification.media import find_inputs, outputs
 from lemonx_lab.survey import classes
 from lemonx_lab.survey.measuring import judged, same_size
 from lemonx_lab.survey.randomise import randomise

@@ -21,9 +21,9 @@ from lemonx.options.declared import Growth
 from lemonx.planning.plan import Plan, make_plan
 from lemonx.planning.policy import lemon
 from lemonx.planning.request import Target
+from lemonx.verification.outputs import compare
 from lemonx.verification.rounding import EXACT_TOLERANCE
 from lemonx.verification.symmetry import find_twins
-from lemonx.verification.whole import compare
 from lemonx_lab.experiments import method_table
 from pico import PICO, save
 
@@ -45,7 +45,7 @@ def grown(source: Path, target: Path, method: Any, **options: Any) -> dict[str, 
 
 def difference(source: Path, target: Path) -> float:
     with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
-        return compare(small, large, rounding=None).difference
+        return compare(small, large, rounding=None)[0].difference
 
 
 def planned(source: Path, method: str, **sizes: object) -> Plan:

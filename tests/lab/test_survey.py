@@ -23,9 +23,8 @@ from lemonx.errors import BadData, LemonxError
 from lemonx.inference.size_names import tiny
 from lemonx.inference.tiny_sizes import BASES, Sizes
 from lemonx.models.foreign import foreign
-from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
-from lemonx.verification.media import LENGTH
+from lemonx.verification.media import LENGTH, find_inputs, outputs
 from lemonx.verification.modules import relative_difference
 from lemonx_lab.survey import by_command as surveying
 from lemonx_lab.survey import classes, counting, measuring, pool

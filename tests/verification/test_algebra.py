@@ -26,7 +26,7 @@ from lemonx.algebra.runs import Fill, Run
 from lemonx.checkpoints import Checkpoint
 from lemonx.execution.matrix import Reader, expand_matrix
 from lemonx.frames import construction
-from lemonx.verification import identities, sums
+from lemonx.verification import entries, identities
 from lemonx.verification.algebra import check_algebra
 from lemonx.verification.identities import matrix_fault, vector_fault
 
@@ -271,9 +271,9 @@ def test_copies_used_together_add_up_to_so_many_times_the_source() -> None:
     noise = torch.randn(4, 6, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     run = how.rows.runs[0]
     for one, other, right in ((w + noise, w - noise, True), (w + noise, w, False)):
-        total = sums.sums(one, how.columns).plus(sums.sums(other, how.columns))
+        total = entries.sums(one, how.columns).plus(entries.sums(other, how.columns))
         wanted = identities.wanted_rows(run, how, reader(w.numpy()))
-        fault = sums.sums_fault(total, wanted, how.columns, torch.float64, times=2)
+        fault = entries.sums_fault(total, wanted, how.columns, torch.float64, times=2)
         assert (fault is None) == right
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lemonx.verification.bounds import LARGEST, Bounded, TooMuch
 from lemonx.verification.modules import Example, outputs
-from lemonx.verification.variations import variations
+from lemonx.verification.variations import LARGEST, Bounded, TooMuch, variations
 
 # Attention over the pixels of a picture, whose work grows with the fourth power of the picture's side.
 PIXELS = """

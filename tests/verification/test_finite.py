@@ -20,10 +20,10 @@ import pico
 from commands import BAD_CHECKPOINT, DIFFERS, Run, assert_refused, runner
 from lemonx import fsck
 from lemonx.errors import BadCheckpoint
-from lemonx.verification import layerwise
+from lemonx.verification import streams
+from lemonx.verification.blocks import Moved
+from lemonx.verification.check_result import larger
 from lemonx.verification.comparison import compared
-from lemonx.verification.finite import larger
-from lemonx.verification.reference import Moved
 from lemonx.verification.rounding import tolerance_of
 from lemonx_lab.experiments.answer import NOT_REACHED, steps_to
 
@@ -159,9 +159,9 @@ def test_figures_that_are_nan_fail() -> None:
     for bad in (nan, math.inf):
         wrong = stream.copy()
         wrong[0, 0] = bad
-        assert layerwise._difference(stream, wrong, None) == math.inf
-        assert layerwise._difference(wrong, stream, None) == math.inf
-    assert tolerance_of(None, None, "float32")[0] == 1e-10
+        assert streams.difference(stream, wrong, None) == math.inf
+        assert streams.difference(wrong, stream, None) == math.inf
+    assert tolerance_of(None, None)[0] == 1e-10
 
 
 def test_a_run_without_a_figure_does_not_reach_the_mark() -> None:
@@ -174,7 +174,7 @@ def test_a_run_without_a_figure_does_not_reach_the_mark() -> None:
 def test_the_wider_part_of_an_output_counts(tmp_path: Path) -> None:
     """A base model's output is compared by its first entries; none of the others may be NaN."""
     from lemonx.checkpoints import Checkpoint
-    from lemonx.verification.outputs import Outputs
+    from lemonx.verification.running import Outputs
 
     source = pico.save(pico.PICO["llama-base"](), tmp_path / "source")
     name = ("last_hidden_state", "")

@@ -25,7 +25,7 @@ from lemonx.guards.releases import too_old
 from lemonx.models.building import skeleton
 from lemonx.models.foreign import foreign
 from lemonx.optimizer_state import trainer
-from lemonx.verification.memory import within_memory
+from lemonx.verification.running import within_memory
 
 
 @pytest.fixture

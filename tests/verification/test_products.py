@@ -11,24 +11,24 @@ import pytest
 import torch
 
 from lemonx.guards.workers import one_thread_each
-from lemonx.verification import products
-from lemonx.verification.bounds import Bounded
+from lemonx.verification import float64
 from lemonx.verification.float64 import Float64
+from lemonx.verification.variations import Bounded
 
 
 @pytest.mark.parametrize("shape", [(700,), (3, 7, 700)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_divided_product_is_the_whole(shape: tuple[int, ...], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORTH", 1)
-    monkeypatch.setattr(products, "cores", lambda: 3)
+    monkeypatch.setattr(float64, "WORTH", 1)
+    monkeypatch.setattr(float64, "cores", lambda: 3)
     inputs = torch.randn(shape, dtype=torch.float64)
     weight = torch.nn.Parameter(torch.randn(40, 700, dtype=torch.float64))
     added = torch.randn(40, dtype=torch.float64) if bias else None
     seen = set[str]()
     whole = torch.nn.functional.linear(inputs, weight, added)
-    before = products.in_parts
+    before = float64.in_parts
     monkeypatch.setattr(
-        products,
+        float64,
         "in_parts",
         lambda count, step, make: before(
             count, step, lambda *part: (seen.add(threading.current_thread().name), make(*part))[1]
@@ -42,21 +42,21 @@ def test_a_divided_product_is_the_whole(shape: tuple[int, ...], bias: bool, monk
 
 
 def test_a_product_that_needs_a_gradient_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORTH", 0)
+    monkeypatch.setattr(float64, "WORTH", 0)
     weight = torch.nn.Parameter(torch.randn(40, 30, dtype=torch.float64))
-    products.linear(torch.randn(5, 30, dtype=torch.float64), weight).sum().backward()
+    float64.linear(torch.randn(5, 30, dtype=torch.float64), weight).sum().backward()
     assert weight.grad is not None
 
 
 def test_a_product_that_a_mode_looks_at_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORTH", 0)
+    monkeypatch.setattr(float64, "WORTH", 0)
     with torch.no_grad(), Bounded() as seen:
-        products.linear(torch.randn(5, 30), torch.randn(4000, 30))
+        float64.linear(torch.randn(5, 30), torch.randn(4000, 30))
     assert seen.largest == 4000 * 30 and seen.work >= 4000 * 30 + 5 * 4000
 
 
 def test_it_takes_what_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORTH", 0)
+    monkeypatch.setattr(float64, "WORTH", 0)
     inputs, weight = torch.randn(5, 30), torch.randn(30)
     with torch.no_grad(), Float64():
         named = torch.nn.functional.linear(input=inputs, weight=weight[None], bias=None)
@@ -65,9 +65,9 @@ def test_it_takes_what_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_fork_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     done = list[int]()
-    products.in_parts(4, 1, lambda start, _: done.append(start))
+    float64.in_parts(4, 1, lambda start, _: done.append(start))
     if not (child := os.fork()):
-        products.in_parts(4, 1, lambda start, _: done.append(start))
+        float64.in_parts(4, 1, lambda start, _: done.append(start))
         os._exit(len(done))
     for _ in range(100):
         if (ended := os.waitpid(child, os.WNOHANG))[0]:
@@ -103,7 +103,7 @@ def test_settings_of_the_process_come_back_however_threads_overlap() -> None:
 
 def test_an_error_in_a_part_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        products.in_parts(4, 1, lambda start, _: print(1 // start))
+        float64.in_parts(4, 1, lambda start, _: print(1 // start))
 
 
 def test_one_thread_each_is_put_back() -> None:

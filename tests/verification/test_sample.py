@@ -19,12 +19,11 @@ import lemonx
 import pico
 from lemonx.errors import CannotVerify
 from lemonx.guards.limits import MOST_PIXELS
-from lemonx.verification import sample
+from lemonx.verification import inputs as sample
 from lemonx.verification.comparison import largest_difference
 from lemonx.verification.float64 import Float64
-from lemonx.verification.loading import Loaded
-from lemonx.verification.outputs import generated, observe
-from lemonx.verification.sample import View
+from lemonx.verification.inputs import View
+from lemonx.verification.running import Loaded, generated, observe
 
 SEEN = 1e-6
 

@@ -18,7 +18,7 @@ import lemonx
 import pico
 import tampering
 from lemonx.checkpoints import Checkpoint
-from lemonx.verification.beside import beside_faults
+from lemonx.verification.structure import beside_faults
 from tampering import CASES, MORE, Case
 
 

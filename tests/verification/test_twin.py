@@ -24,11 +24,11 @@ from lemonx.errors import BadOutput, CannotVerify
 from lemonx.execution.runner import run_plan
 from lemonx.planning.exactness import ROUNDED
 from lemonx.planning.plan import Plan
-from lemonx.verification import twin
+from lemonx.verification import outputs
 from lemonx.verification.comparison import FAR, Comparison
+from lemonx.verification.outputs import compare
 from lemonx.verification.rounding import EXACT_TOLERANCE, WIRING, Rounding
 from lemonx.verification.verify import measure
-from lemonx.verification.whole import compare
 
 _TEXTS: dict[str, Any] = dict(vocab_size=61, pad_token_id=0, bos_token_id=1, eos_token_id=2, max_position_embeddings=64)
 _EXPERTS: dict[str, Any] = dict(
@@ -138,8 +138,8 @@ def test_every_rounded_target_has_a_twin(name: str, dtype: torch.dtype, tmp_path
     sizes: dict[str, Any] = {"width": 72, "depth": 3} if name in ("llama-tied", "gpt2-lm", "gpt-oss") else {"width": 72}
     target = lemonx.expand(source, tmp_path / "target", **sizes)
     found, plan = target.verified.outputs, target.plan
-    assert plan.is_rounded and found and found.twin and found.twin.tensors == len(twin.remade(plan))
-    assert {step.name for step in plan.steps if step.exactness == ROUNDED} <= twin.remade(plan)
+    assert plan.is_rounded and found and found.twin and found.twin.tensors == len(outputs.remade(plan))
+    assert {step.name for step in plan.steps if step.exactness == ROUNDED} <= outputs.remade(plan)
     assert found.twin.difference <= found.twin.tolerance < 1e-3 * found.tolerance and not found.amplified
 
 
@@ -171,7 +171,7 @@ def outputs_of(plan: Plan, source: Path, target: Path) -> Comparison:
     """The outputs alone, as if tensors and structure had passed."""
     rounding = Rounding(cap=WIRING)
     with Checkpoint.open(source) as small, Checkpoint.open(target) as large:
-        return compare(small, large, rounding=rounding, plan=plan, twin=True)
+        return compare(small, large, plan, rounding=rounding, twin=True)[0]
 
 
 # Older releases compute without these fields, so a wrong one changes nothing.
@@ -270,7 +270,7 @@ def test_without_room_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def full(*_: Any, **__: Any) -> Any:
         raise BadOutput("'twin' needs 1 GB, and the disk is full", "make room, start again")
 
-    monkeypatch.setattr(twin, "CheckpointWriter", full)
+    monkeypatch.setattr(outputs, "CheckpointWriter", full)
     source = saved(mixtral, 0, tmp_path / "source")
     unknown = r"outputs differ by .* it may be by rounding alone, .* no room for .*: set TMPDIR to a larger one"
     with pytest.raises(CannotVerify, match=unknown):

@@ -22,13 +22,11 @@ from lemonx.models.building import skeleton
 from lemonx.models.sources import open_source
 from lemonx.planning.plan import Plan
 from lemonx.training import sharded
+from lemonx.verification.blocks import deepened
 from lemonx.verification.comparison import compared, largest_difference
-from lemonx.verification.generation_settings import with_plain_outputs
-from lemonx.verification.loading import Loaded, Name
-from lemonx.verification.outputs import Outputs, observe
-from lemonx.verification.reference import deepened
+from lemonx.verification.inputs import View, views
 from lemonx.verification.rounding import EXACT_TOLERANCE, MULTIPLE, WIRING
-from lemonx.verification.sample import View, views
+from lemonx.verification.running import Loaded, Name, Outputs, observe, with_plain_outputs
 from lemonx.workflows.expanding import measured
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from lemonx.optimizer_state.forms import State
 from lemonx.options.declared import InPlace, PathLike, Planning
 from lemonx.planning.plan import Plan
 from lemonx.training import sharded
-from lemonx.verification.as_built import require_as_built
+from lemonx.verification.fitting import require_as_built
 from lemonx.workflows.planning import plan_source
 
 if TYPE_CHECKING:

@@ -23,12 +23,10 @@ from lemonx.tracing.compare import Matched
 from lemonx.tracing.infer import Calls, traced
 from lemonx.tracing.running import run_traced
 from lemonx.tracing.tracer import Tracer
-from lemonx.verification.finding import find_inputs, outputs
 from lemonx.verification.float64 import Float64
-from lemonx.verification.generation_settings import with_plain_outputs
-from lemonx.verification.loading import floating_outputs
-from lemonx.verification.media import PICTURES, Batch
-from lemonx.verification.sample import shorten, taken
+from lemonx.verification.inputs import shorten, taken
+from lemonx.verification.media import PICTURES, Batch, find_inputs, outputs
+from lemonx.verification.running import floating_outputs, with_plain_outputs
 
 # Switches of a config that are turned off.
 _OFF = ("use_cache", "use_kernels", "use_mamba_kernels", "use_timm_backbone", "use_pretrained_backbone")

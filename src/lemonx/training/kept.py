@@ -23,7 +23,7 @@ from lemonx.execution.shrinking import mark
 from lemonx.models.held import Held
 from lemonx.options.declared import Table
 from lemonx.planning.source_entries import source_entries
-from lemonx.verification.grown_from import grown_from, parse_grown
+from lemonx.verification.certificate import grown_from, parse_grown
 from lemonx.workflows.shrinking import recovered_plan
 
 

@@ -1,14 +1,14 @@
 """Does every entry of every tensor obey its rule? Read from the two files, block by block, without a model.
 
-A sample of outputs cannot see a rare token's row or the last position. The identities of `identities.py` can:
-together with the structure (structure.py) they prove that the target computes the source's function, as
-far as the spec is true of the model's code, which is what the sample of outputs is for.
+A sample of outputs cannot see a rare token's row or the last position. The identities of `identities.py` can. Together
+with the structure (structure.py) they prove that the target computes the source's function, if the spec is true of the
+model's code. The sample of outputs shows that the spec is true.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ from lemonx.algebra.expansions import identity
 from lemonx.algebra.recipes import Matrix, Vector
 from lemonx.algebra.runs import Run
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.plain import JsonValue
 from lemonx.checkpoints.values import all_below, all_finite
 from lemonx.execution.row_readers import Source, StripReader, blocks_within, is_whole
 from lemonx.execution.runner import Job, in_parts, run_jobs
 from lemonx.guards.workers import cores, one_thread_each
 from lemonx.planning.plan import RECOMPUTED, Plan
 from lemonx.planning.tensor_steps import Step
+from lemonx.verification.check_result import CheckResult
 
 if TYPE_CHECKING:
     from lemonx.verification.entries import Fault
@@ -51,8 +51,8 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Algebra:
-    """How many tensors and entries were checked, how many the target has, and what is wrong."""
+class Algebra(CheckResult):
+    """The numbers of tensors and entries that were checked, and the first faults."""
 
     tensors: int
     entries: int
@@ -63,12 +63,9 @@ class Algebra:
         return not self.wrong
 
     def reason(self) -> str:
-        """What is wrong, in one line."""
+        """Say in one line what is wrong."""
         first, *others = self.wrong
         return f"{first}, and {len(others)} more" if others else str(first)
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        return {**asdict(self), "passed": self.passed}
 
 
 def check_algebra(plan: Plan, source: Checkpoint, target: Checkpoint, *, threads: int | None = None) -> Algebra:
@@ -76,7 +73,7 @@ def check_algebra(plan: Plan, source: Checkpoint, target: Checkpoint, *, threads
     wrong = list(_odd_tensors(plan, source, target))
     odd = {fault.tensor for fault in wrong}
     steps = [step for step in plan.steps if step.name not in odd]
-    task = _Task(plan, source, target, steps)
+    task = _Checking(plan, source, target, steps)
     if steps:
         with one_thread_each():
             run_jobs([task.jobs(part) for part in in_parts(steps, threads or cores())])
@@ -110,7 +107,7 @@ def _odd_tensors(plan: Plan, source: Checkpoint, target: Checkpoint) -> Iterator
             yield Wrong(name, None, f"is not {table}, to which it is tied")
 
 
-class _Task:
+class _Checking:
     """A plan and its two checkpoints, and what was found wrong so far, by tensor."""
 
     def __init__(self, plan: Plan, source: Checkpoint, target: Checkpoint, steps: Sequence[Step]) -> None:
@@ -175,14 +172,13 @@ class _Task:
             self._fault(step, how, fault, run.target)
 
     def _most(self, step: Step) -> float:
-        """The largest number in what a tensor is made from."""
+        """The largest number of the source's tensors that a tensor is made from."""
         names = [step.source, *([step.appended] if step.appended else [])]
         return max(float(piece.abs().max()) for name in names for piece in self.source.blocks(name) if len(piece))
 
     def _together(self, group: Group) -> None:
         """Check copies of a matrix that are used together and differ by noise: they sum to a multiple of the source."""
-        from lemonx.verification import identities
-        from lemonx.verification import sums as totals
+        from lemonx.verification import entries, identities
 
         step, how, first = group[0]
         size, before = how.rows.target_size // len(how.copied.number if how.copied else [0]), self._before(step, how)
@@ -190,7 +186,7 @@ class _Task:
         whole = range(first * size, (first + 1) * size)
         for _, run in blocks_within(step, whole):
             run = _cut(run, whole)
-            total = totals.Sums.zero(run.length, how.columns.size)
+            total = entries.Sums.zero(run.length, how.columns.size)
             for other, reader, start in readers:
                 low = start + run.target - whole.start
                 rows = reader.rows(low, low + run.length)
@@ -200,9 +196,9 @@ class _Task:
                 if (fault := identities.unread_fault(rows, how.columns)) is not None:
                     self._fault(other, how, fault, low)
                     return
-                total = total.plus(totals.sums(rows, how.columns))
+                total = total.plus(entries.sums(rows, how.columns))
             wanted = identities.wanted_rows(run, how, before.reader(further=False))
-            fault = totals.sums_fault(total, wanted, how.columns, before.dtype, len(group))
+            fault = entries.sums_fault(total, wanted, how.columns, before.dtype, len(group))
             if fault is not None:
                 others = dict.fromkeys(other.name for other, *_ in group if other.name != step.name)
                 with_others = f", together with {', '.join(others)}" if others else ""
@@ -245,7 +241,7 @@ def _cut(run: Run, rows: range) -> Run:
 
 
 def _entry(shape: tuple[int, ...], how: Matrix, row: int, column: int) -> Sequence[Any]:
-    """Where an entry of the matrix is in the tensor as the file keeps it."""
+    """The index in the tensor, as the file keeps it, of an entry of the matrix."""
     if not how.transposed:
         return np.unravel_index(row * how.columns.target_size + column, shape)
     *tables, inputs, outputs = shape

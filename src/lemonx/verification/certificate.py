@@ -1,12 +1,16 @@
-"""lemonx.json: what was expanded from what, how exactly, and what was measured; and the model card."""
+"""lemonx.json: what was expanded from what, how exactly, and what was measured.
+
+A certificate says enough to plan its checkpoint again, and to read the source back out of it. A run that trained only
+what was added (`train: new`) records the same in its run.json, since what it wrote is no longer the source's function,
+and has no certificate.
+"""
 
 from __future__ import annotations
 
-import json
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,19 +20,18 @@ from lemonx import methods
 from lemonx.algebra.free_parameters import Free, checked
 from lemonx.checkpoints import Checkpoint
 from lemonx.checkpoints.config import class_names
-from lemonx.checkpoints.folder import CERTIFICATE, RAMP, has, parse_object
+from lemonx.checkpoints.folder import CERTIFICATE, RUN, has, parse_object
 from lemonx.checkpoints.layout import Layout, layout_of
 from lemonx.checkpoints.opening import read_inside
+from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadTarget
 from lemonx.guards.results import Result
-from lemonx.guards.shown import as_code, shown
+from lemonx.guards.shown import shown
 from lemonx.hub.names import name_of
 from lemonx.planning.notices import notes
 from lemonx.planning.plan import Plan
-from lemonx.planning.summary import changed_fields, config_table, lost_to_eps, parameters, size_table
-from lemonx.verification.comparison import Comparison
-from lemonx.verification.source_card import source_card
-from lemonx.verification.stability import Stability
+from lemonx.planning.summary import changed_fields, lost_to_eps, parameters, size_table
+from lemonx.verification.check_result import as_json
 from lemonx.verification.verify import Verified
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ FILE = CERTIFICATE
 
 
 def versions() -> dict[str, str]:
-    """What computed a result."""
+    """The versions of Python and of the packages that computed a result."""
     packages = ("lemonx", "torch", "transformers", "safetensors", "numpy")
     return {"python": platform.python_version(), **{name: _installed(name) for name in packages}}
 
@@ -51,7 +54,7 @@ def _installed(package: str) -> str:
 
 @dataclass(frozen=True)
 class Said:
-    """What a certificate says of how its checkpoint was made: enough to plan it again."""
+    """The options in a certificate by which its checkpoint can be planned again."""
 
     method: str
     free: Free
@@ -72,7 +75,7 @@ def certificate_in(folder: Path) -> Said | None:
 
 
 def parse_certificate(content: Mapping[str, Any], path: Path) -> Said:
-    """What the content of a lemonx.json says; BadCheckpoint if it is not one."""
+    """Read the options in the content of a lemonx.json; BadCheckpoint if it is not a certificate."""
     try:
         told = Said(content["method"], checked(Free(**content["free"])), content["seed"], content.get("dtype"))
         if not (isinstance(told.method, str) and isinstance(told.seed, int) and isinstance(told.dtype, str | None)):
@@ -101,6 +104,13 @@ class ExpandedFrom:
 
 
 @dataclass(frozen=True)
+class Size:
+    """The size of the checkpoint that was written."""
+
+    parameters: int
+
+
+@dataclass(frozen=True)
 class Before:
     """A size, or a field of config.json, in the source and in the target."""
 
@@ -110,7 +120,7 @@ class Before:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a tensor of the target comes from, by which rule, and how exactly."""
+    """The origin of a tensor of the target, its rule, and the exactness of that rule."""
 
     origin: str
     rule: str
@@ -132,7 +142,7 @@ class Certificate(Result, printer="expansion:print_certificate"):
     notes: list[str]
     source: ExpandedFrom
     table: str
-    parameters: int
+    target: Size
     sizes: Mapping[str, Before]
     config: Mapping[str, Before]
     free: Free
@@ -145,44 +155,25 @@ class Certificate(Result, printer="expansion:print_certificate"):
     not_written: Mapping[str, str]
     left_behind: list[str]
     verified: Verified
+    optimizer: GrownState | None = None
     # How the source lay on disk, so that `lemonx shrink` can write the same files again.
     layout: Layout | None = None
-    optimizer: GrownState | None = None
     files: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, object]:
-        """As it stands in lemonx.json."""
-        return {
-            "method": self.method,
-            "paper": self.paper,
-            "lossless": self.lossless,
-            "notes": self.notes,
-            "source": asdict(self.source),
-            "table": self.table,
-            "target": {"parameters": self.parameters},
-            "sizes": {name: asdict(sizes) for name, sizes in self.sizes.items()},
-            "config": {name: asdict(values) for name, values in self.config.items()},
-            "free": asdict(self.free),
-            "seed": self.seed,
-            "dtype": self.dtype,
-            "versions": self.versions,
-            "expected_loss": self.expected_loss,
-            "exactness": self.exactness,
-            "tensors": {
-                name: {"from": made.origin, "rule": made.rule, "exactness": made.exactness}
-                for name, made in self.tensors.items()
-            },
-            "not_written": self.not_written,
-            "left_behind": self.left_behind,
-            "verified": self.verified.as_dict(),
-            "optimizer": self.optimizer and asdict(self.optimizer),
-            "layout": self.layout and self.layout.as_dict(),
-            "files": list(self.files),
-        }
+    @property
+    def parameters(self) -> int:
+        """The number of parameters of the checkpoint that was written."""
+        return self.target.parameters
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of lemonx.json."""
+        content = {field.name: as_json(getattr(self, field.name)) for field in fields(self)}
+        tensors = {name: {"from": made.pop("origin"), **made} for name, made in content["tensors"].items()}
+        return {**content, "tensors": tensors}
 
 
 def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
-    """What a plan says of its target, and what was measured."""
+    """Return the certificate of a plan's target, with the evidence that was found."""
     before, after = parameters(plan)
     return Certificate(
         method=plan.policy.method,
@@ -199,7 +190,7 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
             converted=source.converted,
         ),
         table=plan.family.table or "lemonx",
-        parameters=after,
+        target=Size(after),
         sizes={name: Before(a, b) for name, a, b in size_table(plan)},
         config={name: Before(a, b) for name, a, b in changed_fields(plan)},
         free=plan.free,
@@ -216,118 +207,52 @@ def certificate(plan: Plan, source: Checkpoint, found: Verified) -> Certificate:
     )
 
 
-def certificate_text(content: Certificate) -> str:
-    return json.dumps(content.as_dict(), indent=2, sort_keys=False) + "\n"
+# ----------------------------------------------------------------- what a checkpoint says of its source
+
+# The key of run.json.
+KEY = "grown"
+_AGAIN = "expand again with this version"
+_KEPT = ("method", "free", "seed", "dtype", "source", "layout")
 
 
-def model_card(plan: Plan, content: Certificate) -> str:
-    """README.md of the output: what it is, from what, and how it was checked."""
-    sizes = "\n".join(
-        f"| {name} | {' | '.join('-' if size is None else str(size) for size in both)} |"
-        for name, *both in config_table(plan)
-    )
-    checked = shown(" ".join(_checked(content.verified)))
-    base = content.source.name
-    if plan.policy.lossless:
-        computes = "computes" if content.verified.passed else "was made to compute"
-        claim = f"This checkpoint {computes} the same function as {as_code(base)} and has more capacity to train on."
-        if (lost := content.expected_loss) is not None:
-            claim += (
-                f"\nIt does so up to the eps of its norms, {lost['eps']:g}: added blocks norm the stream again at "
-                f"{lost['places']} places,\nwhich changes it by at most {lost['of_stream']:.1e} of itself in all."
-            )
-        if plan.ramp:
-            claim += (
-                f"\nIts added layers write nothing yet: `{RAMP}` holds their copied output weights, which come in "
-                "during training."
-            )
-    else:
-        claim = f"This checkpoint was grown from {as_code(base)} by a method that is not lossless."
-    if adapter := content.verified.adapter:
-        claim += (
-            f"\n`{adapter.folder}` holds the LoRA adapter {as_code(adapter.name)}, grown along: the two together "
-            "compute what it and its base did."
-        )
-    if content.source.converted:
-        claim += f"\nThe source was read as: {shown(content.source.converted)}."
-    card = source_card(plan.source)
-    return f"""---
-{card.head(name_of(plan.source))}---
-# {as_code(base)}, expanded
+@dataclass(frozen=True)
+class GrownFrom:
+    """The record of a checkpoint's source: the options, the layout on disk and the digest.
 
-{claim}
-It was written by lemonx {content.versions["lemonx"]}: method {plan.policy.method}, free parameters
-{plan.free.name}, seed {plan.seed}.
+    `trained`: the checkpoint was trained since. `record`: the record as a run keeps it.
+    """
 
-| config.json | source | this |
-|---|---|---|
-{sizes}
-| parameters | {content.source.parameters:,} | {content.parameters:,} |
-
-{checked}
-`{FILE}` holds the certificate: digest of the source, rule and exactness of every tensor, figures.
-
-Train on with the maximum learning rate of training from scratch and a faster decay.
-{card.section()}"""
+    said: Said
+    layout: Layout
+    sha256: str
+    trained: bool
+    record: Mapping[str, JsonValue]
 
 
-def stability_text(stability: Stability) -> str:
-    """How steadily a framed model computes, in a sentence."""
-    if stability.source is None or stability.target is None:
-        return f"Float32 noise and gradient were {stability.skipped}"
-    before, after = stability.source, stability.target
-    return (
-        f"In float32 its noise is {after.noise:.1e} (source: {before.noise:.1e}) and the norm of its gradient "
-        f"{after.gradient:.2g} (source: {before.gradient:.2g}); more than {stability.limit:g} times as much "
-        "would be refused"
+def grown_from(checkpoint: Checkpoint) -> GrownFrom:
+    """Read the record beside a checkpoint; BadCheckpoint if there is no record."""
+    for name, trained in ((CERTIFICATE, False), (RUN, True)):
+        if has(checkpoint.path, name):
+            content: Any = parse_object(read_inside(checkpoint.path, name), checkpoint.path / name)
+            content = content.get(KEY) if trained else content
+            if isinstance(content, dict):
+                return parse_grown(content, checkpoint.path / name, trained=trained)
+    raise BadCheckpoint(
+        f"has no {CERTIFICATE}, nor a {RUN} of a run with `train: new`, so nothing says what it was grown from",
+        "give what `lemonx expand` wrote, or such a run",
+        file=checkpoint.origin,
     )
 
 
-def twin_text(outputs: Comparison) -> str:
-    """What the twin of a rounded target shows, in a sentence."""
-    twin = outputs.twin
-    assert twin is not None
-    text = (
-        f"With all {twin.tensors} tensors of kinds that are rounded made again in float64, nothing is: then the "
-        f"outputs differ by at most {twin.difference:.1e} of the largest "
-        f"(tolerance {twin.tolerance:.1e}: {twin.derived})"
-    )
-    if outputs.amplified:
-        text += (
-            "; the stored weights differ from these by one rounding each, which this model amplifies beyond its "
-            "tolerance"
-        )
-    return text
-
-
-def _checked(verified: Verified) -> Iterator[str]:
-    """How a checkpoint was verified, in sentences."""
-    algebra, structure, outputs = verified.algebra, verified.structure, verified.outputs
-    if algebra:
-        yield (
-            f"Verified entry by entry: all {algebra.entries:,} numbers in {algebra.tensors} tensors obey the "
-            "rule that makes them from the source's."
-        )
-    if structure:
-        yield f"Verified block by block: {structure.blocks} blocks are wired like the blocks they come from."
-    if outputs:
-        # The result of a method that is not lossless is kept, whatever was measured.
-        done, limit = (
-            ("Verified", "the tolerance was") if outputs.passed else ("Compared", "they are not equal, within")
-        )
-        yield (
-            f"{done} in float64 after a reload from disk: on random inputs "
-            f"({outputs.inputs}) the outputs differ by at most {outputs.difference:.1e} of the largest; "
-            f"{limit} {outputs.tolerance:.1e} ({outputs.derived})."
-        )
-        if outputs.twin:
-            yield f"{twin_text(outputs)}."
-        if outputs.stream_loss:
-            yield (
-                "That is against the source with its norms applied as often; against the source as it is, it is "
-                f"{outputs.output_loss:.1e}."
-            )
-        if outputs.stability:
-            yield f"{stability_text(outputs.stability)}."
-    else:
-        yield f"{'Outputs were not compared' if algebra else 'Not verified'}: {verified.skipped}."
+def parse_grown(content: Mapping[str, Any], file: Path, *, trained: bool) -> GrownFrom:
+    """Read the content of a lemonx.json, or the record of a run; messages name `file`."""
+    try:
+        said = parse_certificate(content, file)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(error.found, _AGAIN, file=file) from None
+    layout = Layout.parse(content.get("layout"))
+    source = content.get("source")
+    digest = source.get("sha256") if isinstance(source, dict) else None
+    if layout is None or not isinstance(digest, str):
+        raise BadCheckpoint("does not record how the source lay on disk", _AGAIN, file=file)
+    return GrownFrom(said, layout, digest, trained, {key: content.get(key) for key in _KEPT})

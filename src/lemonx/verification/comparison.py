@@ -7,21 +7,22 @@ itself did.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lemonx.algebra.norm_chains import LIMIT
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import NotVerified
-from lemonx.verification.alignment import Back, aligned
-from lemonx.verification.finite import larger, not_finite
-from lemonx.verification.loading import Name
-from lemonx.verification.outputs import CACHED, Outputs
+from lemonx.verification.check_result import CheckResult, larger
 from lemonx.verification.rounding import EXACT_TOLERANCE
-from lemonx.verification.stability import Stability
+from lemonx.verification.running import CACHED, Name, Outputs
+from lemonx.verification.stability import Back, Stability, aligned
+
+if TYPE_CHECKING:
+    pass
+
 
 # With a twin that agrees, how far the stored model's outputs may be from the source's. Every stored entry was found to
 # be one rounding from what it should be, and how far that carries is the model's own affair: where a router sends a
@@ -32,7 +33,7 @@ FAR = 1.0
 
 
 @dataclass(frozen=True)
-class Twin:
+class Twin(CheckResult):
     """The target with every tensor that its dtype rounds made again in float64: nothing rounds, so it must agree.
 
     `tensors`: how many were made again; all others are the stored ones. `fault`: why it did not pass.
@@ -50,13 +51,13 @@ class Twin:
 
     @classmethod
     def of(cls, found: Comparison, tensors: int) -> Twin:
-        """What a comparison of the twin with the source comes to."""
+        """Return the result of comparing the twin with the source."""
         fault = None if found.passed else found.reason()
         return cls(tensors, found.difference, found.tolerance, found.derived, fault)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(CheckResult):
     """Figures of one comparison; differences and noise are relative to the largest output.
 
     `noise`: by how much rounding the source's weights once moves its outputs, where that was needed. `derived`: where
@@ -108,13 +109,8 @@ class Comparison:
         steady = self.stability is None or self.stability.passed
         return near and steady and same_tokens and not self.odd_keys and not self.not_finite
 
-    def as_dict(self) -> dict[str, JsonValue]:
-        found = self.stability.as_dict() if self.stability else None
-        twin = {**asdict(self.twin), "passed": self.twin.passed} if self.twin else None
-        return {**asdict(self), "stability": found, "twin": twin, "passed": self.passed}
-
     def reason(self) -> str:
-        """Why it did not pass, in one line."""
+        """Say in one line why it did not pass."""
         if self.odd_keys:
             return f"the target's class does not take its tensors as they are: {', '.join(self.odd_keys[:3])}"
         if self.not_finite:
@@ -186,9 +182,12 @@ def compared(
         shortened=before.shortened,
         inputs=before.inputs,
         not_finite=tuple(
-            f"{name} of the {which}"
-            for which, run in (("source", before), ("target", after))
-            for name in not_finite(run.found)
+            dict.fromkeys(
+                f"{name} of the {which}"
+                for which, run in (("source", before), ("target", after))
+                for (name, _), value in run.found.items()
+                if not bool(value.isfinite().all())
+            )
         ),
         stream_loss=before.moved,
         output_loss=largest_difference(before.found, before.as_it_is),
@@ -196,7 +195,7 @@ def compared(
 
 
 def _written_alike(one: torch.Tensor, other: torch.Tensor, steps: int) -> torch.Tensor:
-    """Where two texts that were written token by token are still the same: behind another token all is another text."""
+    """Mask of the generated positions before the first token that differs."""
     same = (one[:, -steps:] == other[:, -steps:]).long().cumprod(1)
     return same.roll(1, 1).index_fill(1, same.new_zeros(1), 1).bool()
 

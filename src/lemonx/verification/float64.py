@@ -2,18 +2,24 @@
 
 transformers' RMSNorms, eager softmax and rotary embeddings compute in float32 whatever the dtype of the weights. Two
 equal float64 models would then differ by about 1e-6, and a mistake of that size would look like rounding.
+
+torch divides every operation among its threads, which then wait for one another in a loop. Beside other busy processes
+they wait longer than they compute. So torch uses one thread during a verification. Only large products are divided,
+among threads of lemonx's own, which sleep when they have nothing to do.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from lemonx.guards.workers import Setting
-from lemonx.verification.products import linear
+from lemonx.guards.workers import Setting, cores
 
 # How code names float32: the dtype, and the legacy tensor types that `Tensor.type` takes.
 _WIDER: dict[Any, Any] = {
@@ -52,7 +58,7 @@ _NAMING = frozenset({torch.dtype, str, type(torch.FloatTensor)})
 
 
 def _receives_storage(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether this is the empty tensor to which torch.load then hands the bytes of the file."""
+    """Recognise the empty tensor to which torch.load then hands the bytes of the file."""
     return func is torch.empty and args == ((0,),)
 
 
@@ -113,3 +119,48 @@ class Float64(TorchFunctionMode):
         if kwargs:
             return func(*args, **{key: _widen(value) for key, value in kwargs.items()})
         return func(*args)
+
+
+# ----------------------------------------------------------------- large products
+
+# Multiplications that take about a millisecond.
+WORTH = 1 << 24
+
+
+def in_parts(count: int, step: int, make: Callable[[int, int], None]) -> None:
+    """Call `make` with the start and the end of every part of `count`, several at once."""
+    ends = [(start, min(start + step, count)) for start in range(0, count, step)]
+    if len(ends) == 1 or cores() == 1:
+        for start, stop in ends:
+            make(start, stop)
+    else:
+        for _ in _pool().map(lambda part: make(*part), ends):
+            pass
+
+
+def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `torch.nn.functional.linear`, by several threads where it is large and nobody looks on.
+
+    Gradients and dispatch modes, such as the tracer, belong to one thread: they would miss what the others do.
+    """
+    outputs, watched = weight.shape[0], torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack() > 0
+    if watched or weight.is_meta or weight.dim() != 2 or cores() == 1 or inputs.numel() * outputs < cores() * WORTH:
+        return torch.nn.functional.linear(inputs, weight, bias)
+    result = inputs.new_empty(*inputs.shape[:-1], outputs)
+
+    def part(start: int, stop: int) -> None:
+        with torch.no_grad():
+            result[..., start:stop] = inputs @ weight[start:stop].T
+
+    in_parts(outputs, -(-outputs // cores()), part)
+    return result if bias is None else result.add_(bias)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores(), thread_name_prefix="lemonx-product")
+
+
+# A forked process has no threads of the pool's.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)

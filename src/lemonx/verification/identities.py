@@ -1,8 +1,8 @@
 """The equation between a tensor of the target and its source tensor, checked entry by entry: T E_in = E_out W.
 
 The expansion chooses one of many solutions of that equation, with noise; the check needs only the equation. So nothing
-here draws a number or splits a weight. The columns of a unit's copies are added up and compared with the unit's column,
-entries that must be zero are compared with zero, and entries that nothing reads, or that read zeros, are free.
+here draws a number or splits a weight. The columns of a unit's copies are added up and compared with the unit's column.
+Entries that must be zero are compared with zero. Entries that nothing reads, or that read zeros, are free.
 
 Tolerances follow from the arithmetic of the dtype that T is stored in, with u its unit of rounding and k copies:
 
@@ -27,8 +27,18 @@ import torch
 from lemonx.algebra.expansions import Expansion
 from lemonx.algebra.recipes import CANCEL, KEEP, MUTED, SILENT, Matrix
 from lemonx.algebra.runs import Run
-from lemonx.verification.entries import Fault, first_fault, least, near_fault, unit, zero_fault
-from lemonx.verification.sums import Wanted, adds_up, sums, sums_fault
+from lemonx.verification.entries import (
+    Fault,
+    Wanted,
+    adds_up,
+    first_fault,
+    least,
+    near_fault,
+    sums,
+    sums_fault,
+    unit,
+    zero_fault,
+)
 
 if TYPE_CHECKING:
     from lemonx.algebra.recipes import Spare, Vector
@@ -41,7 +51,7 @@ FREE = 1024.0
 
 
 def is_free(run: Run, how: Matrix, appended: bool) -> bool:
-    """Whether the rows of a run may hold anything: fresh units, and further units of a block that is silent."""
+    """Check whether the rows of a run are free: fresh units, and further units of a silent block."""
     if how.mode == SILENT:
         return False
     if run.is_free or (how.copied and how.copied.at(run, how.rows.target_size)[2]):

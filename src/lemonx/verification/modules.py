@@ -1,19 +1,35 @@
-"""Any two modules compared by their outputs: on the inputs that were given, in float64."""
+"""Any two modules compared by their outputs: on the inputs that were given, in float64.
+
+A deeper Post-LN module is compared with the smaller one, run with its norms repeated, as a model of transformers is
+(blocks.py). Norms of any module need not be modules themselves, so they are found in a traced run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lemonx.algebra.norm_chains import Chain
 from lemonx.errors import BadTarget, NotVerified, Refused
+from lemonx.planning.depth import stream_norms
+from lemonx.planning.plan import Plan
+from lemonx.tracing.blocks import SMALL, to_list
 from lemonx.tracing.operations import outputs_of
+from lemonx.tracing.running import watching
 from lemonx.tracing.storing import floating
+from lemonx.tracing.table import Table
+from lemonx.tracing.tracer import Tracer
+from lemonx.tracing.values import Norm
+from lemonx.verification.blocks import Moved
 from lemonx.verification.float64 import Float64
 from lemonx.verification.stability import Figures, Stability, distance
 
@@ -62,7 +78,7 @@ def _example(given: Any) -> Example:
 
 
 def outputs(module: torch.nn.Module, inputs: Sequence[Example]) -> list[Any]:
-    """What a module gives for every example, with the same random numbers each time."""
+    """Run a module on every example, with the same random numbers each time."""
     device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
     def placed(leaf: Any) -> Any:
@@ -77,14 +93,14 @@ def outputs(module: torch.nn.Module, inputs: Sequence[Example]) -> list[Any]:
 
 
 def _seed() -> None:
-    """What torch.manual_seed(0) does to devices that are in use: for others it notes the whole stack, each time."""
+    """Seed the devices in use. torch.manual_seed would record the whole stack for all other devices, each time."""
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
 
 
 # Calls a module with every example, and gives what it gives for each.
-Run = Callable[[torch.nn.Module, Sequence[Example]], list[Any]]
+ModuleRun = Callable[[torch.nn.Module, Sequence[Example]], list[Any]]
 
 
 @contextlib.contextmanager
@@ -122,7 +138,7 @@ def widened(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module).double()
 
 
-def wide_outputs(module: torch.nn.Module, inputs: Sequence[Example], run: Run = outputs) -> list[Any]:
+def wide_outputs(module: torch.nn.Module, inputs: Sequence[Example], run: ModuleRun = outputs) -> list[Any]:
     """The outputs of a module in float64, one after the other."""
     with Float64(), torch.no_grad():
         return outputs_of(run(module, cast(inputs, torch.float64)))
@@ -160,7 +176,7 @@ def longer_axes(ours: Sequence[Any], theirs: Sequence[Any]) -> set[tuple[int, in
 
 
 def cast(inputs: Sequence[Example], dtype: torch.dtype) -> list[Example]:
-    """The same inputs, their numbers in another dtype."""
+    """Return the inputs with their numbers in another dtype."""
 
     def placed(leaf: Any) -> Any:
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
@@ -222,7 +238,7 @@ def _computed(module: torch.nn.Module, inputs: Sequence[Example], dtype: torch.d
 
 
 def rounding(small: torch.nn.Module, inputs: Sequence[Example]) -> float:
-    """What it changes to round every parameter once, in the dtype that it is stored in."""
+    """Measure the change of the outputs when every parameter is rounded once in its stored dtype."""
     other = widened(small)
     rng = torch.Generator().manual_seed(1)
     stored = floating(small)
@@ -230,3 +246,64 @@ def rounding(small: torch.nn.Module, inputs: Sequence[Example]) -> float:
         noise = torch.rand(tensor.shape, generator=rng, dtype=torch.float64) - 0.5
         tensor.mul_(1 + torch.finfo(stored[name].dtype).eps * noise.to(tensor.device))
     return difference(small, other, inputs)
+
+
+# ----------------------------------------------------------------- norms that are repeated
+
+# A norm of a block: the module that runs it, and its number among those that this module runs in one call of the block.
+Place = tuple[str, int]
+
+
+def repeated(plan: Plan, table: Table, moved: Moved) -> ModuleRun:
+    """A way to run the smaller module in which norms are applied as often as in the target of a plan."""
+    chains: dict[Place, tuple[Chain, ...]] = {}
+    blocks: set[str] = set()
+    for (stack, index), uses in plan.types.chains.items():
+        general, number = table.norms[stream_norms(plan.source_spec, stack)[-1]]
+        path = to_list(general.replace("*", str(index), 1), table.stacks, SMALL)
+        chains[path, number] = uses
+        blocks.add(to_list(f"{stack}.{index}", table.stacks, SMALL))
+
+    def run(module: torch.nn.Module, inputs: Sequence[Example]) -> list[Any]:
+        if not chains:
+            return outputs(module, inputs)
+        tracer = _Repeating(module, chains, blocks, moved)
+        with watching(tracer, module), tracer:
+            return outputs(module, inputs)
+
+    return run
+
+
+class _Repeating(Tracer):
+    """A run in which some norms are applied again; blocks that share a norm take turns."""
+
+    def __init__(
+        self, module: torch.nn.Module, chains: Mapping[Place, tuple[Chain, ...]], blocks: set[str], moved: Moved
+    ) -> None:
+        super().__init__(module)
+        self.inside = blocks
+        self.turns: dict[Place, Iterator[tuple[int, Chain]]] = {
+            place: cycle(enumerate(uses)) for place, uses in chains.items()
+        }
+        self.moved = moved
+        self.ran: Counter[str] = Counter()
+
+    def entered(self, module: torch.nn.Module, given: Any) -> None:
+        super().entered(module, given)
+        if self.path in self.inside:
+            for path in self.ran:
+                if f"{path}.".startswith(f"{self.path}."):
+                    self.ran[path] = 0
+
+    def normed(self, norm: Norm, read: torch.Tensor, made: torch.Tensor, place: int, bias: Any = None) -> None:
+        at = self.path, self.ran[self.path]
+        self.ran[self.path] += 1
+        if at not in self.turns:
+            return
+        turn, chain = next(self.turns[at])
+        if not chain.norms:
+            return
+        with _disable_current_modes():
+            ratio = self.moved.ratio((*at, turn), chain, read, place, centres=norm.kind == "layer")
+            shift = 0.0 if bias is None else bias
+            made.copy_(shift + (made - shift) * ratio)

@@ -1,14 +1,15 @@
-"""How far outputs may differ because weights are stored rounded, and what one rounding does to a model.
+"""The tolerance of outputs where weights are stored rounded, measured by rounding the source once.
 
 Where every tensor is exact in its stored dtype the tolerance is 1e-10 of the largest output. Where a rounding is
 unavoidable (a norm's eta in bf16, say), the same rounding is tried on the source: its weights are moved by at most one
 rounding of the dtype, at random, and the tolerance is MULTIPLE times what that does to its outputs, but never more than
-a cap. That is an estimate from one draw; twin.py is exact, where a plan says how the target was made.
+a cap. That is an estimate from one draw; the twin of outputs.py is exact, where a plan says how the target was made.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,47 +36,49 @@ PIECE = 1 << 20
 PRECISION = ("bfloat16", "float16", "float32", "float64")
 
 
+# From the noise of outputs or of a stream, the largest difference that passes, and why.
+Allowed = Callable[[float | None], tuple[float, str]]
+
+
 @dataclass(frozen=True)
 class Rounding:
-    """What is known to be rounded in a target: `tensors` of the source, by their names on disk, or all if None.
+    """The weights that may be rounded in a target. `tensors`: their names in the source's files; None for all weights.
 
-    `dtype`: in which dtype, where what is compared is no longer stored in it.
+    `dtype`: the dtype that they are rounded in; where it is empty, the dtype of the files.
     """
 
     tensors: frozenset[str] | None = None
     framed: bool = False
     cap: float = CAP
-    dtype: str | None = None
+    dtype: str = ""
 
 
-def rounded_in(source: Checkpoint, target: Checkpoint, rounding: Rounding | None, *, planned: bool) -> str:
-    """The dtype that weights were rounded in: the target's, if a plan made it; else the coarser of the two."""
-    if rounding is not None and rounding.dtype is not None:
-        return rounding.dtype
+def with_dtype(source: Checkpoint, target: Checkpoint, rounding: Rounding | None, *, planned: bool) -> Rounding | None:
+    """The rounding with its dtype: the target's, if a plan made it; else the coarser of the two. None for float64."""
     found = stored_dtype(target)
-    return found if planned else min(stored_dtype(source), found, key=PRECISION.index)
+    if rounding is None:
+        return None
+    dtype = rounding.dtype or (found if planned else min(stored_dtype(source), found, key=PRECISION.index))
+    return None if dtype == "float64" else replace(rounding, dtype=dtype)
 
 
-def tolerance_of(rounding: Rounding | None, noise: float | None, dtype: str) -> tuple[float, str]:
+def tolerance_of(rounding: Rounding | None, noise: float | None) -> tuple[float, str]:
     """By how much outputs may differ, and why."""
     if noise is None or rounding is None:
-        found, why = EXACT_TOLERANCE, "every tensor is exact in its dtype, so only float64 arithmetic rounds"
-    else:
-        times = MULTIPLE * (FRAMED if rounding.framed else 1.0)
-        found = max(EXACT_TOLERANCE, times * noise)
-        why = f"{times:g} times {noise:.1e}, by which rounding weights once in {dtype} moves the source's outputs"
-        if found > rounding.cap:
-            found, why = rounding.cap, f"the largest that is allowed; {why}"
-    return found, why
+        return EXACT_TOLERANCE, "every tensor is exact in its dtype, so only float64 arithmetic rounds"
+    times = MULTIPLE * (FRAMED if rounding.framed else 1.0)
+    found = max(EXACT_TOLERANCE, times * noise)
+    why = f"{times:g} times {noise:.1e}, by which rounding weights once in {rounding.dtype} moves the source's outputs"
+    return (rounding.cap, f"the largest that is allowed; {why}") if found > rounding.cap else (found, why)
 
 
-def twin_tolerance(rounding: Rounding, noise: float | None, dtype: str) -> tuple[float, str]:
+def twin_tolerance(rounding: Rounding, noise: float | None) -> tuple[float, str]:
     """By how much outputs may differ where nothing is rounded: frames are solved for, and the solver stops somewhere.
 
     What it leaves open moves outputs as a rounding of that size would: in proportion to one of the stored dtype.
     """
     if rounding.framed and noise is not None:
-        left = MULTIPLE * FRAMED * noise * SOLVED / (torch.finfo(getattr(torch, dtype)).eps / 2)
+        left = MULTIPLE * FRAMED * noise * SOLVED / (torch.finfo(getattr(torch, rounding.dtype)).eps / 2)
         if left > EXACT_TOLERANCE:
             return left, f"the frames are solved to {SOLVED:g}, and outputs move by so much for that"
     return EXACT_TOLERANCE, "nothing is rounded, so only float64 arithmetic rounds"
@@ -84,8 +87,8 @@ def twin_tolerance(rounding: Rounding, noise: float | None, dtype: str) -> tuple
 def round_once(weight: torch.Tensor, dtype: str, generator: torch.Generator) -> None:
     """Move every entry at random by at most one rounding to a dtype.
 
-    In float32 what is rounded are copies, which are as large as is usual in the tensor, however small their sum; in
-    bf16 and fp16 copies are split exactly, and what is rounded are entries.
+    In float32 copies are rounded, which are as large as is usual in the tensor, however small their sum. In bf16 and
+    fp16 copies are split exactly, and entries are rounded.
     """
     kind = torch.finfo(getattr(torch, dtype))
     with torch.no_grad():

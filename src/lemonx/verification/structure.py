@@ -6,25 +6,35 @@ So a third model stands between the two, as wide as the target and as deep as th
 number may change, but in the same way in all blocks. Between it and the target, every block must have all attributes of
 the block that it comes from.
 
-config.json, and the files beside it that a loader reads, must say exactly what the plan makes them say.
+config.json must say exactly what the plan makes it say. A file beside it that a loader reads must be in both folders,
+with the same content or with the plan's changes. The statements of lemonx.json about the growth must be true. Other
+files (a README, a licence) are not compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lemonx.checkpoints import Checkpoint
-from lemonx.checkpoints.plain import JsonValue
+from lemonx.checkpoints.folder import ADAPTER, CERTIFICATE, has, is_loaded, parse_object
+from lemonx.checkpoints.opening import read_inside
+from lemonx.checkpoints.plain import JsonValue, parse_json
+from lemonx.execution.sidecar_files import Carried, companions
+from lemonx.guards.shown import shown
 from lemonx.models import door
 from lemonx.models.attributes import only_trains, plain_attributes, same
 from lemonx.models.building import config_fields, looked_at
 from lemonx.models.foreign import foreign
 from lemonx.planning.plan import Plan
+from lemonx.planning.summary import changed_fields, parameters
 from lemonx.specs.config import flat_fields, with_fields
-from lemonx.verification.beside import beside_faults
 from lemonx.verification.blocks import modules_of, tensors_by_block
+from lemonx.verification.check_result import CheckResult
 
 # Fields that do not bear on what a model computes, and that transformers writes as it likes when it saves.
 VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
@@ -35,8 +45,8 @@ KEPT = 8
 
 
 @dataclass(frozen=True)
-class Structure:
-    """How many blocks and plain attributes of them were compared, and what is wrong."""
+class Structure(CheckResult):
+    """The numbers of blocks and of their plain attributes that were compared, and the first faults."""
 
     blocks: int
     attributes: int
@@ -47,12 +57,9 @@ class Structure:
         return not self.wrong
 
     def reason(self) -> str:
-        """What is wrong, in one line."""
+        """Say in one line what is wrong."""
         first, *others = self.wrong
         return f"{first}, and {len(others)} more" if others else str(first)
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        return {**asdict(self), "passed": self.passed}
 
 
 def check_structure(plan: Plan, source: Checkpoint, target: Checkpoint) -> Structure:
@@ -66,7 +73,7 @@ def check_structure(plan: Plan, source: Checkpoint, target: Checkpoint) -> Struc
 
 
 def wiring_faults(plan: Plan) -> list[str]:
-    """What the model of a plan's config.json would have that its source has not; no weights are needed."""
+    """List the differences of the model of a plan's config.json from the source's; no weights are needed."""
     return _Compared(plan).faults(plan.target_config)
 
 
@@ -142,7 +149,7 @@ def as_deep_as_the_source(plan: Plan) -> dict[str, JsonValue]:
 
 
 def _grew(old: Any, new: Any) -> bool:
-    """Whether a list has an entry for every block: only then does its length change."""
+    """Check that a list has an entry for every block: only then does its length change."""
     return isinstance(old, list) and isinstance(new, list) and len(old) != len(new)
 
 
@@ -169,7 +176,9 @@ class _Compared:
         for stack, index in old.keys() & between.keys():
             # Blocks that are unlike the rest have sizes of their own, which may have been equal by chance.
             alike = stack if index >= plan.source_spec.stacks[stack].pinned else f"{stack}.{index}"
-            found += self._grown(f"{stack}.{index}", old[stack, index], between[stack, index], alike)
+            wide, known = between[stack, index], dict(old[stack, index].named_modules())
+            known |= {path: known[like] for path, _ in wide.named_modules() if (like := _like(path, known)) is not None}
+            found += _unlike(f"{stack}.{index}", "the source", [known], wide, partial(self._follows, alike))
         for (stack, index), module in new.items():
             block = plan.blocks[stack][index]
             # Where blocks take turns (shifted windows), an added one has its turn, not its origin's: it is silent.
@@ -178,65 +187,64 @@ class _Compared:
             self.blocks += 1
             # An added block may be like any of its stack: what only the first has (T5's table of distances) it has not.
             others = [b for (s, _), b in between.items() if s == stack and block.added]
-            places, names = (block.source, index), (f"{stack}.{index}", f"{stack}.{block.source}")
-            found += self._placed(*names, [between[stack, block.source], *others], module, places)
+            known = [dict(other.named_modules()) for other in (between[stack, block.source], *others)]
+            here, there = f"{stack}.{index}", f"{stack}.{block.source}"
+            first = len(known) > 1 and self._has_its_own(there)
+            stays = partial(self._stays, (block.source, index), first)
+            found += _unlike(here, there, known, module, stays, may_lack=first)
         return found
 
-    def _grown(self, here: str, old: Any, wide: Any, alike: str) -> Iterator[str]:
-        """What differs between a block of the source and the same block when it is as wide as the target's.
-
-        `alike`: the blocks in which a number must become the same.
-        """
-        before, after = dict(old.named_modules()), dict(wide.named_modules())
-        if lost := sorted(before.keys() - after.keys()):
-            yield f"{here} has no {lost[0]}, which it has in the source"
-        for path, module in after.items():
-            like = _like(path, before)
-            if only_trains(module) or only_trains(before.get(like or "")):
-                continue
-            if like is None or type(module) is not type(before[like]):
-                yield f"{here}.{path} is a {type(module).__name__}, in the source {_class_of(before.get(like or ''))}"
-                continue
-            values, others = plain_attributes(before[like]), plain_attributes(module)
-            for name in sorted(values.keys() | others.keys()):
-                one, other = values.get(name), others.get(name)
-                if not self._follows((alike, f"{path}.{name}"), one, other):
-                    yield f"{here}.{path} has {name} = {other!r}, in the source it is {one!r}"
-
-    def _follows(self, where: tuple[str, str], old: Any, new: Any) -> bool:
-        """Whether a block may have this value: the source's, or a size that changed in the same way everywhere."""
+    def _follows(self, alike: str, where: str, possible: list[Any], new: Any) -> bool:
+        """Check that a value is the source's, or a size that changed in the same way in all blocks `alike`."""
+        (old,) = possible
         # A number that is 0 in one of them alone is a switch, no size; NaN is what it was, if it still is NaN.
         if not (_is_number(old) and _is_number(new)) or (old == 0) != (new == 0) or old != old:
             return same(old, new)
-        return self._became.setdefault(where, {}).setdefault(old, new) == new
+        return self._became.setdefault((alike, where), {}).setdefault(old, new) == new
 
-    def _placed(self, here: str, there: str, others: list[Any], new: Any, index: tuple[int, int]) -> Iterator[str]:
-        """What a block of the target has that none of these blocks of the equally wide model has."""
-        known = [dict(other.named_modules()) for other in others]
-        after, first = dict(new.named_modules()), len(known) > 1 and self._has_its_own(there)
-        lost = sorted(set.intersection(*(set(modules) for modules in known)) - after.keys())
-        if lost and not first:
-            yield f"{here} has no {lost[0]}, which {there} has, from which it comes"
-        for path, module in after.items():
-            named = f"{here}.{path}" if path else here
-            like = [modules[path] for modules in known if path in modules]
-            if any(only_trains(each) for each in (module, *like)):  # and may depend on the depth
-                continue
-            if not any(type(module) is type(each) for each in like):
-                yield f"{named} is a {type(module).__name__}, in {there} {_class_of(like[0] if like else None)}"
-                continue
-            values, possible = plain_attributes(module), [plain_attributes(each) for each in like]
-            for name in sorted({*values, *(name for each in possible for name in each)}):
-                self.attributes += 1
-                one, other = possible[0].get(name), values.get(name)
-                own = (one, other) == index and not isinstance(one, bool)
-                flag = first and isinstance(one, bool)  # whether it has what is the first block's own
-                if not (own or flag or any(same(each.get(name), other) for each in possible)):
-                    yield f"{named} has {name} = {other!r}, in {there} it is {one!r}"
+    def _stays(self, indices: tuple[int, int], first: bool, where: str, possible: list[Any], new: Any) -> bool:
+        """Check that a value is that of a possible origin, or the block's own index."""
+        self.attributes += 1
+        old = possible[0]
+        if isinstance(old, bool):  # the first block may be told from all others by a flag
+            return first or any(same(each, new) for each in possible)
+        return (old, new) == indices or any(same(each, new) for each in possible)
 
     def _has_its_own(self, block: str) -> bool:
-        """Whether a block has rows that no other has."""
+        """Check whether a block has rows that no other block has."""
         return any(name.startswith(f"{block}.") for name in self.plan.source_spec.rows)
+
+
+def _unlike(
+    here: str,
+    there: str,
+    known: list[dict[str, Any]],
+    new: Any,
+    fits: Callable[[str, list[Any], Any], bool],
+    *,
+    may_lack: bool = False,
+) -> Iterator[str]:
+    """The differences of a block from all that it may be like; each of these is given by its modules.
+
+    `fits`: whether an attribute may have its value, asked with the values that it may be like.
+    """
+    after = dict(new.named_modules())
+    lost = sorted(set[str].intersection(*map(set, known)) - after.keys())
+    if lost and not may_lack:
+        yield f"{here} has no {lost[0]}, which {there} has"
+    for path, module in after.items():
+        named = f"{here}.{path}" if path else here
+        like = [modules[path] for modules in known if path in modules]
+        if any(only_trains(each) for each in (module, *like)):  # and may depend on the depth
+            continue
+        if not any(type(module) is type(each) for each in like):
+            found = f"a {type(like[0]).__name__}" if like else "there is none"
+            yield f"{named} is a {type(module).__name__}, in {there} {found}"
+            continue
+        values, possible = plain_attributes(module), [plain_attributes(each) for each in like]
+        for name in sorted({*values, *(name for each in possible for name in each)}):
+            if not fits(f"{path}.{name}", [each.get(name) for each in possible], values.get(name)):
+                yield f"{named} has {name} = {values.get(name)!r}, in {there} it is {possible[0].get(name)!r}"
 
 
 def _like(path: str, before: Mapping[str, JsonValue]) -> str | None:
@@ -249,12 +257,69 @@ def _like(path: str, before: Mapping[str, JsonValue]) -> str | None:
     return next((name for name in first if name in before), None)
 
 
-def _class_of(module: Any) -> str:
-    return "there is none" if module is None else f"a {type(module).__name__}"
-
-
 def _is_number(value: Any) -> bool:
     """A size, or several."""
     if isinstance(value, tuple):
         return all(_is_number(v) for v in value)
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ----------------------------------------------------------------- the files beside the weights
+
+# What transformers writes as it likes when it saves.
+_VOLATILE = ("transformers_version", "_from_model_config")
+
+
+def beside_faults(plan: Plan, source: Checkpoint, target: Checkpoint) -> Iterator[str]:
+    """Name the faults of the files beside the target's weights, one line per fault."""
+    wanted = {name: content for name, content in companions(source, plan).items() if is_loaded(name)}
+    found = {name for name in target.companions if is_loaded(name)} | {n for n in wanted if has(target.path, n)}
+    if has(target.path, ADAPTER):
+        yield f"{ADAPTER} makes a loader that knows adapters take another model than the one that lies here"
+    for name in sorted(wanted.keys() | found):
+        if name not in found:
+            yield f"{name} is missing, which the source has"
+        elif name not in wanted:
+            yield f"{name} is not the source's, which has none"
+        elif not _same(name, wanted[name], read_inside(target.path, name)):
+            yield f"{name} is not what the source's becomes"
+    if has(target.path, CERTIFICATE):
+        yield from _claims(plan, parse_object(read_inside(target.path, CERTIFICATE), target.path / CERTIFICATE))
+
+
+def _claims(plan: Plan, certificate: Mapping[str, JsonValue]) -> Iterator[str]:
+    """Name the statements of a certificate about the growth that are not true."""
+    before, after = parameters(plan)
+    facts = {
+        "lossless": plan.policy.lossless,
+        "source.parameters": before,
+        "target.parameters": after,
+        "exactness": dict(Counter(step.exactness for step in plan.steps)),
+        "config": {name: {"source": old, "target": new} for name, old, new in changed_fields(plan)},
+    }
+    for name, fact in facts.items():
+        part, _, last = name.rpartition(".")
+        within = certificate.get(part) if part else certificate
+        claimed = within.get(last) if isinstance(within, Mapping) else None
+        if claimed != json.loads(json.dumps(fact)):
+            yield f"{CERTIFICATE} says {name} = {shown(json.dumps(claimed), 80)}, which is not so"
+
+
+def _same(name: str, wanted: Carried, found: bytes) -> bool:
+    if isinstance(wanted, str):
+        made = wanted.encode()
+    else:
+        with wanted() as file:
+            made = file.read()
+    return made == found or (name.endswith(".json") and _content(made) == _content(found))
+
+
+def _content(raw: bytes) -> Any:
+    """The content of a JSON file, whatever its layout; or the bytes themselves if they are not JSON."""
+    try:
+        value = parse_json(raw)
+    except ValueError:
+        return raw
+    if not isinstance(value, dict):
+        return value
+    return {name: part for name, part in value.items() if name not in _VOLATILE}

@@ -35,7 +35,7 @@ FEW, MANY = 8, 1 << 22
 
 @dataclass(frozen=True)
 class Symmetry:
-    """How many extra copies of units the target holds, how many pairs of copies are twins, and where."""
+    """The number of extra copies of units in the target, the number of pairs that are twins, and their places."""
 
     copies: int
     twins: int
@@ -63,7 +63,7 @@ def find_twins(plan: Plan, target: Checkpoint) -> Symmetry:
 
 
 def _look(
-    target: Checkpoint, name: str, rows: int | None, axes: list[tuple[_Piece, _UnitAxis]], equal: dict[_Scope, Any]
+    target: Checkpoint, name: str, rows: int | None, axes: list[tuple[_Fragment, _UnitAxis]], equal: dict[_Scope, Any]
 ) -> None:
     """Compare the pairs that are still equal in a tensor, or in its first rows if the units are not along these."""
     tensor = None
@@ -82,13 +82,13 @@ def _look(
 
 
 def _comes_in(step: Step, plan: Plan) -> bool:
-    """Whether it is in a block whose writers are not there yet, and which tell its units apart when they are."""
+    """Check whether a tensor is in an added block of a ramp, whose output weights come later and differ by unit."""
     stack = plan.source_spec.stack_of(step.row)
     return plan.free.ramp and stack is not None and plan.blocks[stack][step.block].added
 
 
 def _are_twin_networks(plan: Plan, target: Checkpoint) -> bool:
-    """Whether no weight changes if every copy of every unit becomes the next one."""
+    """Check that no weight changes if every copy of every unit becomes the next copy."""
     hows = {step.name: step.recipe for step in plan.steps}
     for name in sorted(hows, key=lambda name: target.tensors[name].nbytes):
         how = hows[name]
@@ -116,7 +116,7 @@ def _next_copies(units: Expansion) -> np.ndarray:
 
 
 def _same(units: torch.Tensor, first: np.ndarray, further: np.ndarray) -> np.ndarray:
-    """Which of these pairs of units are equal in every entry; most that are not differ in the first few."""
+    """Mask of the pairs of units that are equal in every entry. Most unequal pairs differ in the first few entries."""
     few = units[(slice(None), *(slice(FEW) for _ in units.shape[1:]))]
     same = _all_equal(few, first, further)
     left, step = np.flatnonzero(same), max(1, MANY // max(1, units[:1].numel()))
@@ -164,7 +164,7 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Fragment:
     """A part of a tensor whose axes are products, cut out along every axis that is a sum."""
 
     names: tuple[tuple[str, ...], ...]
@@ -177,15 +177,15 @@ class _Piece:
         return tensor
 
 
-def _pieces(axes: tuple[Axis, ...], plan: Plan) -> Iterator[_Piece]:
+def _pieces(axes: tuple[Axis, ...], plan: Plan) -> Iterator[_Fragment]:
     """The whole tensor, or the parts of the axes along which several are joined."""
-    whole = _Piece(tuple(axis.side.axes for axis in axes))
+    whole = _Fragment(tuple(axis.side.axes for axis in axes))
     choices = [list(_cuts(place, axis, plan)) for place, axis in enumerate(axes) if len(axis.side.parts) > 1]
     for chosen in itertools.product(*choices):
         names = list(whole.names)
         for part, cut in chosen:
             names[cut.axis] = part
-        yield _Piece(tuple(names), tuple(cut for _, cut in chosen))
+        yield _Fragment(tuple(names), tuple(cut for _, cut in chosen))
 
 
 def _cuts(place: int, axis: Axis, plan: Plan) -> Iterator[tuple[tuple[str, ...], _Cut]]:
@@ -197,7 +197,7 @@ def _cuts(place: int, axis: Axis, plan: Plan) -> Iterator[tuple[tuple[str, ...],
         start += width
 
 
-def _unit_axes(step: Step, plan: Plan) -> Iterator[tuple[_Piece, _UnitAxis]]:
+def _unit_axes(step: Step, plan: Plan) -> Iterator[tuple[_Fragment, _UnitAxis]]:
     """Each axis of a tensor that is a space with copies: its scope, the unfused shape, and the pairs."""
     row = plan.source_spec.rows[step.row]
     for piece in _pieces(row.tensors()[step.suffix], plan):
@@ -224,7 +224,7 @@ def _pairs(step: Step, plan: Plan, name: str, shape: tuple[int, ...], position: 
         yield (*_scope(step, plan, name), base), shape, position, earlier, further
 
 
-def _unfused(piece: _Piece, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+def _unfused(piece: _Fragment, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     return tuple(
         plan.target_spec.axis_size(name) or size
         for names, size in zip(piece.names, shape, strict=True)
@@ -233,7 +233,7 @@ def _unfused(piece: _Piece, shape: tuple[int, ...], plan: Plan) -> tuple[int, ..
 
 
 def _scope(step: Step, plan: Plan, space: str) -> tuple[str, str]:
-    """Which units these are: each block has its own inner units; all other units are shared by all blocks.
+    """The name of the units of a space: each block has its own inner units; all blocks share all other units.
 
     A norm keeps units in place, so its input and its output are the same units.
     """

@@ -4,7 +4,9 @@ A run shows one number, and one branch, where code decides by a width and by the
 apart. Code that compares a length n with a width, `n > width` or `8 * n > width`, goes another way in a larger model
 for lengths from n to r n, if r is how many times wider that is. So lengths are tried at steps of no more than r.
 
-Runs on them are bounded: an example that takes more memory or work than `bounds` allows is left out.
+Runs on chosen inputs are bounded. The length of an input says little about its run: attention over the pixels of a
+picture takes the fourth power of the picture's side. So the entries of the tensors that a run makes are bounded. The
+size of each tensor is found on the meta device before the tensor is made.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lemonx.tracing.modes import Mode
 from lemonx.tracing.storing import floating
-from lemonx.verification.bounds import LARGEST, WORK, Bounded, TooMuch
-from lemonx.verification.modules import Example, Run, outputs, wide_outputs
+from lemonx.verification.modules import Example, ModuleRun, outputs, wide_outputs
 
 # Of how many examples variations are tried, and how many sizes of tables as bounds for whole numbers.
 EXAMPLES, TABLES = 3, 3
@@ -32,7 +34,7 @@ Sizes = Mapping[int, int]
 
 
 def variations(
-    small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example], run: Run = outputs
+    small: torch.nn.Module, large: torch.nn.Module, inputs: Sequence[Example], run: ModuleRun = outputs
 ) -> Iterator[tuple[Example, list[Any]]]:
     """Changed examples that the smaller of two modules in float64 runs on, with finite outputs, and these."""
     # Whole numbers are looked up in tables, of which the largest that fits has the most to tell.
@@ -134,7 +136,7 @@ def _drawn(leaf: torch.Tensor, bound: int | None, rng: torch.Generator) -> torch
     return torch.randint(bound, leaf.shape, generator=rng).to(leaf)
 
 
-def _finite(module: torch.nn.Module, example: Example, run: Run, bounds: tuple[float, float]) -> list[Any] | None:
+def _finite(module: torch.nn.Module, example: Example, run: ModuleRun, bounds: tuple[float, float]) -> list[Any] | None:
     """Return the outputs of a module in float64, or None if it does not run or they are not finite."""
     kept = _buffers(module)
     try:
@@ -159,3 +161,69 @@ def _buffers(module: torch.nn.Module) -> list[torch.Tensor]:
 def _put_back(module: torch.nn.Module, kept: list[torch.Tensor]) -> None:
     for buffer, before in zip(module.buffers(), kept, strict=True):
         buffer.copy_(before)
+
+
+# ----------------------------------------------------------------- bounds of a run
+
+# Entries of one tensor, 32 MB in float64, and of all tensors that a run makes, one after the other.
+LARGEST, WORK = 2**22, 2**25
+# Operations on less make no tensor of more than LARGEST entries: an outer product has the square of its inputs. Whole
+# numbers among the arguments may be sizes.
+_SMALL = 2**11
+
+
+class TooMuch(Exception):
+    """A run that would make more than was allowed."""
+
+
+class Bounded(Mode):
+    """A context whose operations make at most `largest` entries each and `work` in all; TooMuch if they would.
+
+    >>> with Bounded(largest=100, work=1000):
+    ...     torch.ones(20, 20)
+    Traceback (most recent call last):
+    ...
+    lemonx.verification.variations.TooMuch: aten::ones would make a tensor of 400 entries
+    """
+
+    def __init__(self, largest: float = LARGEST, work: float = WORK) -> None:
+        super().__init__()
+        self.most, self.left = largest, work
+        # What was made: the entries of the largest tensor, and of all.
+        self.largest, self.work = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run an operation whose result is small enough."""
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        given = sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
+        sizes = math.prod(max(1, abs(leaf)) for leaf in leaves if type(leaf) is int)
+        small = 0 < given <= _SMALL and given * sizes <= LARGEST
+        if not small:
+            self._see(func, _on_meta(func, args, kwargs))
+        made = func(*args, **kwargs)
+        if small:
+            self._see(func, made)
+        return made
+
+    def _see(self, func: Any, made: Any) -> None:
+        size = max((leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)), default=0)
+        self.largest, self.work = max(self.largest, size), self.work + size
+        if size > self.most:
+            raise TooMuch(f"{func._schema.name} would make a tensor of {size} entries")
+        if self.work > self.left:
+            raise TooMuch(f"the run would make more than {self.left} entries")
+
+
+def _on_meta(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The sizes that an operation would make; nothing where only numbers tell them."""
+
+    def empty(leaf: Any) -> Any:
+        return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
+
+    if kwargs.get("device") is not None or not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(args)):
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    try:
+        return func(*tree_map(empty, args), **tree_map(empty, kwargs))
+    except Exception:  # an operation that looks at numbers, or that the meta device does not know
+        return None

@@ -7,39 +7,66 @@ that reaches every branch, which shows that the spec is true of the model's code
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from lemonx import architectures
 from lemonx.checkpoints import Checkpoint, names_its_folder
-from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import LemonxError, Refused, UnknownArchitecture, raise_first
+from lemonx.execution.row_readers import check_finite
 from lemonx.guards import phase
 from lemonx.guards.results import Result
 from lemonx.guards.workers import one_thread_each
 from lemonx.planning.exactness import MADE, ROUNDED
 from lemonx.planning.plan import Plan
 from lemonx.planning.tensor_steps import FLOATS
-from lemonx.specs.coverage import eps_problems, match, tensor_problems
-from lemonx.verification import layerwise, memory
+from lemonx.specs.coverage import eps_problems, match, matched, tensor_problems
+from lemonx.specs.weights import Dropped
 from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.check_result import CheckResult
 from lemonx.verification.comparison import Comparison
-from lemonx.verification.finite import check_numbers
-from lemonx.verification.grown_adapter import GrownAdapter
-from lemonx.verification.layerwise import Layers, compare_layerwise
+from lemonx.verification.outputs import compare, has_twin
 from lemonx.verification.rounding import WIRING, Rounding
+from lemonx.verification.running import memory_short, runs_whole
+from lemonx.verification.streams import Layers
 from lemonx.verification.structure import Structure, check_structure
 from lemonx.verification.symmetry import Symmetry, find_twins
-from lemonx.verification.twin import has_twin
-from lemonx.verification.whole import compare
+
+
+@dataclass(frozen=True)
+class GrownAdapter(CheckResult):
+    """An adapter that was grown along, and what was measured.
+
+    `modules` have an A and a B; `replaced` tensors are there in full. `algebra`: every entry of its tensors; `outputs`:
+    the base with its adapter against the grown base with the grown one; None where they were not compared.
+    """
+
+    also = ()
+
+    name: str
+    folder: str
+    modules: int
+    replaced: int
+    algebra: Algebra | None
+    outputs: Comparison | None
+
+    @property
+    def passed(self) -> bool:
+        return all(part is None or part.passed for part in (self.algebra, self.outputs))
+
+    def reason(self) -> str:
+        failed = [part for part in (self.algebra, self.outputs) if part is not None and not part.passed]
+        return f"with the adapter {self.name!r}, {failed[0].reason()}" if failed else ""
 
 
 @dataclass(frozen=True, repr=False)
-class Verified(Result, printer="expansion:print_verified"):
-    """What a verification found; None where it did not look, and `skipped` then says why.
+class Verified(CheckResult, Result, printer="expansion:print_verified"):
+    """The results of a verification. A part that was not looked at is None, and `skipped` says why.
 
     Algebra and structure need a plan that is lossless: two folders that lemonx did not write, or wrote by a method that
     is not, are compared by their outputs alone. `layers`: the outputs were compared block by block.
     """
+
+    also = ("proven",)
 
     outputs: Comparison | None
     algebra: Algebra | None = None
@@ -61,25 +88,13 @@ class Verified(Result, printer="expansion:print_verified"):
         return self.passed and None not in (self.algebra, self.structure, self.outputs)
 
     def reason(self) -> str:
-        """Why it did not pass, in one line."""
+        """Say in one line why it did not pass."""
         parts = (self.algebra, self.structure, self.outputs, self.adapter)
         failed = [part for part in parts if part is not None and not part.passed]
         first = self.layers.first if self.layers else None
         where = [] if first is None else [f"the first block that differs is {first.block}, by {first.difference:.2e}"]
         why = [failed[0].reason()] if failed else []
         return "; ".join([*why, *where]) or self.skipped or "nothing was compared"
-
-    def as_dict(self) -> dict[str, JsonValue]:
-        return {
-            "proven": self.proven,
-            "algebra": self.algebra.as_dict() if self.algebra else None,
-            "structure": self.structure.as_dict() if self.structure else None,
-            "outputs": self.outputs.as_dict() if self.outputs else None,
-            "symmetry": asdict(self.symmetry) if self.symmetry else None,
-            "layers": self.layers.as_dict() if self.layers else None,
-            "skipped": self.skipped,
-            "adapter": self.adapter.as_dict() if self.adapter else None,
-        }
 
 
 @one_thread_each()
@@ -104,10 +119,10 @@ def measure(
     # What a method makes anew has no copies of units to look at, and wrong tensors may have other shapes.
     phase.now("verifying: duplicated units")
     symmetry = None if plan.exactness == MADE or wrong else find_twins(plan, target)
-    by_layer = by_layer or not memory.runs_whole(source, target) or memory.memory_short(source, target) is not None
+    by_layer = by_layer or not runs_whole(source, target)
     skipped = "the tensors or the structure are wrong already" if wrong else None
     if by_layer and skipped is None:
-        skipped = layerwise.memory_short(source, target)
+        skipped = memory_short(source, target, by_layer=True)
     if skipped is not None and not must:
         return Verified(None, algebra, structure, symmetry, skipped=skipped)
     try:
@@ -143,10 +158,7 @@ def compare_outputs(
     rounding = rounding or (_rounding(plan) if plan is not None else Rounding())
     phase.now("verifying: both models in float64")
     with one_thread_each():
-        if by_layer:
-            return compare_layerwise(source, target, plan, rounding=rounding, twin=twin)
-        back = plan.frames.ways_back if plan is not None and plan.frames else None
-        return compare(source, target, rounding=rounding, back=back, plan=plan, twin=twin), None
+        return compare(source, target, plan, rounding=rounding, by_layer=by_layer, twin=twin)
 
 
 @names_its_folder
@@ -171,3 +183,24 @@ def _rounding(plan: Plan) -> Rounding | None:
         return None
     rounded = frozenset(step.source for step in plan.steps if step.exactness == ROUNDED)
     return Rounding(rounded or None, framed=plan.frames is not None, cap=WIRING)
+
+
+def check_numbers(checkpoint: Checkpoint) -> None:
+    """BadCheckpoint if any number is NaN or Inf, except in buffers that the model computes itself.
+
+    A sample of outputs does not reach every entry, such as the row of a rare token or the last position.
+    """
+    dropped = _dropped(checkpoint)
+    for name in checkpoint.tensors:
+        if name not in dropped:
+            for block in checkpoint.blocks(name):
+                check_finite(block, name, checkpoint)
+
+
+def _dropped(checkpoint: Checkpoint) -> set[str]:
+    """Tensors that no model reads, such as masks, which may hold -Inf; none if there is no spec."""
+    try:
+        spec = architectures.find(checkpoint.config).spec(checkpoint.config)
+    except LemonxError:
+        return set()
+    return {hit.name for hit in matched(spec, checkpoint.tensors)[0] if isinstance(spec.rows[hit.row], Dropped)}

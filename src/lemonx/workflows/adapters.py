@@ -20,12 +20,11 @@ from lemonx.guards import phase
 from lemonx.models.sources import in_files
 from lemonx.planning.adapters import Followed, follow
 from lemonx.planning.plan import Plan
-from lemonx.verification import memory
 from lemonx.verification.algebra import check_algebra
 from lemonx.verification.comparison import Comparison
-from lemonx.verification.grown_adapter import GrownAdapter
 from lemonx.verification.rounding import PRECISION, WIRING, Rounding, stored_dtype
-from lemonx.verification.verify import compare_outputs
+from lemonx.verification.running import runs_whole
+from lemonx.verification.verify import GrownAdapter, compare_outputs
 
 
 class GrowingAdapter:
@@ -78,8 +77,8 @@ class GrowingAdapter:
     def _compared(self, target: Checkpoint, grown: Adapter) -> Comparison:
         """Both pairs as one model each, merged in float64: nothing is rounded that is not in the files."""
         with _merged(self._base, self._adapter) as before, _merged(target, grown) as after:
-            by_layer = not memory.runs_whole(before, after) or memory.memory_short(before, after) is not None
-            outputs, _ = compare_outputs(before, after, self._plan, by_layer=by_layer, rounding=self._rounding(target))
+            whole, rounding = runs_whole(before, after), self._rounding(target)
+            outputs, _ = compare_outputs(before, after, self._plan, by_layer=not whole, rounding=rounding)
         return outputs
 
     def _rounding(self, target: Checkpoint) -> Rounding | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,9 +33,9 @@ from lemonx.optimizer_state.on_disk import GrownState
 from lemonx.options.declared import Expansion, PathLike, Writing
 from lemonx.options.sizes import parse_shards
 from lemonx.planning.plan import Plan
-from lemonx.verification.as_built import require_as_built
-from lemonx.verification.certificate import FILE, Certificate, certificate, certificate_text, model_card
-from lemonx.verification.fitting import require_fitting
+from lemonx.verification.card import model_card
+from lemonx.verification.certificate import FILE, Certificate, certificate
+from lemonx.verification.fitting import require_as_built, require_fitting
 from lemonx.verification.verify import Verified, measure
 from lemonx.workflows.adapters import GrowingAdapter
 from lemonx.workflows.planning import plan_growth
@@ -249,6 +250,6 @@ def _certify(
         optimizer=optimizer,
         files=tuple(sorted([*writer.files(), FILE, CARD])),
     )
-    writer.add_text(FILE, certificate_text(content))
+    writer.add_text(FILE, json.dumps(content.as_dict(), indent=2) + "\n")
     writer.add_text(CARD, model_card(plan, content))
     return verified, content

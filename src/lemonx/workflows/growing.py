@@ -37,10 +37,11 @@ from lemonx.tracing.running import Run as Traced
 from lemonx.tracing.storing import filled, floating, held_by, in_memory, opened, require_own
 from lemonx.tracing.table import Table
 from lemonx.verification.algebra import Algebra, check_algebra
+from lemonx.verification.blocks import Moved
 from lemonx.verification.float64 import Float64
 from lemonx.verification.modules import (
     Example,
-    Run,
+    ModuleRun,
     apart,
     cast,
     check_modules,
@@ -49,13 +50,12 @@ from lemonx.verification.modules import (
     module_stability,
     outputs,
     randomised,
+    repeated,
     rounding,
     still,
     wide_outputs,
     widened,
 )
-from lemonx.verification.reference import Moved
-from lemonx.verification.repeated import repeated
 from lemonx.verification.stability import REMEDY, Stability
 from lemonx.verification.symmetry import Symmetry, find_twins
 from lemonx.verification.variations import variations
@@ -252,7 +252,7 @@ def _elsewhere(
     source: torch.nn.Module,
     made: torch.nn.Module,
     inputs: list[Example],
-    run: Run,
+    run: ModuleRun,
     table: Table,
     longer: set[tuple[int, int, int]],
 ) -> float:

@@ -18,7 +18,7 @@ from lemonx.guards.results import Result
 from lemonx.options.declared import PathLike, Shrinking, Table
 from lemonx.planning.plan import Plan
 from lemonx.planning.source_entries import Held, source_entries
-from lemonx.verification.grown_from import GrownFrom, grown_from
+from lemonx.verification.certificate import GrownFrom, grown_from
 from lemonx.workflows.planning import plan_again
 from lemonx.workflows.tables import table_for
 

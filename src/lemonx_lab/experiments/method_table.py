@@ -14,8 +14,8 @@ from lemonx.checkpoints.temporary import Temporary
 from lemonx.errors import Refused
 from lemonx.methods import Method
 from lemonx.models.foreign import quiet
+from lemonx.verification.outputs import compare
 from lemonx.verification.rounding import EXACT_TOLERANCE
-from lemonx.verification.whole import compare
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
@@ -93,7 +93,7 @@ def _measure(method: Method, folder: Path, target: Path) -> str:
     if method.inherits:
         target = _inherited(method.inherits, folder / "source0", target)
     with Checkpoint.open(folder / "source0") as small, Checkpoint.open(target) as large:
-        difference = compare(small, large, rounding=None).difference
+        difference = compare(small, large, rounding=None)[0].difference
     return LOSSLESS if difference <= EXACT_TOLERANCE else f"{difference:.0e}"
 
 

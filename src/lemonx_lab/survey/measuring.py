@@ -16,9 +16,8 @@ from lemonx import errors
 from lemonx.checkpoints.temporary import Temporary
 from lemonx.inference.tiny_sizes import BASES, Sizes
 from lemonx.models.foreign import reason
-from lemonx.verification.finding import Outputs, find_inputs, outputs
 from lemonx.verification.float64 import Float64
-from lemonx.verification.media import Batch
+from lemonx.verification.media import Batch, find_inputs, outputs
 from lemonx.verification.modules import relative_difference
 from lemonx_lab.survey import classes
 from lemonx_lab.survey.randomise import randomise
@@ -174,12 +173,12 @@ def _subject(make: Callable[[Sizes], Any], bases: tuple[Sizes, ...] = BASES) -> 
     return built, next((r for r in reasons if r.startswith("does")), reasons[0])
 
 
-def same_size(small: Outputs, large: Outputs) -> frozenset[str]:
+def same_size(small: Batch, large: Batch) -> frozenset[str]:
     """The outputs of two models that have one size."""
     return frozenset(name for name, x in small.items() if name in large and x.shape == large[name].shape)
 
 
-def larger(small: Outputs, large: Outputs) -> frozenset[str]:
+def larger(small: Batch, large: Batch) -> frozenset[str]:
     """The outputs of two models that are larger in the second, such as hidden states of a wider one."""
     shapes = {name: (x.shape, large[name].shape) for name, x in small.items() if name in large}
     return frozenset(

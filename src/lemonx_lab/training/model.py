@@ -17,7 +17,7 @@ from lemonx.errors import BadCheckpoint, BadRecipe
 from lemonx.models import door
 from lemonx.models.foreign import foreign
 from lemonx.verification.fitting import require_fitting, size
-from lemonx.verification.memory import short_of
+from lemonx.verification.running import short_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

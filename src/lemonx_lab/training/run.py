@@ -20,8 +20,7 @@ from lemonx.execution.sidecar_files import carried
 from lemonx.models.foreign import in_one_line, quiet
 from lemonx.planning.plan import Plan
 from lemonx.training import curve as curves
-from lemonx.verification.certificate import versions
-from lemonx.verification.grown_from import KEY
+from lemonx.verification.certificate import KEY, versions
 from lemonx_lab import data
 from lemonx_lab.training import model, run_folder
 from lemonx_lab.training.inheritance import EARLY

@@ -18,13 +18,13 @@ from lemonx.planning import summary
 from lemonx.planning.notices import of_table
 from lemonx.planning.plan import Plan
 from lemonx.verification.algebra import Algebra
-from lemonx.verification.certificate import Certificate, stability_text, twin_text
+from lemonx.verification.card import stability_text, twin_text
+from lemonx.verification.certificate import Certificate
 from lemonx.verification.comparison import Comparison
-from lemonx.verification.grown_adapter import GrownAdapter
-from lemonx.verification.layerwise import Layers
 from lemonx.verification.rounding import EXACT_TOLERANCE
+from lemonx.verification.streams import Layers
 from lemonx.verification.symmetry import Symmetry
-from lemonx.verification.verify import Verified
+from lemonx.verification.verify import GrownAdapter, Verified
 from lemonx.workflows.expanding import Expanded
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ from lemonx.checkpoints.folder import CONFIG
 from lemonx.errors import CannotVerify
 from lemonx.guards.limits import MOST_PIXELS
 from lemonx.models.foreign import in_one_line
-from lemonx.verification.finding import find_inputs
+from lemonx.verification.media import find_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 T = TypeVar("T")
 SAMPLE = 4
