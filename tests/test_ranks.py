@@ -39,7 +39,7 @@ def test_each_process_writes_its_own_shards(tmp_path: Path) -> None:
         and wrote[1]["files"]["__1_0.distcp"] > 0.5 * shards["__1_0.distcp"]
     )
     assert wrote[0]["files"]["__1_0.distcp"] < 0.5 * shards["__1_0.distcp"], "only what stands around the numbers"
-    lemonx.expand(tmp_path / "run", tmp_path / "alone", processes=2, **{**OPTIONS, "verify": False})
+    lemonx.expand(tmp_path / "run", tmp_path / "alone", shards=2, **{**OPTIONS, "verify": False})
     together, alone = (digest_of(tensors_of(everything(tmp_path / name))) for name in ("out", "alone"))
     assert together == alone
     assert sorted(os.listdir(tmp_path / "out")) == sorted(os.listdir(tmp_path / "alone"))

@@ -120,7 +120,7 @@ STATE: dict[str, Any] = {**GROW, "with_optimizer": True}
 Source = Callable[[Path], Path]
 SOURCES: dict[str, tuple[Source, dict[str, Any]]] = {
     "safetensors": (plain, GROW),
-    "safetensors in shards, to shards": (sharded, {**GROW, "max_shard_size": 50_000}),
+    "safetensors in shards, to shards": (sharded, {**GROW, "shards": "50000B"}),
     "pickle": (lambda folder: pickled(folder, shards=False), {**GROW, "allow_pickle": True}),
     "pickles": (lambda folder: pickled(folder, shards=True), {**GROW, "allow_pickle": True}),
     **{f"8 bits, {kind}": (in_eight_bits(kind), GROW) for kind in ("blocks", "rows", "whole")},
@@ -130,7 +130,7 @@ SOURCES: dict[str, tuple[Source, dict[str, Any]]] = {
     "adapter, merged": (adapted, GROW),
     "adapter, kept": (adapted, {**GROW, "keep_adapter": True}),
     "DCP": (run, GROW),
-    "DCP, with its state": (run, {**STATE, "processes": 3}),
+    "DCP, with its state": (run, {**STATE, "shards": 3}),
     "torchtitan, with its state": (lambda folder: run(folder, as_torchtitan), STATE),
     "Megatron-Core, with its state": (lambda folder: run(folder, as_megatron), STATE),
     **{f"{kind}, weights": (universal(kind), SMALLER) for kind in KINDS},

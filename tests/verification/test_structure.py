@@ -72,7 +72,11 @@ def setting(block: int, module: str, name: str, value: Any) -> Change:
         (WIDE, setting(1, "self_attn", "attention_dropout", 0.5), r"layers\.1\.self_attn has attention_dropout = 0\.5"),
         (WIDE, setting(1, "self_attn", "scaling", 7.0), r"layers\.[01]\.self_attn has scaling"),
         (WIDE, setting(0, "mlp", "act_fn", torch.nn.ReLU()), r"layers\.0\.mlp\.act_fn is a ReLU, in the source"),
-        (WIDE, lambda m: delattr(m.model.layers[0].mlp, "act_fn"), r"layers\.0 has no mlp\.act_fn, which the source has"),
+        (
+            WIDE,
+            lambda m: delattr(m.model.layers[0].mlp, "act_fn"),
+            r"layers\.0 has no mlp\.act_fn, which the source has",
+        ),
         (SOURCE, setting(1, "self_attn", "is_causal", False), r"layers\.1\.self_attn has is_causal = True"),
     ],
 )
