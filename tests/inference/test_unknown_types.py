@@ -173,8 +173,8 @@ def _clipseg() -> transformers.PreTrainedModel:
 @pytest.mark.parametrize(
     ("make", "growth", "code", "said"),
     [
-        (_ctrl, TWICE, 0, ""),  # its config names no token for padding
-        (_ctrl, HALF_MORE, 0, ""),  # its width has no name of its own, and 37 times 3/2 is not whole
+        (_ctrl, DEPTH, 0, ""),  # its config names no token for padding
+        (_ctrl, TWICE, BAD_TARGET, "a ctrl has no size that --width sets"),
         (_doge, HALF_MORE, REFUSED, "cannot widen"),  # a norm over entries that stay as they are shares its eps
         (_clipseg, TWICE, REFUSED, "decoder.transposed_convolution.weight"),
         (_clipseg, DEPTH, REFUSED, "decoder.transposed_convolution.weight"),

@@ -99,7 +99,7 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"ramp": True, "free": {"phi": 0.2}}, {"free": {"phi": 0.2, "ramp": True}}, "free '{ramp: true}'"),
     ({"infer": False}, {"spec": "none"}, "spec none"),
     ({"no_infer": True}, {"spec": "none"}, "spec none"),
-    ({"max_shard_size": 5000}, {"shards": "5000B"}, "shards 5000"),
+    ({"max_shard_size": 5000}, {"shards": "5000B"}, "shards 5000B"),
     ({"processes": 8}, {"shards": 8}, "shards 8"),
     ({"method": "ligo", "lessons": 7}, {"method": {"name": "ligo", "steps": 7}}, "method '{name: ligo, steps: 7}'"),
     ({"data": "stdlib"}, {"method": {"data": "stdlib"}}, "method '{name: ligo, data: stdlib}'"),
@@ -110,6 +110,30 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_a_former_spelling_says_the_present_one(former: dict[str, Any], now: dict[str, Any], written: str) -> None:
     with pytest.warns(Renamed, match=f"is now {re.escape(written)}"):
         assert present(former, declared(Expansion)) == now
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"fields": [1]}, "set is '\\[1\\]': give keys and values"),
+        ({"fields": {"a": 1}, "set": [1]}, "set is '\\[1\\]': give keys and values"),
+        ({"depth": 8, "free": 5, "depth_type": 2}, "free is '5': give a text"),
+        ({"depth": 8, "method": [1], "lessons": 2}, "method is '\\[1\\]': give a text"),
+    ],
+)
+def test_former_spellings_beside_a_value_of_a_wrong_type(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadTarget, match=says), pytest.warns(Renamed):
+        lemonx.plan("small", **given)
+
+
+def test_a_table_that_is_given_is_read_whatever_may_be_inferred() -> None:
+    with pytest.warns(Renamed):
+        assert present({"spec": "table.py", "infer": False}, declared(Expansion)) == {"spec": "table.py"}
+
+
+def test_a_former_ratio_with_its_sign() -> None:
+    with pytest.warns(Renamed, match="is now width 1.5x$"):
+        assert present({"width_factor": "1.5x"}, declared(Growth)) == {"width": "1.5x"}
 
 
 def test_every_former_spelling_is_tried() -> None:

@@ -15,6 +15,8 @@ from transformers import (
     BertModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
@@ -175,3 +177,18 @@ def test_key_value_heads_follow_heads_that_are_given(tmp_path: Path) -> None:
 def test_shapes_for_a_budget_keep_the_proportions(tmp_path: Path) -> None:
     source = llama("SmolLM2-135M", tmp_path / "source")
     assert all(not shape.plan.chosen for shape in lemonx.shapes(source, "4x"))
+
+
+@pytest.mark.parametrize(("heads", "width", "chosen"), [(3, "1.5x", 3), (5, "1.5x", 5)])
+def test_heads_divide_the_width(heads: int, width: str, chosen: int, tmp_path: Path) -> None:
+    """GPT-2 cannot be built otherwise: 4.5 heads become 3, as 45 is no multiple of 4."""
+    config = GPT2Config(n_embd=30, n_head=heads, n_layer=1, vocab_size=61, n_positions=32)
+    grown = lemonx.expand(save(GPT2LMHeadModel(config), tmp_path / "source"), tmp_path / "target", width=width)
+    assert grown.verified.proven and grown.plan.target_config["n_head"] == chosen
+
+
+def test_nothing_far_from_the_proportions_is_chosen(tmp_path: Path) -> None:
+    """A wider Post-LN stream needs neurons that pass it on: at 7/6 they would be more than twice of what is asked."""
+    source = save(PICO["bert-base"](), tmp_path / "source")
+    with pytest.raises(Refused, match="new MLP neurons that only pass activations on"):
+        lemonx.plan(source, width=56)

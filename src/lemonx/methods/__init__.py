@@ -118,7 +118,7 @@ def methods() -> Mapping[str, Method]:
 def chosen(growth: Growth) -> tuple[Method, Lessons]:
     """The method of a growth, and what it learns from; BadTarget where one of them makes no sense."""
     said = {"name": growth.method} if isinstance(growth.method, str) else dict(growth.method)
-    method = find(str(said.pop("name", "")))
+    method = find(str(said.pop("name", "lemon")))
     if said and not method.learns:
         raise BadTarget(
             f"{method.name} does not learn, so it takes no {', '.join(said)}", "use the method ligo for that"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lemonx.algebra.free_parameters import as_section
+from lemonx.algebra.free_parameters import Free, as_section
 from lemonx.errors import BadTarget
 from lemonx.options.declared import NO_TABLE
 
@@ -33,13 +33,16 @@ class Former:
 
 def _free(key: str, on_command_line: Literal["text", "flag"] = "text") -> Former:
     def value(given: Any, free: Any) -> Any:
-        return {**as_section(free), key: _number(given)} if given else free
+        fits = free is None or isinstance(free, str | Mapping | Free)  # what does not is refused with all other types
+        return {**as_section(free), key: _number(given)} if given and fits else free
 
     return Former("free", value, f"'{{{key}: {{}}}}'", on_command_line)
 
 
 def _method(key: str) -> Former:
     def value(given: Any, method: Any) -> dict[str, object]:
+        if not isinstance(method, str | Mapping | None):
+            return method
         # In Python, lessons were an object with all of these.
         told = vars(given) if hasattr(given, "steps") else {key: _number(given)}
         return {**({"name": method} if isinstance(method, str) else method or {}), **told}
@@ -52,7 +55,9 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value) else value
 
 
-def _agreed(fields: Mapping[str, Any], present: Mapping[str, Any] | None) -> dict[str, Any]:
+def _agreed(fields: Any, present: Any) -> Any:
+    if not isinstance(fields, Mapping) or not isinstance(present, Mapping | None):
+        return present if isinstance(fields, Mapping) else fields
     for name, value in (present or {}).items():
         if name in fields and fields[name] != value:
             raise BadTarget(f"set and fields give {name} two values", "give one of them")
@@ -60,14 +65,14 @@ def _agreed(fields: Mapping[str, Any], present: Mapping[str, Any] | None) -> dic
 
 
 FORMER: Mapping[str, Former] = {
-    "width_factor": Former("width", lambda value, _: f"{str(value).strip().removesuffix('x')}x", "{}x"),
+    "width_factor": Former("width", lambda value, _: f"{str(value).strip().removesuffix('x')}x", "{}"),
     "fields": Former("set", _agreed, "FIELD=VALUE", "never"),
     "depth_type": _free("depth_type"),
     "placement": _free("placement"),
     "small_gains": _free("small_gains", "flag"),
     "ramp": _free("ramp", "flag"),
-    "infer": Former("spec", lambda value, spec: spec if value else NO_TABLE, NO_TABLE, "never"),
-    "no_infer": Former("spec", lambda value, spec: NO_TABLE if value else spec, NO_TABLE, "flag"),
+    "infer": Former("spec", lambda value, spec: spec if value or spec is not None else NO_TABLE, "{}", "never"),
+    "no_infer": Former("spec", lambda value, spec: NO_TABLE if value and spec is None else spec, "{}", "flag"),
     "max_shard_size": Former("shards", lambda value, _: f"{value}B" if isinstance(value, int) else value, "{}"),
     "processes": Former("shards", lambda value, _: value, "{}"),
     "data": _method("data"),
@@ -91,6 +96,8 @@ def present(given: Mapping[str, Any], known: Iterable[str], *, shown: Callable[[
         if name == "width_factor" and result.get("width") is not None:
             raise BadTarget(f"{shown('width')} and {shown(name)} both set the width", "give one of them")
         result[former.now] = former.value(value, result.get(former.now))
-        spelling = former.written.replace("{}", str(value).lower() if isinstance(value, bool) else str(value)[:40])
+        new = value if former.now in ("free", "method") else result[former.now]
+        told = getattr(new, "steps", new)
+        spelling = former.written.replace("{}", str(told).lower() if isinstance(told, bool) else str(told)[:40])
         warnings.warn(f"{shown(name)} is now {shown(former.now)} {spelling}", Renamed, stacklevel=4)
     return result

@@ -18,6 +18,8 @@ from lemonx.specs.family import Architecture, FieldSize
 
 # How many widths are tried on either side, how many values of another size, and how many sets of these.
 _WIDTHS, _VALUES, _SETS = 25, 6, 250
+# A size that is chosen is at most twice what the proportions say, or half of it.
+_FAR = math.log(2) + 1e-6
 
 
 def options(target: Target, family: Architecture, config: Config) -> str:
@@ -88,8 +90,26 @@ def chosen(family: Architecture, config: Config, wanted: Target) -> Iterator[Tar
     Nothing is chosen where only the depth is given, since no other size follows from it.
     """
     ratio = asked_ratio(family, config, wanted)
-    if ratio is not None or wanted.fields or any(wanted.given(option) is not None for option in FOLLOWERS):
-        yield from _sized(family, config, wanted, ratio)
+    if ratio is None and not wanted.fields and all(wanted.given(option) is None for option in FOLLOWERS):
+        return
+    given = wanted.heads is not None or not wanted.fields.keys().isdisjoint(fields_behind(family, config, "heads"))
+    for target in _sized(family, config, wanted, ratio):
+        if given or _heads_divide(family, config, target, ratio or Fraction(1)):
+            yield target
+
+
+def _heads_divide(family: Architecture, config: Config, target: Target, ratio: Fraction) -> bool:
+    """Whether heads divide the width, where the source's do: most classes cannot be built otherwise."""
+
+    def grown(name: str, option: AskedSize | None) -> Fraction:
+        given = target.fields.get(name, option)
+        return Fraction(given if isinstance(given, int) else config[name] * ratio)
+
+    widths = fields_behind(family, config, "width")
+    heads = [name for name in fields_behind(family, config, "heads") if isinstance(config[name], int)]
+    if len(widths) != 1 or not isinstance(config[widths[0]], int) or any(config[widths[0]] % config[n] for n in heads):
+        return True
+    return not any(grown(widths[0], target.width) % grown(name, target.heads) for name in heads)
 
 
 def reasons(family: Architecture, config: Config, wanted: Target, new: Mapping[str, JsonValue]) -> dict[str, str]:
@@ -160,6 +180,8 @@ def _near(target: str, option: str, before: FieldSize, size: AskedSize | None, r
     for values in steps:
         if all(new >= old for new, old in zip(values, counts, strict=True)):
             off = sum(abs(math.log(new / n)) for new, n in zip(values, exact, strict=True))
+            if size is None and off > _FAR * len(counts):
+                continue
             whole = [int(new) for new in values]
             found.append(_Choice(off, target, whole if isinstance(before, list) else whole[0]))
     return sorted(found, key=lambda one: (one.off, str(one.value)))

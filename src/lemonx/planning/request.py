@@ -122,7 +122,7 @@ def _options(family: Architecture, config: Config, spec: Spec, wanted: Target) -
     """The fields that options set. A ratio of widths sets the width where it is one field; else all follow it."""
     for option in ("width", "depth", *FOLLOWERS):
         size, names = wanted.given(option), fields_behind(family, config, option)
-        if option == "width" and wanted.factor and (len(names) != 1 or isinstance(config[names[0]], list)):
+        if option == "width" and wanted.factor and (len(names) > 1 or (names and isinstance(config[names[0]], list))):
             continue
         if size is not None:
             for name, value in _asked(family, config, spec, option, size).items():
