@@ -25,6 +25,8 @@ Size = int | str
 Dtype = Literal["float64", "float32", "bfloat16", "float16", "fp64", "fp32", "bf16", "fp16"]
 # Keys and values, as a section of a YAML file has them.
 Section = Mapping[str, object]
+# Values of options by their names.
+Values = dict[str, Any]
 
 # The panels of the help page.
 SIZES, CHOICES, READ, WRITE = "Target sizes", "Choices", "Reading SOURCE", "Writing OUTPUT"
@@ -62,7 +64,7 @@ class Options:
         shared = {name: getattr(other, name) for name in declared(cls) if hasattr(other, name)}
         return cls(**{**shared, **changes})
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> Values:
         """Return the options whose values differ from the default."""
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}  # pyright: ignore[reportArgumentType]
 

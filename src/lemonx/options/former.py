@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lemonx.algebra.free_parameters import Free, as_section
 from lemonx.errors import BadTarget
-from lemonx.options.declared import NO_TABLE
+from lemonx.options.declared import NO_TABLE, Values
 
 
 class Renamed(FutureWarning):
@@ -80,7 +80,7 @@ FORMER: Mapping[str, Former] = {
 }
 
 
-def present(given: Mapping[str, Any], known: Iterable[str], *, shown: Callable[[str], str] = str) -> dict[str, Any]:
+def present(given: Mapping[str, Any], known: Iterable[str], *, shown: Callable[[str], str] = str) -> Values:
     """Return options with those in a former spelling put into the present one; `shown` writes a name as the user did.
 
     An option is in a former spelling if it is not among the known ones, and its present one is.

@@ -16,7 +16,7 @@ from lemonx.checkpoints.opening import MAX_JSON, read_given
 from lemonx.checkpoints.plain import JsonValue
 from lemonx.errors import BadCheckpoint, BadRecipe, LemonxError
 from lemonx.guards.shown import one_line
-from lemonx.options.declared import Growth, Options, Work, declared
+from lemonx.options.declared import Growth, Options, Values, Work, declared
 from lemonx.options.former import present
 from lemonx.options.sizes import parse_size
 from lemonx.specs.config import TIED
@@ -49,7 +49,7 @@ class GrowthKeys(Strict):
         return self
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Values:
         """The options that the file gives, as keywords of `lemonx.expand`."""
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
 
@@ -76,7 +76,7 @@ else:
     Expand = _keys("Expand", Growth, Work)
 
 
-def read_growth(path: Path) -> dict[str, Any]:
+def read_growth(path: Path) -> Values:
     """The keywords of `lemonx.plan` that repeat this growth; BadRecipe if the file says none."""
     if path.suffix.lower() in (".yaml", ".yml"):
         return _parsed(load_yaml(path), path)
@@ -91,7 +91,7 @@ def read_growth(path: Path) -> dict[str, Any]:
     return {"set": _sizes(content, path), **_choices(said)}
 
 
-def _parsed(content: Mapping[str, JsonValue], path: Path) -> dict[str, Any]:
+def _parsed(content: Mapping[str, JsonValue], path: Path) -> Values:
     try:
         growth = GrowthFile.model_validate(dict(content))
     except ValidationError as error:
@@ -99,7 +99,7 @@ def _parsed(content: Mapping[str, JsonValue], path: Path) -> dict[str, Any]:
     return growth.options
 
 
-def _choices(said: Said) -> dict[str, Any]:
+def _choices(said: Said) -> Values:
     return {"method": said.method, "free": said.free, "seed": said.seed, "dtype": said.dtype}
 
 

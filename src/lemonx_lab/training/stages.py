@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lemonx import api
 from lemonx.algebra.free_parameters import as_section
@@ -14,6 +13,7 @@ from lemonx.checkpoints.folder import RAMP
 from lemonx.checkpoints.opening import file_inside
 from lemonx.checkpoints.safetensors_file import read_header_from
 from lemonx.errors import BadRecipe
+from lemonx.options.declared import Values
 from lemonx.training.growth_file import Expand
 from lemonx.training.ramp import AGAIN
 from lemonx_lab.training.recipe import Recipe
@@ -36,7 +36,7 @@ class Leg:
     ramp: int | None = None
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Values:
         """The keywords of `lemonx.expand` for its growth."""
         assert self.expand is not None
         options = self.expand.options
