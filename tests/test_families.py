@@ -234,7 +234,7 @@ ENCODER_VARIANT = (
     exact("all-144-type-2", width=144, depth=3, free={"depth_type": 2}, ffn=600),
 )
 MODERNBERT_VARIANT = (
-    *ENCODER_VARIANT[:2],
+    *ENCODER_VARIANT[:1],
     exact("all-144-type-2", width=144, depth=5, free={"depth_type": 2}, ffn=600),
 )
 ENCODER = (
@@ -432,7 +432,7 @@ GROWTH: dict[str, tuple[Case, ...]] = {
     "electra-cls": (*ENCODER_VARIANT, exact("embeddings-36", set={"embedding_size": 36})),
     "electra-tokens": (*ENCODER_VARIANT, TYPES),
     "albert-mlm": (
-        ENCODER_VARIANT[1],
+        ENCODER_VARIANT[0],
         exact("width-72-by-frames", width=72),
         exact("width-120-groups-4-by-frames", width=120, free="vision", set={"num_hidden_groups": 4}),
         exact("all-96-ffn-500", width=96, ffn=500, set={"vocab_size": 80, "max_position_embeddings": 100}),
@@ -443,9 +443,9 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("depth-7-type-2", depth=7, set={"num_hidden_groups": 7}, free={"depth_type": 2}),
         exact("all-96", width=96, ffn=500, depth=5, set={"num_hidden_groups": 5}),
     ),
-    "albert-pretraining": (ENCODER_VARIANT[1], exact("width-72-by-frames", width=72)),
+    "albert-pretraining": (ENCODER_VARIANT[0], exact("width-72-by-frames", width=72)),
     "albert-cls": (
-        *ENCODER_VARIANT[:2],
+        *ENCODER_VARIANT[:1],
         exact("embeddings-36", set={"embedding_size": 36}),
         # Two layers in each of two groups, for four blocks.
         exact("depth-6", depth=6, set={"num_hidden_groups": 6}),
@@ -459,9 +459,9 @@ GROWTH: dict[str, tuple[Case, ...]] = {
         exact("width-72-by-frames", width=72),
         exact("all-120-by-frames", width=120, depth=5, set={"num_hidden_groups": 5}),
     ),
-    "albert-tokens": (ENCODER_VARIANT[1], exact("width-72-by-frames", width=72), TYPES),
+    "albert-tokens": (ENCODER_VARIANT[0], exact("width-72-by-frames", width=72), TYPES),
     "modernbert-mlm": (
-        *ENCODER_VARIANT[:2],
+        *ENCODER_VARIANT[:1],
         exact("width-96-wide-heads", width=96, heads=4),
         exact("depth-4", depth=4),
         exact("depth-7-type-2", depth=7, free={"depth_type": 2}),

@@ -28,9 +28,11 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import faults
+import lemonx
 from commands import state
 from forkserver import Server, alive
 from lemonx.checkpoints.destination import leftovers
+from lemonx.checkpoints.temporary import Temporary
 
 KILLS = 36  # half of them with an OUTPUT that is to be replaced
 RUN_KILLS = 6
@@ -154,24 +156,16 @@ def test_a_stop_leaves_nothing_that_counts(
         assert os.listdir(tmp_path) == ["out"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_copies_of_pickles_are_cleared_too(
-    number: signal.Signals, server: Callable[[], Server], good: Callable[..., Path], tmp_path: Path
+def test_pickles_are_read_without_a_copy(
+    good: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--allow-pickle` reads a copy, which lies where the system keeps temporary folders."""
-    source, temporary = tmp_path / "source", tmp_path / "temporary"
+    """`--allow-pickle` makes no temporary folder, so that a kill leaves nothing there."""
+    source = tmp_path / "source"
     shutil.copytree(good(), source)
     faults.as_pickles(source)
-    temporary.mkdir()
-    environment, asked = {"TMPDIR": str(temporary)}, ("expand", source, tmp_path / "out", *GROW, "--allow-pickle")
-    pid = server().start(*asked, environment=environment)
-    while not list(temporary.glob("lemonx-*")):
-        assert alive(pid)
-    os.kill(pid, number)
-    assert server().wait(pid).code == -number
-    assert not (tmp_path / "out").exists() and len(list(temporary.glob("lemonx-*"))) == 1
-    assert server().run(*asked, "--no-verify", environment=environment).code == 0
-    assert not list(temporary.glob("lemonx-*"))
+    monkeypatch.setattr(Temporary, "__init__", lambda *given, **options: pytest.fail("a temporary folder is made"))
+    lemonx.expand(source, tmp_path / "out", width=72, allow_pickle=True, verify=False)
+    assert (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_a_run_is_whole_whenever_its_growth_is_killed(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,8 +116,11 @@ def is_out_of_room(raised: OSError) -> bool:
 
 
 def is_out_of_memory(raised: BaseException) -> bool:
-    """torch has no exception of its own for it on a CPU."""
-    return isinstance(raised, RuntimeError) and ("allocate memory" in str(raised) or "out of memory" in str(raised))
+    """Whether memory ran out: torch has no exception of its own for it on a CPU, nor has Python's compiler."""
+    said = str(raised)
+    if isinstance(raised, ValueError):  # of a node that the compiler could not allocate
+        return re.fullmatch(r"field '\w+' is required for \w+", said) is not None
+    return isinstance(raised, RuntimeError) and ("allocate memory" in said or "out of memory" in said)
 
 
 def reason(raised: BaseException) -> str:
