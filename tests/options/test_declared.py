@@ -196,6 +196,11 @@ def test_a_method_that_does_not_learn_takes_no_data(run: Run, good: Callable[...
     assert not [path.name for path in tmp_path.iterdir()]
 
 
+def test_zero_is_a_value(run: Run, good: Callable[..., Path], tmp_path: Path) -> None:
+    assert_refused(run("expand", good(), "out", "--depth", 4, "--threads", 0), BAD_TARGET, "threads 0 is out of range")
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_option_of_the_command_line_is_one_section(run: Run, good: Callable[..., Path]) -> None:
     done = run("plan", good(), "--depth", 4, "--free", "{like: language, depth_type: 2}", "--json")
     assert done.code == 0 and json.loads(done.out)["lossless"]

@@ -84,9 +84,11 @@ def flag(name: str) -> str:
 def parsed(options: type[Options], given: Mapping[str, Any]) -> Options:
     """Return the options from the values that the command line parsed."""
     kinds = declared(options)
-    values = {name: value for name, value in given.items() if name != _FROM and value not in (None, False, [])}
-    values |= {name: value for name, value in given.items() if name in kinds and value is False}
-    values = present(values, kinds, shown=flag)
+    # A flag that is off says nothing where it is a former one; 0 is a value.
+    left_out = {
+        name for name, value in given.items() if value is None or value == [] or (value is False and name not in kinds)
+    }
+    values = present({name: given[name] for name in given if name not in (_FROM, *left_out)}, kinds, shown=flag)
     chosen = options(**{name: _value(name, value, kinds[name][0]) for name, value in values.items()})
     return chosen if given.get(_FROM) is None else _repeated(chosen, given[_FROM])
 

@@ -92,11 +92,6 @@ def declared(options: type) -> dict[str, tuple[tuple[type, ...], Help | None]]:
     return found
 
 
-def plain_types(options: type) -> dict[str, Any]:
-    """Return the types of the fields, without their help texts."""
-    return get_type_hints(options)
-
-
 def _kinds(hint: Any) -> Iterator[type]:
     """The types of a hint, one by one."""
     origin = get_origin(hint)

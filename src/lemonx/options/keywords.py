@@ -6,9 +6,9 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_type_hints, overload
 
-from lemonx.options.declared import Options, declared, plain_types
+from lemonx.options.declared import Options, declared
 from lemonx.options.former import present
 
 P = ParamSpec("P")
@@ -47,7 +47,7 @@ def keywords(options: Callable[P, Asked]) -> _Decorator[P, Asked]:
             rest = {name: value for name, value in given.items() if name in mine}
             return function(*arguments, **rest, options=kind(**chosen))
 
-        types = plain_types(kind)
+        types = get_type_hints(kind)
         keywords = [each.replace(annotation=types[name]) for name, each in inspect.signature(kind).parameters.items()]
         vars(with_keywords)["__signature__"] = inspect.Signature([*own, *keywords])
         with_keywords.__doc__ = f"{inspect.getdoc(function)}\n\n{described(kind)}"
